@@ -93,17 +93,30 @@ def pieces(move: Move) -> str:
 
 
 def pieces_of(move: Move, link: Link) -> list[str]:
+    """Of which dim they are is said where that is not one alone."""
     found = []
-    for source, target in link.pairs:
-        if source.is_plain and target.is_plain and source.dim == target.dim:
-            continue
+    is_turned = len(move.inputs[link.source]) == len(move.outputs[link.target])
+    changed = [
+        (source, target)
+        for source, target in link.pairs
+        if not (source.is_plain and target.is_plain) or (is_turned and source.dim != target.dim)
+    ]
+    several = len(changed) > 1
+    for source, target in changed:
         some = source if source.dim is not None else target
         name = f"in{link.source}" if len({one.source for one in move.links}) > 1 else "in"
         out = f"out{link.target}" if len(move.outputs) > 1 else "out"
+        if several:
+            name, out = (
+                text if rows.dim is None else f"{text}.d{rows.dim}"
+                for text, rows in ((name, source), (out, target))
+            )
         if target.backward and some.dim is not None:
             found.append(f"{out}[j] = {name}[{move.inputs[0][some.dim] - 1} - j]")
         elif (form := source.form or target.form) is not None:
             found += formed(form, name, out, target.form is not None)
+        elif source.is_plain and target.is_plain:
+            found.append(f"{out}[j] = {name}[j]")
         else:
             runs = source.runs or target.runs or ()
             found += [run_text(run, name, out, source.runs is not None) for run in runs]
@@ -288,9 +301,9 @@ def page() -> str:
             "",
             "## Movement ops",
             "",
-            "Generated from `cute_sharding/relations/table/movement.py`: which rows of the dim the "
-            "results are made of ([Movement](movement.md)). Rows that are not named come from "
-            "nowhere.",
+            "Generated from `movement.py` and `pads.py` of `cute_sharding/relations/table/`: of "
+            "which rows of the dim the results are made ([Movement](movement.md)); `.d0` is dim 0. "
+            "Rows that are not named come from nowhere.",
             "The signature ([Ops](ops.md)) follows from them; beside it stand overloads that go by "
             "it alone.",
             "",

@@ -127,7 +127,19 @@ DRAWN = {
         *rng.sample(range(-len(x) - 1, 0), 2),
     ),
 }
-TOGETHER = {"torch.cat", "torch.block_diag"}
+
+
+def _beside(rng, x, d, sizes):
+    return [(*x[:d], rng.choice(sizes), *x[d + 1 :]) for _ in range(rng.randint(1, 3))]
+
+
+def _any_matrices(rng, x, d, sizes):
+    more = [[rng.choice(sizes) for _ in "ab"][: rng.randint(0, 2)] for _ in "ab"]
+    return [x, *map(tuple, more[: rng.randint(0, 2)])]
+
+
+# Of ops of several operands, which are a list, their shapes, of the first and one of its dims.
+TOGETHER = {"torch.cat": _beside, "torch.block_diag": _any_matrices}
 
 # What the op makes of index arrays; -1 is a row that comes from nowhere.
 DONE = {
@@ -172,16 +184,7 @@ def draw(rng, ops=tuple(DRAWN), meshes=MESHES, sizes=SIZES, most=900):
         args = DRAWN[op](rng, shape, d)
         if args is None or np.prod(shape) > most:
             continue
-        shapes = [shape]
-        if op == "torch.cat":
-            shapes = [
-                (*shape[:d], rng.choice(sizes), *shape[d + 1 :]) for _ in range(rng.randint(1, 3))
-            ]
-        if op == "torch.block_diag":
-            shapes += [
-                tuple(rng.choice(sizes) for _ in range(rng.randint(0, 2)))
-                for _ in range(rng.randint(0, 2))
-            ]
+        shapes = TOGETHER[op](rng, shape, d, sizes) if op in TOGETHER else [shape]
         if op == "slice's gradient":
             a, b, _ = slice(args[1], args[2]).indices(shape[d])
             b = max(a, b)

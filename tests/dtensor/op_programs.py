@@ -307,6 +307,7 @@ PROGRAMS = {
     "select_copy": (lambda x: torch.select_copy(x, 1, 2), (4, 6, 5)),
     "slice_copy": (lambda x: torch.slice_copy(x, 1, 1, 6, 2), (4, 6, 5)),
     "split_copy": (lambda x: torch.sub(*torch.split_copy(x, 3, 1)), (4, 6, 5)),
+    "unfold_copy": (lambda x: torch.unfold_copy(x.detach(), 1, 3, 2), (4, 7, 5)),
     "unsafe_chunk": (lambda x: torch.sub(*torch.unsafe_chunk(x, 2, 1)), (4, 6, 3)),
     "attention": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
@@ -347,7 +348,7 @@ PROGRAMS = {
     "norm": (lambda x: torch.linalg.vector_norm(x), (4, 6)),
 }
 GATED = ("conv2d", "conv1d")
-MESHES = [(3,), (2, 2)]
+MESHES = [(3,), (4,), (2, 2)]
 DRAWS = 1
 
 

@@ -8,11 +8,10 @@ from sys import maxsize
 
 import pytest
 import torch
-from movements import SIZES, TOGETHER, draw
+from movements import DRAWN, SIZES, TOGETHER, draw
 
 from cute_sharding.relations import Link, Move, Rows
-from cute_sharding.relations.signature import COPIES_ALL, parse
-from cute_sharding.relations.table import MOVEMENTS as MOVES
+from cute_sharding.relations.signature import COPIES_ALL, LINEAR, Linear, parse
 from cute_sharding.relations.table import SIGNATURES, TABLE
 from cute_sharding.relations.table.derived import pattern_of_move
 from cute_sharding.relations.table.names import ThisCall
@@ -68,33 +67,23 @@ def in_groups(rng):
     return (images, channels * groups, *sizes), groups
 
 
+# How arguments are drawn: by the name of the row's op, or its overload.
 OTHERS = {
     "pixel_shuffle.default": lambda rng: images(rng, of_channels=2, of_sizes=0),
     "pixel_unshuffle.default": lambda rng: images(rng, of_channels=0),
     "channel_shuffle.default": in_groups,
-    "rot90.default": quarter,
-    "narrow_copy.default": narrowed,
-    "transpose_copy.int": two,
-    "permute_copy.default": order,
-    "unsqueeze_copy.default": before,
-    "t.default": lambda rng: (shape_of(rng, 0)[:2],),
-    "alias_copy.default": lambda rng: (shape_of(rng, 0),),
+    "torch.rot90": quarter,
+    "torch.narrow_copy": narrowed,
+    "torch.transpose": two,
+    "torch.permute": order,
+    "torch.unsqueeze": before,
+    "torch.t": lambda rng: (shape_of(rng, 0)[:2],),
+    "torch.alias_copy": lambda rng: (shape_of(rng, 0),),
+    "torch.view_as_real": lambda rng: (shape_of(rng, 0),),
+    "torch.view_as_complex": lambda rng: ((*shape_of(rng, 1), 2),),
 }
 # Of slices, how many arguments come before those that say which.
 WHOLE = {"slice.Tensor": 1, "slice_backward.default": 2}
-# Ops that are about every dim of their operands.
-NONE_FREE = ("block_diag.default",)
-ALIKE = {
-    "unbind_copy.int": "unbind.int",
-    "unsafe_split.Tensor": "split.Tensor",
-    "split_copy.Tensor": "split.Tensor",
-    "select_copy.int": "select.int",
-    "slice_copy.Tensor": "slice.Tensor",
-    "unsafe_split_with_sizes.default": "split_with_sizes.default",
-    "diagonal_copy.default": "diagonal.default",
-    "t_copy.default": "t.default",
-    "detach_copy.default": "alias_copy.default",
-}
 
 
 def padded(name, rng):
@@ -109,23 +98,19 @@ def padded(name, rng):
     return (tuple(longer), x, pads) if "backward" in name else (x, pads)
 
 
-# Ops of which torch keeps pending what is pending of their operands.
-COPY_ELEMENTS = (
-    *("slice_copy", "select_copy", "split_copy"),
-    *("slice", "select", "unbind", "unbind_copy", "split", "unsafe_split", "split_with_sizes"),
-    *("split_with_sizes_copy", "unsafe_split_with_sizes", "cat", "roll", "flip", "t", "t_copy"),
-    *("transpose_copy", "permute_copy", "unsqueeze_copy", "alias_copy", "detach_copy"),
-)
-
-
 def arguments(name, rng):
-    name = ALIKE.get(name, name)
-    if name in OTHERS:
-        return OTHERS[name](rng)
+    op = ROWS[name].op or name
+    if op in OTHERS:
+        return OTHERS[op](rng)
     if "tion_pad" in name:
         return padded(name, rng)
-    op = MOVES[name].op
+    if op not in DRAWN:
+        pytest.fail(
+            f"{name}: say how its arguments are drawn, of a row of movement in DRAWN and DONE of "
+            f"tests/movements.py for {op!r}, of others in OTHERS here"
+        )
     case = draw(rng, ops=(op,))
+    name = (*ROWS[name].overloads, name)[0]
     shapes, args = case.shapes, case.args
     if rng.random() < 0.2 and name in WHOLE:
         x = shapes[0] if name == "slice.Tensor" else args[0]
@@ -133,11 +118,14 @@ def arguments(name, rng):
     return shapes if op in TOGETHER else shapes[0], *args
 
 
-def values(args, rng):
+def values(name, args):
     """Numbers for the tensors among the arguments, of which each is another; and the rest."""
     first, *rest = args
     several = first if isinstance(first, list) else [first]
-    return [torch.randperm(prod(x)).reshape(x).double() for x in several], rest
+    given = [torch.randperm(prod(x)).reshape(x).double() for x in several]
+    if "view_as_real" in name:
+        given = [torch.complex(x, 1 - 2 * x) for x in given]
+    return given, rest
 
 
 def called(name, tensors, rest, *, together):
@@ -218,6 +206,10 @@ AS_WRITTEN = [
     ("pixel_shuffle.default", ((2, 8, 3, 4), 3), None),
     ("pixel_unshuffle.default", ((8, 4, 6), 2), "[d0] [d1] [d2] -> [to0] [to1] [to2]"),
     ("channel_shuffle.default", ((2, 8, 3, 4), 2), "d0 [d1] d2 d3 -> d0 [to1] d2 d3"),
+    ("view_as_real_copy.default", ((4, 5),), "d0 d1 -> d0 d1 [to2]"),
+    ("view_as_real_copy.default", ((),), "... -> [to0]"),
+    ("view_as_complex_copy.default", ((4, 5, 2),), "d0 d1 [d2] -> d0 d1"),
+    ("unfold_copy.default", (X, 1, 2, 3), "d0 [d1] d2 -> d0 [to1] d2 [to3]"),
     ("select.int", (X, 3, 0), None),  # torch says what is wrong
 ]
 
@@ -241,10 +233,48 @@ def test_no_overload_has_two_rows():
     assert len({*every}) == len(every) and {*SIGNATURES} <= {*every}
 
 
-def test_what_may_stay_pending_and_be_empty():
+# How contributions of two devices are combined.
+COMBINED = {
+    "sum": torch.add,
+    "avg": lambda a, b: (a + b) / 2,
+    "product": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+def combines(name, reduce, rng):
+    """Whether the op on combined operands gives its combined results, in all drawn cases."""
+    for _ in range(10):
+        args = arguments(name, rng)
+        (some, rest), (others, _) = values(name, args), values(name, args)
+        both = [COMBINED[reduce](a, b) for a, b in zip(some, others)]
+        found, *of_each = (
+            called(name, given, rest, together=isinstance(args[0], list))
+            for given in (both, some, others)
+        )
+        if not all(map(torch.equal, found, map(COMBINED[reduce], *of_each))):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.linear])
+def test_what_may_stay_pending(name):
+    """Of elements that are combined the op makes what its results are combined to."""
+    linear = ROWS[name].linear
+    for reduce in linear.kept if isinstance(linear, Linear) else LINEAR:
+        assert reduce not in COMBINED or combines(name, reduce, random.Random(name)), reduce
+
+
+@pytest.mark.parametrize("op", ["view_as_real", "view_as_complex"])
+def test_products_of_numbers_that_are_read_in_another_way_are_not_pending(op):
+    name = f"{op}_copy.default"
+    assert not combines(name, "product", random.Random(op))
+    assert ROWS[name].only_sums and ROWS[name].linear == (0,)
+
+
+def test_what_may_be_empty():
     for name, row in ROWS.items():
-        is_copy = name.partition(".")[0] in COPY_ELEMENTS
-        assert bool(row.linear) == is_copy, name
         assert (row.linear == COPIES_ALL) == (name == "cat.default")
         assert row.filled == ("tion_pad" in name or "pixel" in name)
 
@@ -261,18 +291,20 @@ def test_a_dim_of_a_result_is_whole_where_one_operand_has_other_rows():
 def test_rows_of_free_dims_are_computed_of_the_same_rows(name):
     """Of some rows of a dim that has a name the op makes the same rows of its results."""
     rng = random.Random(name)
-    names_seen = 0
+    names_seen = named = 0
     for _ in range(150):
         args = arguments(name, rng)
         signature = signature_of(name, args)
         if signature is None:
             continue
-        given, rest = values(args, rng)
+        given, rest = values(name, args)
         together = isinstance(args[0], list)
         if "pad" in name and "backward" in name:
             rest = [torch.zeros(rest[0]).double(), *rest[1:]]
         expected = called(name, given, rest, together=together)
-        for free in {*signature.operands[0]} - signature.whole:
+        frees = {*signature.operands[0]} - signature.whole
+        named += bool(frees)
+        for free in frees:
             n = given[0].shape[signature.operands[0].index(free)]
             rows = torch.tensor(sorted(rng.sample(range(n), rng.randint(min(n, 1), n))))
             rows = rows.to(torch.int64)
@@ -286,7 +318,7 @@ def test_rows_of_free_dims_are_computed_of_the_same_rows(name):
             for x, whole in zip(found, expected):
                 assert torch.equal(x, with_rows(whole, names, free, rows)), (args, signature)
             names_seen += 1
-    assert names_seen > 20 or name in NONE_FREE
+    assert names_seen > 20 or not named
 
 
 def told(name, rest, signature, free, rows):

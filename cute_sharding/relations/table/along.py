@@ -229,10 +229,6 @@ ROWS: tuple[Row, ...] = (
     Row(("slice_scatter.default",), slice_scatter),
     Row(("select_scatter.default",), along("x, x/ -> x", 2)),
     Row(("diagonal_scatter.default",), diagonal_scatter),
-    # Copies of views that read numbers in another way: of their rows in views.py there would follow
-    # that the last dim is whole, and that products of complex numbers may stay pending.
-    Row(("view_as_real_copy.default",), "... -> ... [part]", linear=(0,)),
-    Row(("view_as_complex_copy.default",), "... [part] -> ...", linear=(0,)),
     # pointwise ops, of which torch's own list has not all
     Row(GRADIENTS, pointwise, linear=(0,)),
     Row(OTHERS, pointwise),

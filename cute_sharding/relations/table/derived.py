@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.relations.dim_map import DimMap, InputDim
+from cute_sharding.relations.dim_map import DimMap, DimSpec, InputDim, Split
 from cute_sharding.relations.moves import Move, Shape
 from cute_sharding.relations.table.names import text
 
@@ -63,24 +63,39 @@ def pattern_of_move(move: Move, reads: int | None = None) -> str:
 
 
 def pattern_of_origins(ndim: int, origins: Origins) -> str:
-    """The same of one operand of ``ndim`` dims and one result.
+    """The same of one operand of ``ndim`` dims, none of which a scalar has, and one result.
 
     >>> pattern_of_origins(3, (0, None, 2))
     'd0 [d1] d2 -> d0 [to1] d2'
+    >>> pattern_of_origins(0, (None,))
+    '... -> [to0]'
     """
     operand = text([f"d{d}" if d in origins else f"[d{d}]" for d in range(ndim)])
     result = [f"[to{k}]" if d is None else f"d{d}" for k, d in enumerate(origins)]
-    return f"{operand} -> {text(result)}"
+    return f"{operand or '...'} -> {text(result)}"
 
 
-def origins_of_view(dim_map: DimMap) -> Origins:
-    """Of each dim of the output the input's dim that it is.
+def origins_of_view(shape: Shape, dim_map: DimMap) -> Origins:
+    """Of each dim of the output the input's dim that it is: as it is, or the first of those that it
+    is split into, where that has all its rows, and the others are new.
 
     >>> from cute_sharding.relations.table import BY_OP
-    >>> origins_of_view(BY_OP["torch.flatten"].rule((2, 3, 4), 1))
+    >>> origins_of_view((2, 3, 4), BY_OP["torch.flatten"].rule((2, 3, 4), 1))
     (0, None)
+    >>> origins_of_view((2, 3), BY_OP["torch.view_as_real"].rule((2, 3)))
+    (0, 1, None)
     """
-    return tuple([spec.input_dim if isinstance(spec, InputDim) else None for spec in dim_map])
+
+    def origin(spec: DimSpec) -> int | None:
+        match spec:
+            case InputDim(d):
+                return d
+            case Split(InputDim(d), sizes, 0) if sizes[0] == shape[d]:
+                return d
+            case _:
+                return None
+
+    return tuple(map(origin, dim_map))
 
 
 def origins_of_move(move: Move) -> Origins:

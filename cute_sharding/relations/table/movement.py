@@ -9,71 +9,18 @@ aten/src/ATen/native/native_functions.yaml.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from sys import maxsize
 from typing import Any
 
 from cute_sharding.relations.dim_map import normalize_dim
-from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Link, Move, Pairs, Shape
 from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.signature import COPIES, COPIES_ALL
+from cute_sharding.relations.table import pads
+from cute_sharding.relations.table.by_rows import but, gradient, line, moved, put
 from cute_sharding.relations.table.names import is_whole
 from cute_sharding.relations.table.row import ByRows as Row
-from cute_sharding.sharding.meeting import Run, Runs
-
-Rule = Callable[..., "Move | None"]
-# Of some dims how their rows are made: of which of the operand, which of the result.
-Changed = Mapping[int, tuple[Rows, Rows]]
-
-
-def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
-    """``count`` rows from (x, y) on, the steps dx and dy apart."""
-    if count <= 0:
-        return ()
-    if dx == dy == 1 or count == 1:
-        return (Run(x, y, (), count),)
-    return (Run(x, y, ((count, dx, dy),), 1),)
-
-
-def but(ndim: int, changed: Changed) -> Pairs:
-    """Pairs of the dims of tensors of as many dims, all as they are but for those."""
-    return tuple([changed.get(d, (Rows(d), Rows(d))) for d in range(ndim)])
-
-
-def put(shape: Shape, dim: int, *sizes: int) -> Shape:
-    """The shape with other sizes in the place of the dim's."""
-    return (*shape[:dim], *sizes, *shape[dim + 1 :])
-
-
-def moved(x: Shape, onto: Shape, changed: Changed | Pairs, **more: Any) -> Move:
-    """The move of one operand and one result, all dims of which are as they are but for those."""
-    pairs = changed if isinstance(changed, tuple) else but(len(x), changed)
-    return Move((x,), (onto,), (Link(0, 0, pairs),), **more)
-
-
-def gradient(rule: Rule, *, adds: bool = False, given: bool = False) -> Rule:
-    """The gradient of an op is its map turned around: called with the gradient, the operand's
-    sizes, and the op's arguments after that. Rows that the op did not read are zeros.
-
-    Args:
-        adds: the op reads rows several times; their gradients are added up.
-        given: the gradient is given the operand, not its sizes alone.
-    """
-
-    def turned(received: Shape, sizes: Sequence[int], *args: Any) -> Move | None:
-        x = tuple(sizes)
-        move = rule(x, *args)
-        if move is None or move.outputs != (tuple(received),):
-            return None
-        pairs = tuple([(target, source) for source, target in move.links[0].pairs])
-        links = (Link(0, 0, pairs),)
-        inputs = (*move.outputs, x) if given else move.outputs
-        return replace(move, inputs=inputs, outputs=(x,), links=links, adds=adds, is_view=False)
-
-    return turned
-
 
 # -- parts of a dim --------------------------------------------------------------------------------
 
@@ -232,132 +179,7 @@ def rotated(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> Move | No
     return moved(x, tuple(onto), changed, named=frozenset({a if is_first else b}))
 
 
-# -- with rows that come from nowhere --------------------------------------------------------------
-
-
-def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
-    """Rows of ``value`` before and after; fewer rows where ``pad`` is negative."""
-    if len(pad) % 2 or len(pad) > 2 * len(x):
-        return None
-    shape, changed, named, unchanged = list(x), {}, set(), set()
-    for k in range(len(pad) // 2):
-        d, (low, high) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
-        named.add(d)
-        if not low and not high:
-            unchanged |= {d} if type(low) is type(high) is int else set()
-            continue
-        shape[d] = x[d] + low + high
-        first, stop = max(low, 0), min(x[d] + low, shape[d])
-        changed[d] = Rows(d, line(first, first - low, stop - first)), Rows(d)
-    if min(shape, default=0) < 0:
-        return None
-    about = {"named": frozenset(named), "unchanged": frozenset(unchanged)}
-    return moved(x, tuple(shape), changed, fill=value, **about)
-
-
-def triangle(is_lower: bool) -> Rule:
-    """All rows stay where they are, and elements beyond a diagonal become 0."""
-
-    def rule(x: Shape, diagonal: int = 0) -> Move | None:
-        return moved(x, x, {}, triangle=(is_lower, diagonal)) if len(x) > 1 else None
-
-    return rule
-
-
-# -- windows, folds and diagonals ------------------------------------------------------------------
-
-
-def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
-    """Windows of ``size`` rows, ``step`` apart, whose rows are a last dim."""
-    if not x:
-        return None
-    d, ndim = normalize_dim(dim, len(x)), len(x)
-    if not 0 < size <= x[d] or step < 1:
-        return None
-    onto = (*put(x, d, (x[d] - size) // step + 1), size)
-    return moved(x, onto, {d: (Rows(d), Rows(d, form=Window(ndim, size, step)))}, is_view=True)
-
-
-# How rows before the first and after the last of n are made, by pieces: (start, stop, a, b); and
-# the most rows on one side.
-_BEYOND: dict[str, Callable[[int], tuple[tuple[int, int, int, int], ...]]] = {
-    "reflect": lambda n: ((-n, 0, -1, 0), (0, n, 1, 0), (n, 2 * n, -1, 2 * n - 2)),
-    "replicate": lambda n: ((-maxsize, 0, 0, 0), (0, n, 1, 0), (n, maxsize, 0, n - 1)),
-}
-_MOST: dict[str, Callable[[int], int]] = {
-    "reflect": lambda n: n - 1,
-    "replicate": lambda n: maxsize,
-}
-
-
-def folded(mode: str) -> Rule:
-    """Padding with rows that the tensor has."""
-
-    def rule(x: Shape, pad: Sequence[int]) -> Move | None:
-        if len(pad) % 2 or len(pad) > 2 * len(x):
-            return None
-        shape, changed = list(x), {}
-        for k in range(len(pad) // 2):
-            d, (low, high) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
-            shape[d] = n = x[d] + low + high
-            if x[d] < 1 or n < 1 or max(low, high) > _MOST[mode](x[d]):
-                return None
-            pieces = [
-                (max(start + low, 0), min(stop + low, n), a, b - a * low)
-                for start, stop, a, b in _BEYOND[mode](x[d])
-            ]
-            fold = Fold(tuple([piece for piece in pieces if piece[0] < piece[1]]))
-            changed[d] = Rows(d), Rows(d, form=fold)
-        return moved(x, tuple(shape), changed)
-
-    return rule
-
-
-def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Move | None:
-    """Element j of both dims, which becomes row j of a last dim."""
-    if len(x) < 2 or normalize_dim(dim1, len(x)) == normalize_dim(dim2, len(x)):
-        return None
-    one, other = normalize_dim(dim1, len(x)), normalize_dim(dim2, len(x))
-    down, right = max(-offset, 0), max(offset, 0)
-    count = max(min(x[one] - down, x[other] - right), 0)
-    kept = [d for d in range(len(x)) if d not in (one, other)]
-    crossing = Rows(one, form=Diagonal(other, down, right, count)), Rows(len(kept))
-    pairs = [(Rows(d), Rows(k)) for k, d in enumerate(kept)]
-    in_order = tuple(sorted([*pairs, crossing], key=lambda pair: pair[0].dims))
-    return moved(x, (*[x[d] for d in kept], count), in_order, is_view=True)
-
-
-def embedded(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Move | None:
-    """The last dim becomes a diagonal of two, among zeros."""
-    if not x:
-        return None
-    shape, n = x[:-1], x[-1] + abs(offset)
-    one, other = (dim % (len(x) + 1) for dim in (dim1, dim2))
-    for d in sorted((one, other)):
-        shape = (*shape[:d], n, *shape[d:])
-    return gradient(diagonal)(x, shape, offset, one, other)
-
-
 # -- the rows --------------------------------------------------------------------------------------
-
-
-def _pads(mode: str) -> tuple[Row, Row]:
-    """A pad by a mode of rows that there are, and its gradient."""
-    name = {"reflect": "reflection_pad", "replicate": "replication_pad"}[mode]
-    pads, gradients = (
-        tuple([f"{name}{n}d{of}.default" for n in (1, 2, 3)]) for of in ("", "_backward")
-    )
-    rule = folded(mode)
-    return (
-        Row(pads, rule, op=f"torch.nn.functional.pad, {mode}", filled=True),
-        Row(
-            gradients,
-            gradient(rule, adds=True, given=True),
-            op=f"{name}'s gradient",
-            reads=1,
-            filled=True,
-        ),
-    )
 
 
 ROWS: tuple[Row, ...] = (
@@ -414,35 +236,5 @@ ROWS: tuple[Row, ...] = (
     Row(("roll.default",), rolled, op="torch.roll", linear=COPIES, otherwise="[...] -> [...]"),
     Row(("flip.default",), flipped, op="torch.flip", linear=COPIES, note="also fliplr, flipud"),
     Row(("rot90.default",), rotated, op="torch.rot90", made_of="flip.default"),
-    Row(
-        ("constant_pad_nd.default",),
-        padded,
-        op="torch.nn.functional.pad",
-        note="with a constant",
-    ),
-    Row(("tril.default",), triangle(True), op="torch.tril", gathers=True, note="free on any cut"),
-    Row(("triu.default",), triangle(False), op="torch.triu", gathers=True, note="free on any cut"),
-    *_pads("reflect"),
-    *_pads("replicate"),
-    Row(
-        ("diagonal.default",),
-        diagonal,
-        op="torch.diagonal",
-        gathers=True,
-        by_names=("diagonal_copy.default",),
-    ),
-    Row(
-        ("diagonal_backward.default",),
-        gradient(diagonal),
-        op="diagonal's gradient",
-        is_signed=False,
-    ),
-    Row(("diag_embed.default",), embedded, op="torch.diag_embed"),
-    Row(("unfold.default",), unfolded, op="Tensor.unfold", is_signed=False),
-    Row(
-        ("unfold_backward.default",),
-        gradient(unfolded, adds=True),
-        op="unfold's gradient",
-        is_signed=False,
-    ),
+    *pads.ROWS,
 )

@@ -183,8 +183,8 @@ class ByDimMap(_Derived):
             squeeze removes a dim only where its local size is 1 (a device that holds nothing has 0
             there), and view_as_complex a dim of size 2.
         pairs: the output's elements are pairs of the input's (view_as_complex).
-        only_sums: numbers are read in another way (real as complex, or the reverse), and only
-            linear reductions may be pending.
+        linear: what may stay pending, of all overloads; of a view that reads numbers in another way
+            (real as complex, or the reverse) only sums and averages, ``(0,)``.
 
     >>> row = BY_OP["torch.squeeze"]
     >>> isinstance(row, ByDimMap), row.overloads[:2], row.strict, row.wants_whole_dims
@@ -195,7 +195,11 @@ class ByDimMap(_Derived):
     strict: bool = False
     wants_whole_dims: bool = False
     pairs: bool = False
-    only_sums: bool = False
+
+    @property
+    def only_sums(self) -> bool:
+        """Whether of what is pending only sums and averages may stay so."""
+        return not isinstance(self.linear, Linear)
 
     @property
     def signed(self) -> tuple[str, ...]:
@@ -215,10 +219,15 @@ class ByDimMap(_Derived):
 
     def origins(self, shape: Shape, *args: Any) -> tuple[Shape, Origins]:
         """The output's shape, and which input dim each of its dims is, as it is."""
-        return self.view(shape, *args).output_shape, origins_of_view(self.rule(shape, *args))
+        return self.view(shape, *args).output_shape, self._origins(shape, *args)
+
+    def _origins(self, shape: Shape, *args: Any) -> Origins:
+        if self.pairs:  # of two elements of the last dim
+            return tuple(range(len(shape) - 1))
+        return origins_of_view(shape, self.rule(shape, *args))
 
     def _pattern(self, shape: Shape, *args: Any) -> str:
-        return pattern_of_origins(len(shape), origins_of_view(self.rule(shape, *args)))
+        return pattern_of_origins(len(shape), self._origins(shape, *args))
 
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
         return relation_of_view(self.view(*args, **kwargs))
@@ -231,7 +240,8 @@ class ByRows(_Derived):
     Attributes:
         reads: how many of its operands the results are made of; None: all. The gradient of a pad is
             given what was padded, too.
-        is_signed: whether ``overloads`` have a signature, where the map does not answer.
+        is_signed: whether ``overloads`` have a signature, where the map does not answer; those
+            ``by_names`` have one anyway.
         gathers: torch's own rule gathers whatever is cut, also dims that the op leaves as they are.
         otherwise: the signature for arguments of which no map is known.
 
@@ -247,7 +257,7 @@ class ByRows(_Derived):
 
     @property
     def signed(self) -> tuple[str, ...]:
-        return (*self.overloads, *self.by_names) if self.is_signed else ()
+        return (*(self.overloads if self.is_signed else ()), *self.by_names)
 
     def move(self, *args: Any, **kwargs: Any) -> Move | None:
         """The op on tensors of those shapes, which stand for them among the arguments; None: no map
@@ -288,7 +298,8 @@ class BySteps(_Derived):
     pixel_shuffle, or windows of two dims. ``rule`` gives the steps.
 
     Attributes:
-        is_signed: whether it has a signature, where the steps do not answer.
+        is_signed: whether ``overloads`` have a signature, where the steps do not answer; those
+            ``by_names`` have one anyway.
         is_wrong_in_torch: torch derives a rule of the op that is not right on all placements.
 
     >>> row: BySteps = STEPS["pixel_shuffle.default"]
@@ -301,7 +312,7 @@ class BySteps(_Derived):
 
     @property
     def signed(self) -> tuple[str, ...]:
-        return self.overloads if self.is_signed else ()
+        return (*(self.overloads if self.is_signed else ()), *self.by_names)
 
     def steps(self, shape: Shape, *args: Any) -> list[Step] | None:
         """From the operand's shape and the arguments; None: none are known."""

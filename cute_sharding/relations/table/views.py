@@ -62,7 +62,8 @@ ROWS: tuple[Row, ...] = (
         ("view_as_real.default",),
         rules.view_as_real,
         op="torch.view_as_real",
-        only_sums=True,
+        linear=(0,),
+        by_names=("view_as_real_copy.default",),
     ),
     Row(
         ("view_as_complex.default",),
@@ -70,6 +71,7 @@ ROWS: tuple[Row, ...] = (
         op="torch.view_as_complex",
         wants_whole_dims=True,
         pairs=True,
-        only_sums=True,
+        linear=(0,),
+        by_names=("view_as_complex_copy.default",),
     ),
 )

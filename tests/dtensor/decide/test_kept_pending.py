@@ -46,6 +46,7 @@ ONE = {
     "select.int": (lambda x: x[1], COPIED),
     "split.Tensor": (lambda x: torch.stack(x.split(3, 0)), COPIED),
     "split_with_sizes.default": (lambda x: torch.cat(x.split([2, 4], 0)), COPIED),
+    "unfold_copy.default": (lambda x: torch.unfold_copy(x, 0, 2, 1), COPIED),
     "slice.Tensor": (lambda x: x[1:5:2], COPIED),
     "view_as_complex_copy.default": (
         lambda x: torch.view_as_real(torch.view_as_complex_copy(x[:, :, :2])),

@@ -1,0 +1,64 @@
+"""What rules of movement are written with: runs of rows, the pairs of dims of a move, and the map
+of an op turned around, which is that of its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cute_sharding.relations.moves import Link, Move, Pairs, Shape
+from cute_sharding.relations.rows import Rows
+from cute_sharding.sharding.meeting import Run, Runs
+
+Rule = Callable[..., "Move | None"]
+# Of some dims how their rows are made: of which of the operand, which of the result.
+Changed = Mapping[int, tuple[Rows, Rows]]
+
+
+def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
+    """``count`` rows from (x, y) on, the steps dx and dy apart."""
+    if count <= 0:
+        return ()
+    if dx == dy == 1 or count == 1:
+        return (Run(x, y, (), count),)
+    return (Run(x, y, ((count, dx, dy),), 1),)
+
+
+def but(ndim: int, changed: Changed) -> Pairs:
+    """Pairs of the dims of tensors of as many dims, all as they are but for those."""
+    return tuple([changed.get(d, (Rows(d), Rows(d))) for d in range(ndim)])
+
+
+def put(shape: Shape, dim: int, *sizes: int) -> Shape:
+    """The shape with other sizes in the place of the dim's."""
+    return (*shape[:dim], *sizes, *shape[dim + 1 :])
+
+
+def moved(x: Shape, onto: Shape, changed: Changed | Pairs, **more: Any) -> Move:
+    """The move of one operand and one result, all dims of which are as they are but for those."""
+    pairs = changed if isinstance(changed, tuple) else but(len(x), changed)
+    return Move((x,), (onto,), (Link(0, 0, pairs),), **more)
+
+
+def gradient(rule: Rule, *, adds: bool = False, given: bool = False) -> Rule:
+    """The gradient of an op is its map turned around: called with the gradient, the operand's
+    sizes, and the op's arguments after that. Rows that the op did not read are zeros.
+
+    Args:
+        adds: the op reads rows several times; their gradients are added up.
+        given: the gradient is given the operand, not its sizes alone.
+    """
+
+    def turned(received: Shape, sizes: Sequence[int], *args: Any) -> Move | None:
+        x = tuple(sizes)
+        move = rule(x, *args)
+        if move is None or move.outputs != (tuple(received),):
+            return None
+        pairs = tuple([(target, source) for source, target in move.links[0].pairs])
+        links = (Link(0, 0, pairs),)
+        inputs = (*move.outputs, x) if given else move.outputs
+        return replace(move, inputs=inputs, outputs=(x,), links=links, adds=adds, is_view=False)
+
+    return turned
