@@ -26,7 +26,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor.decide import running
+from cute_sharding.dtensor.decide import redistributions
 from cute_sharding.exchange import received_elements
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
@@ -103,14 +103,14 @@ def test_every_program_runs_and_is_right(mesh):
 @contextmanager
 def watched_inputs(monkeypatch):
     """The (before, after) placements of each input that is redistributed."""
-    moves, redistribute = [], running.by_plan
+    moves, redistribute = [], redistributions.by_plan
 
     def watched(local, current, target):
         moves.append((current.placements, target.placements))
         return redistribute(local, current, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "by_plan", watched)
+        patch.setattr(redistributions, "by_plan", watched)
         yield moves
 
 

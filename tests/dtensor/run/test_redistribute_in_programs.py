@@ -36,7 +36,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 from cute_sharding._settings import TABLE
-from cute_sharding.dtensor.decide import running
+from cute_sharding.dtensor.decide import redistributions
 from cute_sharding.dtensor.decide.stock import is_torchs_alone
 from cute_sharding.dtensor.replaced import op_hooks
 from cute_sharding.dtensor.run.groups import group_of
@@ -140,13 +140,13 @@ def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
 @pytest.fixture
 def by_plan(monkeypatch):
     """The redistributions that ran by plan, as (before, after) placements."""
-    calls, run = [], running.redistribute_local_tensor
+    calls, run = [], redistributions.redistribute_local_tensor
 
     def watched(local, current, target, **options):
         calls.append((current.placements, target.placements))
         return run(local, current, target, **options)
 
-    monkeypatch.setattr(running, "redistribute_local_tensor", watched)
+    monkeypatch.setattr(redistributions, "redistribute_local_tensor", watched)
     return calls
 
 
