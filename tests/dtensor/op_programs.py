@@ -128,6 +128,32 @@ PROGRAMS = {
         index(5, below=9),
     ),
     "embedding": (lambda i, w: F.embedding(i, w), index(4, 6, below=9), (9, 6)),
+    **{
+        f"bags, {mode}": (
+            lambda w, i, o, mode=mode: F.embedding_bag(i, w, o, mode=mode),
+            *((9, 6), index(10, below=9), torch.tensor([0, 3, 3, 7])),
+        )
+        for mode in ("sum", "mean", "max")
+    },
+    "bags, weighted": (
+        lambda w, i, o, by: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=by),
+        *((9, 6), index(10, below=9), torch.tensor([0, 3, 3, 7]), (10,)),
+    ),
+    "weight norm": (lambda v, g: torch._weight_norm(v, g, 0), (6, 5, 4), (6, 1, 1)),
+    "weight norm of the last dim": (
+        lambda v, g: torch._weight_norm(v, g, 2),
+        *((6, 5, 4), (1, 1, 4)),
+    ),
+    "pdist": (F.pdist, (6, 5)),
+    "margins": (F.multi_margin_loss, (6, 5), index(6, below=5)),
+    "margins, a sum with weights": (
+        lambda x, at, by: F.multi_margin_loss(x, at, weight=by.detach(), reduction="sum"),
+        *((6, 5), index(6, below=5), (5,)),
+    ),
+    "margins of each row": (
+        lambda x, at: F.multi_margin_loss(x, at, reduction="none"),
+        *((6, 5), index(6, below=5)),
+    ),
     "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),
     "block_diag": (torch.block_diag, (4, 6), (5, 3)),
     "stack": (lambda x, y: torch.stack([x, y], 1), (4, 6), (4, 6)),

@@ -167,6 +167,30 @@ def embedding_backward(
     return None if by_frequency else "... e, ... -> [v] e"
 
 
+_MAX = 2  # torch's number of this mode of bags
+
+
+def _most(mode: int) -> str:
+    """Which index has the greatest: one for each element of a bag; of sums and means unused."""
+    return "[most] e" if mode == _MAX else "[most]"
+
+
+def bags(table: Shape, index: Shape, offsets: Shape, *given: Any) -> str | None:
+    """Sums, means or maxima of rows of a table, of which each column is by itself; what is kept for
+    the gradient is of the indices. Where gradients are to be sparse: no signature.
+    """
+    _, mode, sparse, weights = (*given, *(False, 0, False, None)[len(given) :])[:4]
+    of_each = "" if weights is None else ", [i]"
+    return None if sparse else f"[v] e, [i], [o]{of_each} -> [b] e, [bag], [size], {_most(mode)}"
+
+
+def bags_backward(gradient: Shape, *given: Any) -> str | None:
+    """The sum of the gradients of each row, of each column by itself; none if it is sparse."""
+    mode, sparse, weights = given[7:10]
+    of_each = "" if weights is None else ", [i]"
+    return None if sparse else f"[b] e, [i], [o], [bag], [size], {_most(mode)}{of_each} -> [v] e"
+
+
 ROWS: tuple[Row, ...] = (
     Row(("gather.default",), gather, "sum"),
     Row(
@@ -202,6 +226,13 @@ ROWS: tuple[Row, ...] = (
     Row(("nonzero_static.default",), in_their_order(1, lambda *_: 2)),
     Row(("embedding.default",), "{v} e, ... -> ... e", "sum"),
     Row(("embedding_dense_backward.default",), embedding_backward, "sum"),
+    Row(("_embedding_bag.default", "_embedding_bag_forward_only.default"), bags),
+    Row(("_embedding_bag_backward.default",), bags_backward),
+    Row(
+        ("_embedding_bag_per_sample_weights_backward.default",),
+        "[b] e, [v] e, [i], [o], [bag] -> [i]",
+        "sum",
+    ),
 )
 
 # Those that write by index, where the index is a mask: it stands for as many dims as it has.

@@ -74,6 +74,28 @@ def nll_loss_backward(
     return f"{', '.join(operands)} -> {text(names)}"
 
 
+def margins(x: Shape, target: Shape, *given: Any) -> str:
+    """Each row's sum over the classes, which are whole; weights are those of classes."""
+    names, rows = _of_classes(x)
+    *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
+    operands = [text(names), text(rows), *["[c]" for shape in (weight,) if shape is not None]]
+    return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''}"
+
+
+def reduction_of_margins(x: Shape, target: Shape, *given: Any) -> str | None:
+    """What a cut leaves pending: the loss's own reduction."""
+    return {0: None, 1: "avg", 2: "sum"}[given[3] if len(given) > 3 else 1]
+
+
+def margins_backward(gradient: Shape, x: Shape, target: Shape, *given: Any) -> str:
+    """Each row's own."""
+    names, rows = _of_classes(x)
+    *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
+    of_each = text(rows) if reduction == 0 else ""
+    operands = [of_each, text(names), text(rows), *["[c]" for w in (weight,) if w is not None]]
+    return f"{', '.join(operands)} -> {text(names)}"
+
+
 ROWS: tuple[Row, ...] = (
     Row(
         (
@@ -99,6 +121,14 @@ ROWS: tuple[Row, ...] = (
         kernel=MeanGradient(3),
     ),
     Row(("binary_cross_entropy_backward.default",), loss_backward, kernel=MeanGradient(4)),
+    Row(  # of no rows torch's kernel gives what stands in memory
+        ("multi_margin_loss.default",),
+        margins,
+        reduction_of_margins,
+        shares="elements",
+        filled=True,
+    ),
+    Row(("multi_margin_loss_backward.default",), margins_backward, kernel=MeanGradient(6)),
     Row(
         ("nll_loss_forward.default", "nll_loss2d_forward.default"),
         nll_loss,

@@ -57,6 +57,27 @@ def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> 
     return batch_norm_backward(gradient, x, *given).replace(" ->", ", [r] ->")
 
 
+def scaled(template: str) -> Rule:
+    """Weights of given norms, each over all dims but the one that is the last argument. In the
+    template ``x`` stands for the weights' dims, of which only that may be cut, ``each`` for those
+    of norms.
+
+    >>> scaled("x, each -> x, each")((4, 3, 2), (4, 1, 1), 0)
+    'd0 [d1] [d2], d0 1 1 -> d0 [d1] [d2], d0 1 1'
+    """
+
+    def rule(*args: Any) -> str:
+        x, by = args[0], args[-1] if type(args[-1]) is int else 0
+        own = by % len(x)
+        each = [f"d{d}" if d == own else "1" for d in range(len(x))]
+        names = named(x, [d for d in range(len(x)) if d != own])
+        of = {"x": text(names), "each": text(each)}
+        return sub(r"\w+", lambda name: of[name[0]], template)
+
+    rule.__doc__ = f"``{template}``: over all dims but one; the others are whole."
+    return rule
+
+
 _STATISTICS = ("running_mean", "running_var")
 
 ROWS: tuple[Row, ...] = (
@@ -86,6 +107,13 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
     Row(("batch_norm_backward.default",), batch_norm_backward_with_reserve, filled=True),
+    # of no weights torch's kernel divides by 0
+    Row(("_weight_norm_interface.default",), scaled("x, each -> x, each"), filled=True),
+    Row(
+        ("_weight_norm_interface_backward.default",),
+        scaled("x, x, each, each -> x, each"),
+        filled=True,
+    ),
     # over groups of the channels, each image by itself
     Row(
         ("native_group_norm.default",),

@@ -198,6 +198,9 @@ ROWS: tuple[Row, ...] = (
         "... p r, ... p [m], ... r [m], ... p r -> ... p [m]",
         "sum",
     ),
+    # Of pairs of the rows of one matrix: each device needs all.
+    Row(("_pdist_forward.default",), "[p] [m] -> [pairs]"),
+    Row(("_pdist_backward.default",), "[pairs], [p] [m], [pairs] -> [p] [m]"),
     Row(("convolution.default",), convolution, "sum", filled=True, has_function=True),
     Row(
         ("convolution_backward.default",),
