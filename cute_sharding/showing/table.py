@@ -104,7 +104,7 @@ def _slower(report: Report) -> list[str]:
 
 
 def _left_out(unknown: int, who: str) -> str:
-    return f" ({of_many(unknown, 'line')} left out: not known for {who}.)" if unknown else ""
+    return f" ({of_many(unknown, 'row')} left out: not known for {who}.)" if unknown else ""
 
 
 # -- what is sent ----------------------------------------------------------------------------------

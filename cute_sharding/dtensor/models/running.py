@@ -262,10 +262,11 @@ class RunnablePlan(ReshardPlan):
         for names, specs in zip(self.names, self.specs):
             planned = specs.target if after else specs.current
             for name in names:
-                if by_name[name].tensor._spec != planned:
+                now = by_name[name].tensor._spec
+                if now != planned:
                     raise ValueError(
-                        f"{name} is {by_name[name].tensor._spec}, and was {planned} when "
-                        "this was planned: plan again"
+                        f"{name} is {now} of strides {tuple(now.stride)}, and was {planned} of "
+                        f"strides {tuple(planned.stride)} when this was planned: plan again"
                     )
         return [[by_name[name] for name in names] for names in self.names]
 

@@ -274,6 +274,8 @@ def _around(
             text += f", and the gradient of its result {_in([*map(str, way.gradient)])}"
         if way.received is not None:
             text += f"; to redistribute {which} there receives {way.received:,} B"
+            text += "" if way.gradient is None else ", besides what the gradient receives"
+            text += _mark(now, way.received)
         said.append(text)
     return tuple(said)
 
@@ -326,9 +328,14 @@ def _avoiding(
     paying = [each for each in found if least is None or each[0] < least]
     if not paying and not todo:
         todo += _of_others(schema, now, ask)
-    mark = "" if paying else " (no less than now)"
     ranked = sorted(paying or found, key=lambda each: each[0])
-    return tuple(dict.fromkeys([*todo, *(said + mark for _, said in ranked)]))
+    return tuple(dict.fromkeys([*todo, *(said + _mark(now, n) for n, said in ranked)]))
+
+
+def _mark(now: Answered, received: int) -> str:
+    """What stands behind a way that receives no less than the op does now."""
+    least = now.other.received
+    return "" if least is None or received < least else " (no less than now)"
 
 
 def _of_others(schema: OpSchema, now: Answered, ask: Callable[[OpSchema], Answered]) -> list[str]:
