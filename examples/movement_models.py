@@ -145,6 +145,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{model.name}: {said}", flush=True)
         dist.barrier()
+    dist.barrier()
     dist.destroy_process_group()
 
 

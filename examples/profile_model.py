@@ -88,6 +88,7 @@ def main():
     print(p.table(100))
     if arguments.save:
         p.save(arguments.save)
+    dist.barrier()
     dist.destroy_process_group()
 
 

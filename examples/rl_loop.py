@@ -208,6 +208,7 @@ def start(rank: int, rendezvous: str) -> None:
     where = {"init_method": rendezvous, "rank": rank, "world_size": 4} if rendezvous else {}
     dist.init_process_group("gloo", timeout=timedelta(minutes=2), **where)
     loop()
+    dist.barrier()
     dist.destroy_process_group()
 
 

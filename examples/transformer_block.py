@@ -436,6 +436,7 @@ def main() -> None:
                     f"{verdict}"
                 )
     dist.barrier()
+    dist.barrier()
     dist.destroy_process_group()
     # gloo's threads may still be letting go of the last tensors, and abort the process if the
     # interpreter shuts down meanwhile.
