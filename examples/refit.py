@@ -282,7 +282,6 @@ def main() -> None:
     if dist.get_rank() == 2:
         print(f"{plan}\nthe engine's logits are the trainer's, and back there are its weights")
     dist.barrier()  # gloo's threads let go of the last exchange before the group ends
-    dist.barrier()
     dist.destroy_process_group()
 
 
