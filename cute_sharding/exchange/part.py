@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cute_sharding.exchange.copies import Copy, as_it_lies, fills, folded, in_place
 from cute_sharding.exchange.flow import Message, Own
-from cute_sharding.exchange.pieces import Copies, Joined, in_order, joined
+from cute_sharding.exchange.pieces import InOrder, Joined, in_order, joined
 from cute_sharding.layout.layout import row_major
 
 Shape = tuple[int, ...]
@@ -70,13 +70,13 @@ class Part:
         return [(i, copy) for i, onto, copies in self.own if onto == k for copy in copies]
 
     @cached_property
-    def sent(self) -> Copies | None:
+    def sent(self) -> InOrder | None:
         """The copies that are the send buffer, one behind the other; None where they are not."""
         some = [(i, copy) for i, copies in enumerate(self.packs) for copy in copies or ()]
         return in_order(some, (sum(self.sends),))
 
     @cached_property
-    def made(self) -> tuple[Copies | None, ...]:
+    def made(self) -> tuple[InOrder | None, ...]:
         """Of each result the copies that are all of it, one behind the other; None where they are
         not.
         """

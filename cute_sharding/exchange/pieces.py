@@ -17,8 +17,8 @@ from cute_sharding.layout.layout import row_major
 
 # A concatenation of more pieces is not looked for: to find out takes longer than it saves.
 MOST = 64
-# Copies, each with the operand that it is from; None: the receive buffer.
-Copies: TypeAlias = "tuple[tuple[int | None, Copy], ...]"
+# Copies in order, each with the operand that it is from; None: the receive buffer.
+InOrder: TypeAlias = "tuple[tuple[int | None, Copy], ...]"
 
 
 class Piece(NamedTuple):
@@ -50,7 +50,7 @@ class Joined(NamedTuple):
     shape: tuple[int, ...] | None
 
 
-def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) -> Copies | None:
+def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) -> InOrder | None:
     """The copies one behind the other, as they fill a tensor y of that shape from its first element
     to its last; None: they do not, or are more than :data:`MOST`.
 
@@ -76,7 +76,7 @@ def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) 
 
 
 def joined(
-    some: Copies, strides: Sequence[tuple[int, ...]], shape: tuple[int, ...]
+    some: InOrder, strides: Sequence[tuple[int, ...]], shape: tuple[int, ...]
 ) -> Joined | None:
     """Copies that are in order in a tensor of that shape, by the strides of the operands. None:
     they cannot be concatenated, as one goes backward, or their inner loops differ.

@@ -232,7 +232,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     whole: set[str] = set()
     picked: set[str] = set()
     signs: dict[str, set[int]] = {"+": set(), "=": set()}
-    operands = [part.split() for part in before.split(",")] if before.strip() else []
+    operands = [part.split() for part in before.split(",")] if before.strip() or ndims else []
     for i, names in enumerate(operands):
         if names and (sign := names[0][0]) in signs:
             signs[sign].add(i)

@@ -156,6 +156,7 @@ PROGRAMS = {
     ),
     "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),
     "block_diag": (torch.block_diag, (4, 6), (5, 3)),
+    "block_diag of a scalar": (lambda x: torch.block_diag(x.sum()), (4, 6)),
     "stack": (lambda x, y: torch.stack([x, y], 1), (4, 6), (4, 6)),
     "split": (
         lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(4, 1))], 0),

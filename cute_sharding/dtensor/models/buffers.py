@@ -18,7 +18,7 @@ def room_for(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-class Kept:
+class KeptMemory:
     """The memory of a plan that no bucket has now.
 
     Args:
@@ -50,7 +50,7 @@ class Buffers:
     pieces where nothing is.
     """
 
-    def __init__(self, kept: Kept | None) -> None:
+    def __init__(self, kept: KeptMemory | None) -> None:
         self._kept, self._at = kept, 0
         self._memory = None if kept is None else kept.take()
 

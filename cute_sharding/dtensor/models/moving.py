@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from cute_sharding.dtensor.models.buffers import Buffers, Kept, room_for
+from cute_sharding.dtensor.models.buffers import Buffers, KeptMemory, room_for
 from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, process_groups, watching
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
@@ -167,7 +167,7 @@ class Bucket:
         self,
         given: Sequence[torch.Tensor | None],
         into: Mapping[int, torch.Tensor],
-        kept: Kept | None,
+        kept: KeptMemory | None,
     ) -> Flight:
         """Send what this rank has of the tensors: long messages straight from their memory, where
         they lie so, and the rest packed, while those are on the wire. ``into``: what is written to,

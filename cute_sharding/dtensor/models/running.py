@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
-from cute_sharding.dtensor.models.buffers import Kept
+from cute_sharding.dtensor.models.buffers import KeptMemory
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
 from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
@@ -221,9 +221,9 @@ class RunnablePlan(ReshardPlan):
         return start
 
     @cached_property
-    def _kept(self) -> Kept:
+    def _kept(self) -> KeptMemory:
         """Memory for messages, from bucket to bucket and from run to run."""
-        return Kept(max([b.buffer_bytes for b in self._buckets if b.is_mine], default=0))
+        return KeptMemory(max([b.buffer_bytes for b in self._buckets if b.is_mine], default=0))
 
     def _move(
         self,
