@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.answer import answers
@@ -19,6 +20,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     MaskPartial,
+    Partial,
     Placement,
     Replicate,
     placed_as,
@@ -112,6 +114,34 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
     return Answered(
         tuple(moved), _results(found), outcomes[-1] if outcomes else "", other, function
     )
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What ops need and redistributions receive, under those settings; None: by PyTorch alone.
+
+    Args:
+        network: that seconds are of.
+    """
+
+    settings: Settings | None
+    network: Any
+
+    def __call__(self, schema: OpSchema) -> Answered:
+        """What an op needs and gives. Raises what its rule raises."""
+        if self.settings is None:
+            return by_torch(schema, self.network)
+        return by_package(schema, self.settings, self.network)
+
+    def received_to(self, spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
+        """Bytes that the busiest rank receives where the program redistributes a tensor to other
+        placements; None: a sum has to be finished first, or it is not known.
+        """
+        if any(isinstance(p, Partial) for p in spec.placements):
+            return None
+        by_plan = self.settings is not None and self.settings.redistribution
+        to = placed_as(spec, tuple(placements))
+        return redistributed(spec, to, self.settings if by_plan else None, self.network).received
 
 
 def redistributed(

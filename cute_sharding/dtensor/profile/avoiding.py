@@ -4,30 +4,26 @@ by asking the rule that answers for the op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, product
 from typing import Any
 
-from cute_sharding.dtensor.profile.asking import Answered
+from cute_sharding.dtensor.profile.asking import Ask
 from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
-    Partial,
     Placement,
     Replicate,
     Shard,
     StridedShard,
 )
-from cute_sharding.dtensor.run.placements import cut_of, text
-from cute_sharding.exchange import received_elements
+from cute_sharding.dtensor.run.placements import text
 
 # Placements that are tried, of one tensor.
 MOST = 64
 # Of those that send nothing, how many are named.
 NAMED = 2
-
-Ask = Callable[[OpSchema], Answered]
 
 
 def free_placements(
@@ -46,7 +42,7 @@ def free_placements(
     for placements in candidates(spec, dims):
         if not is_free(ask, with_placements(schema, {at: placements})):
             continue
-        found.append((received_to(spec, placements), placements))
+        found.append((ask.received_to(spec, placements), placements))
     return sorted(found, key=_cost)[:NAMED]
 
 
@@ -107,19 +103,6 @@ def with_placements(schema: OpSchema, places: Mapping[int, tuple[Placement, ...]
     return op_schemas.replaced_specs(
         schema, lambda spec: places.get(next(at), tuple(spec.placements))
     )
-
-
-def received_to(spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
-    """Bytes that the busiest rank receives to bring a tensor to other placements; None: a sum has
-    to be finished first.
-    """
-    before: Sequence[Any] = spec.placements
-    if any(isinstance(p, Partial) for p in before):
-        return None
-    source, target = ([cut_of(p) for p in each] for each in (before, placements))
-    mesh: tuple[int, ...] = tuple(spec.mesh.shape)
-    elements = received_elements(tuple(spec.shape), source, target, mesh)
-    return elements * spec.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
 
 
 def _cost(found: tuple[int | None, tuple[Placement, ...]]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.profile.asking import (
     EVERYTHING,
     Answered,
+    Ask,
     by_package,
     by_torch,
     moved_of,
@@ -104,7 +105,7 @@ def of_call(
     cause = cause._replace(torch=_other(theirs), package=_other(ours))
     if not sent:
         return cause._replace(why=_free(name, theirs))
-    ask = _asker(call.when.settings, network)
+    ask = Ask(call.when.settings, network)
     if call.backward:
         todo = _around(name, schema, now, forward, ask) or _of_gradient(call)
     else:
@@ -130,12 +131,6 @@ def _or_unknown(ask: Callable[[], Other]) -> Other:
         return ask()
     except Exception as error:
         return Other(None, None, next(iter(str(error).splitlines()), type(error).__name__))
-
-
-def _asker(settings: Settings | None, network: Any) -> Callable[[OpSchema], Answered]:
-    if settings is None:
-        return lambda schema: by_torch(schema, network)
-    return lambda schema: by_package(schema, settings, network)
 
 
 # -- why -------------------------------------------------------------------------------------------
@@ -255,7 +250,7 @@ def _around(
     schema: OpSchema,
     now: Answered | Exception,
     forward: Call | None,
-    ask: Callable[[OpSchema], Answered],
+    ask: Ask,
 ) -> tuple[str, ...]:
     """Which placements of what the forward op was given, or of its result's gradient, avoid it."""
     of = None if forward is None else schema_of(forward)
@@ -299,7 +294,7 @@ def _avoiding(
     schema: OpSchema,
     now: Answered | Exception,
     settings: Settings | None,
-    ask: Callable[[OpSchema], Answered],
+    ask: Ask,
 ) -> tuple[str, ...]:
     """What would avoid it, the cheapest first. What receives no less than the op does now is left
     out where something else pays, and marked where nothing does.
@@ -338,7 +333,7 @@ def _mark(now: Answered, received: int) -> str:
     return "" if least is None or received < least else " (no less than now)"
 
 
-def _of_others(schema: OpSchema, now: Answered, ask: Callable[[OpSchema], Answered]) -> list[str]:
+def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
     """Of an operand that stays as it is: an unreduced sum may be why others are redistributed."""
     moved = [before for before, _ in now.moved]
     for at, spec in enumerate(op_schemas.specs_of(schema)):
@@ -362,7 +357,7 @@ def _of_parts(
     spec = op_schemas.specs_of(schema)[at]
     by = settings if settings is not None and settings.movement else EVERYTHING
     found = []
-    for m, placements in sharded_parts(schema, at, dims, lambda s: by_package(s, by, None)):
+    for m, placements in sharded_parts(schema, at, dims, Ask(by, None)):
         on = "" if by is settings else " with cute_sharding.enable(movement=True)"
         found.append(
             f"{schema.op._opname} sends nothing{on} if a fused weight makes its input "

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cute_sharding.dtensor.profile.asking import Answered
+from cute_sharding.dtensor.profile.asking import Answered, Ask
 from cute_sharding.dtensor.profile.avoiding import (
     NAMED,
-    Ask,
     candidates,
     free_placements,
     is_free,
-    received_to,
     with_placements,
 )
 from cute_sharding.dtensor.replaced import op_schemas
@@ -123,7 +121,10 @@ def _of_operand(
         if is_free(ask, with_placements(schema, places)):
             stays = tuple(now.results[0].placements) == tuple(answered.results[0].placements)
             yield Way(
-                role.operand, placements, received_to(spec, placements), None if stays else gradient
+                role.operand,
+                placements,
+                ask.received_to(spec, placements),
+                None if stays else gradient,
             )
 
 

@@ -248,7 +248,13 @@ def test_hints_are_ranked_and_those_that_do_not_pay_are_marked(mesh):
     many = tensor(mesh, (8, 8), 0)
     with cute_sharding.profile() as off:
         many[1:5]
-    pays = line_of(off, "slice").cause.todo  # by columns it receives less, and a gather is left out
+    todo = line_of(off, "slice").cause.todo  # on CPUs PyTorch gathers on its way to columns, too
+    assert len(todo) == 2 and all(
+        each.endswith("receives 192 B (no less than now)") for each in todo
+    )
+    with cute_sharding.enabled(redistribution=True), cute_sharding.profile() as on:
+        many[1:5]
+    pays = line_of(on, "slice").cause.todo  # by columns it receives less, and a gather is left out
     assert len(pays) == 1 and "[S(1)]; to redistribute it there receives 48 B" in pays[0]
 
 
@@ -313,6 +319,22 @@ def test_a_gradient_names_the_operand_of_its_forward_op(mesh):
     assert cause.todo[0].startswith(f"{hint}, and the gradient of its result [S(1)]; to redistr")
     assert "receives 96 B, besides what the gradient receives" in cause.todo[0]
     assert product_with_a_gradient_of_columns(mesh, Replicate()) == []
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"redistribution": True}], ids=str)
+def test_what_a_way_around_receives_is_what_it_receives(mesh, settings):
+    """Redistributed as the program would: with the package off, on CPUs PyTorch gathers."""
+    x = tensor(mesh, (8, 12), 1)
+    on = nullcontext() if settings is None else cute_sharding.enabled(**settings)
+    with on:
+        with cute_sharding.profile() as p:
+            x.log_softmax(1)
+        with cute_sharding.profile() as followed:
+            x.redistribute(placements=[Shard(0)])
+    (cause,) = [line.cause for line in p.lines if line.events]
+    (way,) = [each for each in cause.todo if "[S(0)]" in each]
+    received = sum(event.received for line in followed.lines for event in line.events)
+    assert f"receives {received:,} B" in way
 
 
 def test_a_gradient_names_how_that_of_the_result_has_to_lie(mesh):
