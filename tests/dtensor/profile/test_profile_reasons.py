@@ -2,20 +2,13 @@
 libraries that communicate, and of what PyTorch refuses.
 """
 
-import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import cute_sharding
 from cute_sharding.profiling import Other
 from cute_sharding.showing.table import text
-
-
-@pytest.fixture
-def mesh():
-    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 
 
 def made(mesh, shape, placement):

@@ -18,8 +18,10 @@ SECONDS = 900  # on the slowest of machines, with other work to do
 @pytest.mark.one_in(len(patches.TABLE))
 @pytest.mark.parametrize("row", patches.TABLE, ids=lambda row: row.name)
 def test_its_test_fails_without(row):
-    """In all processes that the test starts (see children/sitecustomize.py)."""
-    options = ["-x", "-q", "-n", "0", "--one-in", "1", "-p", "no:cacheprovider"]
+    """In all processes that the test starts. (children/sitecustomize.py waits for an import, which
+    pytest would do otherwise to rewrite assertions.)
+    """
+    options = ["-x", "-q", "-n", "0", "--one-in", "1", "-p", "no:cacheprovider", "--assert=plain"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, row.test],
         env={**os.environ, "PYTHONPATH": search_path(REPOSITORY), "WITHOUT_ROW": row.name},
