@@ -45,6 +45,8 @@ class Collective(NamedTuple):
             the gradient of. None where that is not known.
         backward: whether it ran while gradients were computed.
         recomputed: whether it ran again in the backward, for a checkpointed region.
+        caller: the line that called the function that ``place`` is in. None of a gradient, and
+            where that is not known.
 
     >>> place = Place("model.py", 12, "forward")
     >>> one = Collective("all-gather", "", (0, 1), "float32", 4, 10, 10, 10, place)
@@ -63,6 +65,7 @@ class Collective(NamedTuple):
     place: Place | None
     backward: bool = False
     recomputed: bool = False
+    caller: Place | None = None
 
     @property
     def received_bytes(self) -> int:
@@ -81,11 +84,11 @@ class Collective(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The collective as plain data."""
-        place = None if self.place is None else self.place._asdict()
+        lines = {"place": self.place, "caller": self.caller}
         return {
             **self._asdict(),
             "ranks": list(self.ranks),
-            "place": place,
+            **{name: None if line is None else line._asdict() for name, line in lines.items()},
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
             "busiest_bytes": self.busiest_bytes,

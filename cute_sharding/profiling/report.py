@@ -4,6 +4,7 @@ of the program that they belong to.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -156,6 +157,14 @@ class Line(NamedTuple):
         for event in self.events:
             found[event.collective.op] = found.get(event.collective.op, 0) + 1
         return found
+
+    @property
+    def callers(self) -> dict[Place, int]:
+        """From which lines the function of this one was called, as far as that is known, and how
+        many collectives each call led to; the most first.
+        """
+        found = Counter(event.collective.caller for event in self.events)
+        return {line: n for line, n in found.most_common() if line is not None}
 
     def of(self, other: Other) -> int | None:
         """Bytes that another would have received in all calls."""

@@ -8,7 +8,7 @@ from cute_sharding.profiling import Line, Report
 from cute_sharding.showing import flame
 from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 from cute_sharding.showing.pictures import pictures
-from cute_sharding.showing.table import head, kinds_text, place_text, source
+from cute_sharding.showing.table import callers_text, head, kinds_text, place_text, source
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --back: #fff; --text: #222; --soft: #f4f4f6;
@@ -105,7 +105,8 @@ def _row(line: Line) -> str:
         for each in cause.moved
     )
     todo = "".join(f"<li>{escape(each)}</li>" for each in cause.todo)
-    why = escape(cause.why) + (f'<ul class="todo">{todo}</ul>' if todo else "")
+    said = ". ".join(filter(None, (cause.why, callers_text(line))))
+    why = escape(said) + (f'<ul class="todo">{todo}</ul>' if todo else "")
     collectives = escape(kinds_text(line)) or f"none, {of_many(line.calls, 'call')}"
     where += f'<div class="why">{why}</div>'
     numbers = [

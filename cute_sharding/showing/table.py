@@ -16,6 +16,8 @@ from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 NARROWEST = 72
 # Narrower tables leave out seconds.
 WIDE = 96
+# So many of the lines that call a function are named.
+CALLERS = 5
 # Seconds that differ by less of them are alike.
 ALIKE = 0.01
 SWITCH = "cute_sharding.enable(redistribution=True, movement=True)"
@@ -122,7 +124,7 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
                 place_text(cause),
                 cause.op,
                 ",\n".join(dict.fromkeys(moved.change for moved in cause.moved)) or _as_lies(cause),
-                kinds_text(line),
+                kinds_text(line).replace(", ", ",\n"),
                 bytes_text(line.received) + ("" if line.is_of_busiest else "*"),
                 seconds_text(line.model),
                 seconds_text(line.measured),
@@ -142,7 +144,7 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
             "of its own for, and of _StridedShard placements that PyTorch may take for others."
         )
     kept = [row if width >= WIDE else (*row[:6], *row[8:]) for row in rows]
-    table = aligned(kept, width, {1, 2, 3, 4}, {1: 14, 2: 8, 4: 12}, {3: 8})
+    table = aligned(kept, width, {1, 2, 3, 4}, {1: 14, 2: 8}, {3: 8, 4: 16})
     notes = [note, *_blocks(row[3] for row in kept[1:])]
     return ["What is sent, the most first", *table, *_wrapped(notes, width)]
 
@@ -182,6 +184,17 @@ def kinds_text(line: Line) -> str:
     return ", ".join(f"{n} {kind}" for kind, n in line.kinds.items())
 
 
+def callers_text(line: Line) -> str:
+    """From where the function of the line is called, if from several lines."""
+    callers = line.callers
+    if len(callers) < 2:
+        return ""
+    said = [f"{place} ({of_many(n, 'collective')})" for place, n in list(callers.items())[:CALLERS]]
+    left = len(callers) - len(said)
+    more = [f"{of_many(left, 'line')} more"] if left else []
+    return f"Called from {', '.join([*said, *more])}"
+
+
 def _as_lies(cause: Cause) -> str:
     """Of what moves no whole operand: how it lies before and after."""
     if not cause.operands or not cause.results:
@@ -202,7 +215,7 @@ def aligned(
     """Columns: those of ``left`` to the left, the others to the right. Where they do not fit, those
     that have a ``least`` width are cut, the widest first; a line of the program in front, as its
     number is at the end. Where that is not enough, those of ``wraps`` go on in the next line, which
-    their newlines ask for.
+    their newlines ask for, each placement or name whole.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     for narrowest in (least, wraps or {}):
@@ -230,9 +243,10 @@ def aligned(
 
 
 def _placements_wrapped(text: str, width: int) -> list[str]:
-    """Between placements, and never inside of one unless it is wider."""
+    """Between placements or names, and never inside of one unless it is wider."""
     whole = re.sub(r", (?=[^()]*\))", ",\N{NO-BREAK SPACE}", text)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrap(whole, width)]
+    lines = wrap(whole, width, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 # -- why -------------------------------------------------------------------------------------------
@@ -256,6 +270,8 @@ def _reasons(lines: Sequence[Line], width: int) -> list[str]:
             [f"{numbers}. {place_text(line.cause)}{f':  {code}' if code else ''}"], width
         )
         said += _wrapped([f"{line.cause.why}."], width, "   ", "   ")
+        callers = dict.fromkeys([callers_text(each) for _, each in items])
+        said += _wrapped([f"{each}." for each in callers if each], width, "   ", "   ")
         for todo in line.cause.todo:
             said += _wrapped([f"- {todo}."], width, "   ", "     ")
     return said

@@ -74,11 +74,20 @@ def _listed(value: Any) -> Any:
     return [_listed(each) for each in value] if isinstance(value, tuple) else value
 
 
-def _in(other: Other, op: Any) -> Other:
-    """What is received in an op; unknown of those that torch has functions of its own for, which
-    send more than their rules say.
+def _in(other: Other, schema: OpSchema) -> Other:
+    """What is received in an op; unknown of those that torch has functions of its own for, where
+    these may send more than their rules say. That of a convolution
+    (torch/distributed/tensor/_tp_conv.py) does where more than first dims are cut; that of its
+    gradient brings one operand to another's placements.
     """
-    return Other(None) if op in registry.op_handlers() else other
+    if schema.op not in registry.op_handlers():
+        return other
+    placements = [p for spec in op_schemas.specs_of(schema) for p in spec.placements]
+    is_search = op_schemas.place_of(schema.op, "dim") is not None
+    is_gradient = len(schema.op._schema.returns) > 1
+    cuts_first = all(getattr(p, "dim", 0) == 0 for p in placements)
+    is_known = cuts_first and not is_search and not is_gradient
+    return other if is_known else Other(None)
 
 
 def by_torch(schema: OpSchema, network: Any) -> Answered:
@@ -88,7 +97,7 @@ def by_torch(schema: OpSchema, network: Any) -> Answered:
         moved = _moved(schema, found)
         plans = [stock_plan(*redistribution_of(spec, to.placements)) for spec, to in moved]
         other = together([of_stock(plan, spec, network) for plan, (spec, _) in zip(plans, moved)])
-    return Answered(tuple(moved), _results(found), "", _in(other, schema.op))
+    return Answered(tuple(moved), _results(found), "", _in(other, schema))
 
 
 def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
@@ -109,7 +118,7 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
     else:
         other = together([redistributed(a, b, settings, network) for a, b in moved])
     finished = [redistributed(a, b, None, network) for a, b in _finished(found)]
-    other = _in(together([other, *finished]), schema.op)
+    other = _in(together([other, *finished]), schema)
     outcomes = [outcome for _, outcome in counted.outcomes]
     return Answered(
         tuple(moved), _results(found), outcomes[-1] if outcomes else "", other, function

@@ -31,6 +31,7 @@ class Found(NamedTuple):
 
     Attributes:
         line: the line that it runs for; None where none is known.
+        caller: the line that called the function which that line is in; None of a gradient.
         traced: the line that it was traced from, where a graph's own code runs.
         backward: whether gradients are computed now.
         recomputed: whether it runs again, for a checkpoint.
@@ -42,6 +43,7 @@ class Found(NamedTuple):
     """
 
     line: Line | None
+    caller: Line | None
     traced: Place | None
     backward: bool
     recomputed: bool
@@ -121,6 +123,7 @@ class Lines:
         """Where what runs in the frame ``start`` is."""
         node = observing.current_node()
         line: Line | None = None
+        caller: Line | None = None
         recomputed, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
         is_inside = True  # of what autograd's engine runs, if it is at work
@@ -144,6 +147,7 @@ class Lines:
                         traced = observing.node_of_graph(frame)
             if node is None:
                 if line is not None:
+                    caller = self.innermost(frame.f_back)
                     break
             else:
                 recomputed = recomputed or kind.recomputes
@@ -159,6 +163,7 @@ class Lines:
             written, op = observing.line_of_node(traced), observing.op_of_node(traced)
         return Found(
             line,
+            caller,
             None if written is None else Place(*written),
             node is not None,
             recomputed,

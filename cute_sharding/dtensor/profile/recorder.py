@@ -63,8 +63,12 @@ class Recorder:
     def collectives(self) -> list[Collective]:
         """All that ran, in order."""
         for seen in self._seen[len(self._collectives) :]:
-            self._collectives.append(collective_of(seen, self.place_of(seen.found)))
+            self._collectives.append(self.collective_of(seen, self.place_of(seen.found)))
         return self._collectives
+
+    def collective_of(self, seen: Seen, place: Place | None) -> Collective:
+        """As a value, of that line."""
+        return collective_of(seen, place, self._lines.place(seen.found.caller))
 
     def place_of(self, found: Found) -> Place | None:
         """The line as plain values."""
@@ -130,8 +134,8 @@ class Recorder:
         """A collective is about to run, or a batch of messages has been handed over."""
 
 
-def collective_of(seen: Seen, place: Place | None) -> Collective:
-    """As a value, of that line."""
+def collective_of(seen: Seen, place: Place | None, caller: Place | None) -> Collective:
+    """As a value, of that line, which is in a function that ``caller`` calls."""
     every = [sent_by(post) for post in seen.posts]
     sent = every[0] if len(every) == 1 and seen.posts else _one_batch(every)
     itemsize, amount = sent.tensor.dtype.itemsize, sent.amount
@@ -148,6 +152,7 @@ def collective_of(seen: Seen, place: Place | None) -> Collective:
         place,
         found.backward,
         found.recomputed,
+        caller,
     )
 
 

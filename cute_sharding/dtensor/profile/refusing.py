@@ -11,7 +11,7 @@ from cute_sharding.dtensor.profile.amounts import Posted
 from cute_sharding.dtensor.profile.causes import name_of, of_asked, of_call
 from cute_sharding.dtensor.profile.places import Found
 from cute_sharding.dtensor.profile.profiler import Asked, Call, Note, Profiler, Ran
-from cute_sharding.dtensor.profile.recorder import Seen, collective_of
+from cute_sharding.dtensor.profile.recorder import Seen
 from cute_sharding.profiling import Cause, Place
 
 ACTIONS = ("raise", "warn")
@@ -40,7 +40,7 @@ class _Refusing(Profiler):
         if key in self._warned:
             return
         self._warned.add(key)
-        sent = collective_of(Seen((post,), found, None), source.place)
+        sent = self.collective_of(Seen((post,), found, None), source.place)
         if isinstance(source, Call):
             ran = Ran(source, 0.0, 0.0, found.moved)
             cause = of_call(source, [ran], [sent], None, self.forward_of(source))
@@ -60,10 +60,10 @@ def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
         if cause.place is None
         else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
     )
-    of = "the gradient of " if cause.backward else ""
+    what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
     todo = [*cause.todo, "take the line out of the no_communication() block"]
     return (
-        f"{of}{cause.op} at {where} communicates, where nothing may be sent: {kind} among "
+        f"{what} communicates, where nothing may be sent: {kind} among "
         f"{len(ranks)} ranks. {cause.why[:1].upper()}{cause.why[1:]}. What to do: "
         f"{'; or '.join(todo)}."
     )

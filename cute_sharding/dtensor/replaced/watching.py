@@ -169,7 +169,9 @@ def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _sent(of: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
     """An op that communicates is run. What it runs in turn is a part of it."""
     watchers = _watchers()
-    if not watchers or ((is_tracing() or _has_no_elements(args)) and _is_compiled()):
+    if not watchers:
+        return run()
+    if ((_modes_on() and is_tracing()) or _has_no_elements(args)) and _is_compiled():
         return run()
     for watcher in watchers:
         run = partial(watcher.run, of, args, kwargs, run)

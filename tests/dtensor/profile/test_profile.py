@@ -8,11 +8,17 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from profiled import ON, program, tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.showing.table import aligned, text
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 
 
 def line_of(p, op):

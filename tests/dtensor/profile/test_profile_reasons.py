@@ -2,13 +2,20 @@
 libraries that communicate, and of what PyTorch refuses.
 """
 
+import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import cute_sharding
 from cute_sharding.profiling import Other
 from cute_sharding.showing.table import text
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 
 
 def made(mesh, shape, placement):
@@ -82,3 +89,51 @@ def test_what_pytorch_refuses_or_is_not_known_is_said_in_its_column(mesh):
     assert " ?\n" in unknown and "?: not known" in unknown
     known = table(Other(48))
     assert " 48 B\n" in known and "not known" not in known
+
+
+def test_a_convolution_sends_nothing_where_images_are_cut_by_number(mesh):
+    kernels = made(mesh, (16, 16, 3), Shard(0))
+    x = made(mesh, (4, 16, 8), Shard(2))
+    with cute_sharding.enabled(redistribution=True, movement=True):
+        (cause,) = causes(lambda: torch.nn.functional.conv1d(x, kernels, padding=1))
+        assert "convolution sends nothing if operand 0 is [R]" in " ".join(cause.todo)
+        whole = x.redistribute(placements=[Replicate()])
+        assert causes(lambda: torch.nn.functional.conv1d(whole, kernels, padding=1)) == []
+
+
+def test_a_function_that_several_lines_call_says_which(mesh):
+    def last(x):
+        return x[:, -2:]
+
+    x = made(mesh, (4, 8), Shard(1))
+    with cute_sharding.profile() as p:
+        last(x)
+        for _ in range(2):
+            last(x * 2)
+    (line,) = p.lines
+    (first, one), (then, two) = sorted(line.callers.items())
+    assert (one, two) == (1, 2) and then.line == first.line + 2
+    said = f"Called from {then} (2 collectives), {first} (1 collective)."
+    assert said in " ".join(p.table(100).split())
+    assert p.to_dict()["lines"][0]["events"][0]["caller"] == first._asdict()
+    assert said.partition("from ")[0] in p.html()
+    with cute_sharding.profile() as p:
+        last(x)
+    assert "Called from" not in p.table(100)
+
+
+def test_kinds_of_collectives_are_not_cut(mesh):
+    """In the narrowest table."""
+    x = made(mesh, (64, 64), Shard(1)).requires_grad_()
+
+    def run():
+        y = (x @ x).redistribute(placements=[Shard(0)])
+        y.cumsum(0).sum().full_tensor().backward()
+
+    with cute_sharding.profile() as p:
+        run()
+    shown = p.table(72).partition("received: bytes")[0]
+    wide = p.table(200).partition("received: bytes")[0]
+    for kind in ("all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
+        assert shown.count(kind) == wide.count(kind)
+    assert max(map(len, shown.splitlines())) <= 80

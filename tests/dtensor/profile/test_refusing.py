@@ -7,6 +7,7 @@ import profiled
 import pytest
 import torch
 from profiled import ON, program, tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
@@ -14,6 +15,11 @@ from cute_sharding.dtensor.profile import Recorder
 from cute_sharding.dtensor.profile.refusing import CommunicationError
 
 pytest_plugins = "pytester"
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 
 
 def test_the_first_collective_raises_before_it_is_sent(mesh):
@@ -41,7 +47,7 @@ def test_what_the_program_asks_for_may_pass(mesh):
 def test_a_gradient_raises_with_the_line_of_its_forward_op(mesh):
     w = DTensor.from_local(torch.ones(8, 6), mesh, [Replicate()]).requires_grad_()
     with (
-        pytest.raises(CommunicationError, match="the gradient of redistribute at") as raised,
+        pytest.raises(CommunicationError, match="redistribute, for a gradient of") as raised,
         cute_sharding.no_communication(),
     ):
         rows = w.redistribute(placements=[Shard(0)])  # a slice, and its gradient a gather
@@ -83,8 +89,8 @@ def test_a_warning_for_each_op_of_a_line_and_each_gradient(mesh):
         step()
         step()
     rows = [line.cause for line in p.lines if line.events]
-    listed = {("the gradient of " if cause.backward else "") + cause.op for cause in rows}
-    said = [str(each.message).partition(" at ")[0] for each in caught]
+    listed = {cause.op + (", for a gradient of" if cause.backward else " at") for cause in rows}
+    said = [str(each.message).partition(" /")[0] for each in caught]
     assert len(rows) > len(listed) == 4
     assert sorted(said) == sorted(listed)
 
