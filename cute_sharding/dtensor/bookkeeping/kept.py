@@ -43,6 +43,9 @@ TABLE = (
     Kept("replaced.watching._everyone", "who is told of what runs, while a program asks"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
     Kept("bookkeeping.telling._told", "what the log has told of", True),
+    Kept("profile.codes.OWN", "which codes of frames are the program's own", True),
+    Kept("profile.codes.OTHERS", "which are not", True),
+    Kept("profile.codes.KNOWN", "what each of them is", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("replaced.process_groups._stood_for", "the backend that a dry run's stands for"),
 )

@@ -17,6 +17,7 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeAlias
 
+from cute_sharding.dtensor.profile import codes
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.profiling import Place
 
@@ -58,20 +59,15 @@ class Lines:
 
     Attributes:
         noted: the number of the next node whose line is to be noted.
-        own, others: the numbers (``id``) of the codes that are the program's own, and of those that
-            are not, as far as they are known.
     """
 
     def __init__(self) -> None:
         self.noted = observing.nodes_made()
-        self.own: set[int] = set()
-        self.others: set[int] = set()
         self._thread = get_ident()  # each numbers its nodes
         self._first: list[int] = []  # numbers of nodes, ascending, and the line of each and of
         self._lines: list[Line | None] = []  # those after it, up to the next number
         self._places: dict[tuple[int, int], Place] = {}
-        # What each code is that was met. Kept with it, so that no other code gets its address.
-        self._codes: dict[int, tuple[CodeType, observing.Kind, bool]] = {}
+        codes.forget_many()
 
     def here(self, node: Any) -> tuple[Line | None, bool]:
         """(the line, whether it is a gradient) of what runs, and of autograd's node at work."""
@@ -102,7 +98,7 @@ class Lines:
         frame = start
         while frame is not None:
             number = id(frame.f_code)
-            if number in self.own or (number not in self.others and self._known(frame)[1].is_own):
+            if number in codes.OWN or (number not in codes.OTHERS and codes.learn(frame)[1].is_own):
                 return frame.f_code, frame.f_lineno
             frame = frame.f_back
         return None
@@ -130,7 +126,7 @@ class Lines:
         frame: FrameType | None = start
         while frame is not None:
             code = frame.f_code
-            _, kind, is_on_the_way = self._codes.get(id(code)) or self._known(frame)
+            _, kind, is_on_the_way = codes.KNOWN.get(id(code)) or codes.learn(frame)
             if is_on_the_way:
                 if line is None and is_inside:
                     within.append(kind.called)
@@ -172,20 +168,3 @@ class Lines:
             tuple(within),
             op,
         )
-
-    def _known(self, frame: FrameType) -> tuple[CodeType, observing.Kind, bool]:
-        """The code of a frame, what it is, and whether no more is of interest than its name."""
-        code = frame.f_code
-        known = self._codes.get(id(code))
-        if known is None:
-            kind = observing.kind_of(frame)
-            is_on_the_way = not (
-                kind.is_own
-                or kind.starts_backward
-                or kind.recomputes
-                or kind.moves
-                or kind.is_graph
-            )
-            known = self._codes[id(code)] = code, kind, is_on_the_way
-            (self.own if kind.is_own else self.others).add(id(code))
-        return known

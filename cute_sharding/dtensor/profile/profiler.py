@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
+from cute_sharding.dtensor.profile.codes import OTHERS, OWN
 from cute_sharding.dtensor.profile.places import Found, Line
 from cute_sharding.dtensor.profile.recorder import Recorder
 from cute_sharding.dtensor.replaced import observing
@@ -164,9 +165,9 @@ class Profiler(Recorder):
         number, kind = -1, None
         if node is None:
             frame: FrameType | None = sys._getframe(2)
-            while frame is not None and id(frame.f_code) in lines.others:
+            while frame is not None and id(frame.f_code) in OTHERS:
                 frame = frame.f_back
-            if frame is not None and id(frame.f_code) in lines.own:
+            if frame is not None and id(frame.f_code) in OWN:
                 line: Line | None = (frame.f_code, frame.f_lineno)
             else:
                 line = lines.innermost(frame)
