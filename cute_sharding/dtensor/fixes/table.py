@@ -221,6 +221,13 @@ TABLE: tuple[Fix, ...] = (
         releases=("2.13",),
     ),
     Fix(
+        _names("nansum.default", "sum.default|dim_IntList", "any.default|dim|dims"),
+        "What is pending stays pending: flags, integers and sums of what is no NaN are made of "
+        "contributions.",
+        when.is_not_of_contributions,
+        "torch finishes it first",
+    ),
+    Fix(
         _names("embedding.default", "gather.default"),
         "What is pending has a mask of its own, and most ops that follow raise. Rows of a replica, "
         "which no operand says to be cut, are cut as well, on a mesh dim that the op has left.",
