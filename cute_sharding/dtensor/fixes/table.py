@@ -235,6 +235,12 @@ TABLE: tuple[Fix, ...] = (
         "the mask ends with the op",
     ),
     Fix(
+        ("embedding_dense_backward.default",),
+        "How often a row is read is counted of a part of the indices.",
+        _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[4:])),
+        "torch counts all of them",
+    ),
+    Fix(
         ("gather.default",),
         "An index with fewer rows than a dim that is cut is cut alike: its rows meet others.",
         _sharded_and(when.picks_of_fewer_rows),

@@ -98,6 +98,12 @@ SHOWN = {
         [[S(0)], [R]],
         (2,),
     ),
+    "embedding_dense_backward.default": (
+        lambda w, i: F.embedding(i, w, scale_grad_by_freq=True),
+        [values(7, 4), torch.tensor([[3, 3, 1, 0], [3, 1, 5, 5]])],
+        [[R], [S(0)]],
+        (2,),
+    ),
     "view.dtype": (
         lambda x: x * 0 + x.detach().sum(0).view(torch.int32).double(),
         [values(4, 6)],

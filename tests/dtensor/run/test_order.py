@@ -188,3 +188,11 @@ def test_a_dtype_is_of_the_call_that_asks_for_it():
         x = distribute(values(4, 6), (2,), [Shard(0)])
         for dtype in (torch.float32, torch.float64):
             assert torch.linalg.vector_norm(x, 2, 1, dtype=dtype).dtype == dtype
+
+
+def test_convolutions_of_one_channel_on_each_device_lie_as_they_say():
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(values(2, 3, 4), (4,), [Shard(2)]).transpose(1, 2)
+        result = F.conv1d(x, distribute(values(2, 4, 1), (4,), [Shard(1)]))
+        assert_lies_as_it_says(result, "channels")
+        assert result.view(4, 3).shape == (4, 3)
