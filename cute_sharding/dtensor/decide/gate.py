@@ -14,6 +14,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
+from cute_sharding.dtensor.decide.local_results import laying_out
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.door.cuts import (
     some_device_is_empty,
@@ -164,7 +165,8 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         wanted = found.redistribute_schema
         answer = None if wanted is None else answers.answer_of(wanted)
         prepare = None if answer is None else answer.prepare
-        return dispatch.run_as(op, args, found, redistribute_local_tensor, prepare)
+        run = laying_out(op, found) or op
+        return dispatch.run_as(run, args, found, redistribute_local_tensor, prepare)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = op_schemas.place_of(op, "dim")

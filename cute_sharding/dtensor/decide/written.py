@@ -44,7 +44,9 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
         return found
     answer = answers.answer_of(wanted)
-    run = TakingBack(op, wanted.op, schema, wanted, None if answer is None else answer.prepare)
+    # torch names what is wanted of lists of tensors one by one, between the other arguments.
+    nested = op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
+    run = TakingBack(op, wanted.op, schema, nested, None if answer is None else answer.prepare)
     found = answers.instead(found, schema, run, takes_all=True)
     gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
     if gives_these or any(argument.is_out for argument in op._schema.arguments):

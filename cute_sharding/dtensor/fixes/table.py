@@ -221,11 +221,24 @@ TABLE: tuple[Fix, ...] = (
         releases=("2.13",),
     ),
     Fix(
+        _names("nansum.default", "sum.default|dim_IntList", "any.default|dim|dims"),
+        "What is pending stays pending: flags, integers and sums of what is no NaN are made of "
+        "contributions.",
+        when.is_not_of_contributions,
+        "torch finishes it first",
+    ),
+    Fix(
         _names("embedding.default", "gather.default"),
         "What is pending has a mask of its own, and most ops that follow raise. Rows of a replica, "
         "which no operand says to be cut, are cut as well, on a mesh dim that the op has left.",
         _sharded,
         "the mask ends with the op",
+    ),
+    Fix(
+        ("embedding_dense_backward.default",),
+        "How often a row is read is counted of a part of the indices.",
+        _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[4:])),
+        "torch counts all of them",
     ),
     Fix(
         ("gather.default",),

@@ -12,6 +12,7 @@ from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
+    Partial,
     Replicate,
     Shard,
     StridedShard,
@@ -39,6 +40,18 @@ def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
         return None
     ndim = max(len(first.shape), 1)
     return frozenset(d % ndim for d in ([named] if isinstance(named, int) else named))
+
+
+def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether something is pending, and what a reduction makes of it is not what it makes of the
+    contributions: of all but a sum that is not to be of integers.
+    """
+    if not any(isinstance(p, Partial) for spec in specs for p in spec.placements):
+        return False
+    if registry.name_of(schema.op).partition(".")[0] != "sum":
+        return True
+    dtype: Any = schema.kwargs_schema.get("dtype")
+    return dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
 
 
 def names_no_dim(schema: OpSchema, at: int) -> bool:

@@ -131,14 +131,15 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
 
 
 def run_as(
-    op: torch._ops.OpOverload,
+    run: Callable[..., Any],
     args: tuple[Any, ...],
     found: OutputSharding,
     move: Callable[..., torch.Tensor],
     prepare: Callable[[Sequence[Any]], Sequence[Any]] | None,
 ) -> Any:
-    """The op on local tensors that were brought by ``move(local, spec, spec)`` to where ``found``
-    has them, and ``prepare``: what its local arguments are made into, if anything.
+    """What ``run``, which stands for an op, gives on local tensors that were brought by
+    ``move(local, spec, spec)`` to where ``found`` has them, and ``prepare``: what its local
+    arguments are made into, if anything.
     """
     wanted = args if found.redistribute_schema is None else found.redistribute_schema.args_schema
 
@@ -154,7 +155,7 @@ def run_as(
         return moved._local_tensor
 
     given: Sequence[Any] = [local(arg, spec) for arg, spec in zip(args, wanted)]
-    result = op(*(given if prepare is None else prepare(given)))
+    result = run(*(given if prepare is None else prepare(given)))
     return DTensor._op_dispatcher.wrap(result, found.output_spec)
 
 

@@ -8,7 +8,7 @@ the dispatcher's last step may be replaced here, and are put back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -88,17 +88,34 @@ _OURS = "cute_sharding"
 
 
 def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
-    """torch's schema infos of all other ops that have a rule, as any answer may be ours, kept apart
-    where they can be: C++ tells an info without keywords from one with some, whichever these are.
-    So ours has one where torch's has none, and none where torch's are no keywords of the op.
+    """torch's schema infos of all other ops that have a rule, as any answer may be ours, with the
+    keywords that say how results lie, of which torch's may lack some: what one call was given would
+    be taken for another's. And kept apart where they can be: C++ tells an info without keywords
+    from one with some, whichever these are. So ours has one where torch's has none, and none where
+    torch's are no keywords of the op.
     """
     found, none = {}, RuntimeSchemaInfo()
     for op in with_rules().difference(named):
         info = schema_info(op) or none
-        keywords = info.static_kwargkey
-        if not (keywords and _has_one_of(op, keywords)):
+        keywords = info.static_kwargkey or []
+        lacking = _of_results(op).difference(keywords)
+        if lacking:
+            named_too = [*keywords, *sorted(lacking), _OURS]
+            found[op] = RuntimeSchemaInfo(info.static_argnum, named_too, info.needs_pytree)
+        elif not (keywords and _has_one_of(op, keywords)):
             found[op] = _kept_apart(info.static_argnum, bool(keywords), info.needs_pytree)
     return found
+
+
+@cache
+def _of_results(op: Any) -> frozenset[str]:
+    """The keywords of an op that say of which dtype its results are, and how they lie."""
+    return _KINDS_OF_RESULTS.intersection(
+        [each.name for each in op._schema.arguments if each.kwarg_only]
+    )
+
+
+_KINDS_OF_RESULTS = frozenset(("dtype", "output_dtype", "layout", "memory_format"))
 
 
 def _has_one_of(op: Any, keywords: Sequence[str]) -> bool:

@@ -162,9 +162,9 @@ def written_by_mask(
 
 def embedding_backward(
     gradient: Shape, index: Shape, rows: int, padding: int, by_frequency: bool = False
-) -> str | None:
-    """The sum of the gradients of each row; scaled by frequency there is no signature."""
-    return None if by_frequency else "... e, ... -> [v] e"
+) -> str:
+    """The sum of the gradients of each row; scaled by frequency of all of them at once."""
+    return "[...] e, [...] -> [v] e" if by_frequency else "... e, ... -> [v] e"
 
 
 _MAX = 2  # torch's number of this mode of bags

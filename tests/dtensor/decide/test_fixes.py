@@ -86,10 +86,22 @@ SHOWN = {
         [[S(0)]],
         (2,),
     ),
+    "nansum.default": (
+        lambda x: x.detach().sum(0).sum(dtype=torch.int64),
+        [torch.full((2, 1), 0.5)],
+        [[S(0)]],
+        (2,),
+    ),
     "embedding.default": (
         lambda w, i: F.embedding(i, w).view(8, 4),
         [values(9, 4), torch.tensor([[3, 0, 8, 8], [5, 1, 7, 2]])],
         [[S(0)], [R]],
+        (2,),
+    ),
+    "embedding_dense_backward.default": (
+        lambda w, i: F.embedding(i, w, scale_grad_by_freq=True),
+        [values(7, 4), torch.tensor([[3, 3, 1, 0], [3, 1, 5, 5]])],
+        [[R], [S(0)]],
         (2,),
     ),
     "view.dtype": (

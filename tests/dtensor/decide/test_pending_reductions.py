@@ -73,3 +73,26 @@ def test_nothing_is_gathered_for_them(name, placement):
         with CommDebugMode() as communicated:
             assert reduced(x).placements in [(Partial(each),) for each in same]
         assert communicated.get_total_counts() == 0
+
+
+OF_THE_SUM = {
+    "any": lambda x: x.any(0),
+    "any of all": lambda x: x.any(),
+    "sum, rounded": lambda x: x.sum(0, dtype=torch.int64),
+    "sum of all, rounded": lambda x: x.sum(dtype=torch.int32),
+    "nansum": lambda x: x.nansum(0),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_SUM)
+@pytest.mark.parametrize(
+    "placements", [[Partial(), Shard(0)], [Partial(), Shard(1)], [Partial(), S(0)]], ids=str
+)
+def test_of_a_sum_that_is_pending_not_of_what_each_device_adds(name, placements):
+    with plain():
+        parts = [torch.tensor([[2.5, 0.5, torch.inf], [0.5, -1.0, 1.0]]).repeat(2, 1)]
+        parts.append(torch.tensor([[0.5, -0.5, -torch.inf], [0.0, 1.0, 1.0]]).repeat(2, 1))
+        wanted = OF_THE_SUM[name](parts[0] + parts[1])
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        x = distribute({rank: parts[rank // 2] for rank in range(4)}, (2, 2), placements)
+        assert_close(OF_THE_SUM[name](x), wanted, name)

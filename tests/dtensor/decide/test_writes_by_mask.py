@@ -4,7 +4,7 @@ backward. Ops whose results have no shape that is known say what to do.
 
 import pytest
 import torch
-from op_programs import S, compare, index, values
+from op_programs import S, assert_close, compare, index, values
 from simulation import distribute, mesh_of, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -180,6 +180,19 @@ def test_what_lies_alike_is_written_where_it_is(mesh, placements):
 
 
 @pytest.mark.one_in(1)
+@pytest.mark.parametrize("of", [R, Shard(0), Shard(1), S(0)], ids=str)
+@pytest.mark.parametrize("given", [R, Shard(0), Shard(1), Partial()], ids=str)
+def test_rows_by_number(of, given):
+    rows, row = torch.tensor([0, 2]), values(2, 6)
+    wanted = FULL.clone()
+    wanted[rows] = 2 * row if given == Partial() else row
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(FULL.clone(), (2,), [of])
+        x[distribute(rows, (2,), [R])] = distribute(row, (2,), [given])
+        assert x.placements == (of,)
+        assert_close(x, wanted, f"{of} {given}")
+
+
 def test_what_is_pending_is_finished_first():
     mesh = (2,)
     with ranks_of(mesh):

@@ -160,3 +160,39 @@ def test_a_compiled_program_for_many_sizes_leaves_what_an_eager_one_does():
                 cut(x.t()).to_local().stride()
                 == x.t().redistribute(placements=[Shard(1)]).to_local().stride()
             )
+
+
+AS_ASKED = {
+    "to": lambda x, **asked: x.to(torch.bfloat16, **asked),
+    "empty_like": torch.empty_like,
+    "zeros_like": torch.zeros_like,
+    "full_like": lambda x, **asked: torch.full_like(x, 2.0, **asked),
+    "rand_like": torch.rand_like,
+}
+
+
+@pytest.mark.parametrize("name", AS_ASKED)
+def test_a_memory_format_is_of_the_call_that_asks_for_it(name):
+    op, asked = AS_ASKED[name], {"memory_format": torch.channels_last}
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(4, 3, 2, 5), (2,), [Shard(0)])
+        op(x)
+        made = op(x, **asked)
+        assert made.stride() == (30, 1, 15, 3)
+        assert_lies_as_it_says(made, name)
+        assert op(x).stride() == (30, 10, 5, 1)
+
+
+def test_a_dtype_is_of_the_call_that_asks_for_it():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(4, 6), (2,), [Shard(0)])
+        for dtype in (torch.float32, torch.float64):
+            assert torch.linalg.vector_norm(x, 2, 1, dtype=dtype).dtype == dtype
+
+
+def test_convolutions_of_one_channel_on_each_device_lie_as_they_say():
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(values(2, 3, 4), (4,), [Shard(2)]).transpose(1, 2)
+        result = F.conv1d(x, distribute(values(2, 4, 1), (4,), [Shard(1)]))
+        assert_lies_as_it_says(result, "channels")
+        assert result.view(4, 3).shape == (4, 3)
