@@ -22,6 +22,7 @@ from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.messages import in_flight
 from cute_sharding.dtensor.run.packing import in_shape
+from cute_sharding.dtensor.run.specs import OfThisProcess
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
 
@@ -47,7 +48,7 @@ class _Shapes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunnablePlan(ReshardPlan):
+class RunnablePlan(OfThisProcess, ReshardPlan):
     """A plan for tensors on DeviceMeshes, which runs on their ranks.
 
     Attributes:
@@ -57,6 +58,11 @@ class RunnablePlan(ReshardPlan):
 
     names: tuple[tuple[str, ...], ...] = ()
     specs: tuple[Specs, ...] = ()
+
+    @property
+    def _meshes(self) -> Iterator[DeviceMesh]:
+        """The meshes of all tensors."""
+        return (spec.mesh for specs in self.specs for spec in specs)
 
     def run(self, state: Any, *, into: Any = None, since: Any = None) -> Any:
         """Move the tensors of a state that lies as the plan's source does. Modules, optimizers,

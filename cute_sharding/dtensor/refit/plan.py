@@ -16,12 +16,12 @@ from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.specs import Spec
+from cute_sharding.dtensor.run.specs import OfThisProcess, Spec
 from cute_sharding.models.refit import Refit
 
 
 @dataclass(frozen=True, eq=False)
-class RefitPlan(Refit):
+class RefitPlan(OfThisProcess, Refit):
     """A planned refit, which may be run any number of times.
 
     What it is of and takes (``received_bytes``, ``received_by(rank)``, ``collectives``,
@@ -112,7 +112,8 @@ class RefitPlan(Refit):
         taken; what was padded is left out. Values that were cast to fewer bits stay rounded.
 
         Raises:
-            ValueError: the results have not all elements of the sources.
+            ValueError: the results have not all elements of the sources, or the way back does not
+                keep within the ``memory_limit``.
 
         >>> import torch
         >>> from torch.distributed.tensor import Shard
@@ -128,10 +129,14 @@ class RefitPlan(Refit):
 
     # -- as it runs --------------------------------------------------------------------------------
 
+    @property
+    def _meshes(self) -> list[Any]:
+        """The meshes of all tensors."""
+        return [spec.mesh for spec in (*self.source.values(), *self.target.values())]
+
     @cached_property
     def _running(self) -> Running:
-        meshes = [spec.mesh for spec in (*self.source.values(), *self.target.values())]
-        return Running(self, meshes, [spec.dtype for spec in self.target.values()])
+        return Running(self, self._meshes, [spec.dtype for spec in self.target.values()])
 
     def _check_meshes(self) -> None:
         found = set()

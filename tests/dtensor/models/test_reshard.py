@@ -1,5 +1,7 @@
 """Whole models between meshes: on real processes; and in one, what needs no other."""
 
+import copy
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -48,6 +50,31 @@ def test_a_process_that_dies_half_way(tmp_path):
 def alone():
     """A mesh of this rank alone."""
     return DeviceMesh("cpu", [0])
+
+
+def test_plans_of_this_process_stay_in_it():
+    """A pickled mesh has the rank of the process that it comes from, and equals this one's."""
+    square = mesh_of((2, 4))
+    state = {"w": distribute_tensor(torch.ones(8, 8), square, [Shard(0), Replicate()])}
+    turned = lambda w: {"w": w["w"].mT}  # noqa: E731
+    for plan in (
+        cute_sharding.plan_reshard(state, "R, S(1)"),
+        cute_sharding.plan_refit(turned, state, {"w": (square, "R, S(1)")}),
+    ):
+        with pytest.raises(TypeError, match="Plan on each rank, which sends nothing"):
+            pickle.dumps(plan)
+        assert copy.copy(plan) is copy.deepcopy([plan])[0] is plan
+
+
+def test_plans_of_sizes_are_sent():
+    spec = {"w": Spec((8, 8), (2, 4), "S(0), R")}
+    turned = lambda w: {"w": w["w"].mT}  # noqa: E731
+    for plan in (
+        cute_sharding.plan_reshard(spec, {"w": Spec((8, 8), (8,), "S(1)")}),
+        cute_sharding.plan_refit(turned, spec, {"w": ((8,), "S(1)")}),
+    ):
+        sent = pickle.loads(pickle.dumps(plan))
+        assert str(sent) == str(plan) and sent.parts(3) == plan.parts(3)
 
 
 def test_plans_of_a_model_on_meta():
