@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.models.running import ReshardError
 from cute_sharding.dtensor.refit.running import Running
 from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced
@@ -64,6 +67,8 @@ class RefitPlan(OfThisProcess, Refit):
             TypeError: the plan was made of sizes, or of an exchange.Mesh: nothing to run on.
             ValueError: a tensor of ``state`` or ``into`` is missing, or lies otherwise than was
                 planned.
+            ReshardError: something has failed meanwhile; its ``moved`` and ``left`` name the
+                tensors of ``into`` that are wholly written, and the others.
         """
         self._check_meshes()
         rank = process_groups.this_rank()
@@ -74,9 +79,11 @@ class RefitPlan(OfThisProcess, Refit):
             else _as_planned("into", into, name, spec, rank in spec.ranks.ranks, spec.dtype)
             for name, spec in self.target.items()
         ]
+        onto = [None if x is None else x._local_tensor for x in given]
         with torch.no_grad():
-            onto = [None if x is None else x._local_tensor for x in given]
-            results = self._running.run(locals_, onto)
+            operands = self._running.given(locals_)
+            with self._said(onto) as written:
+                results = self._running.run(operands, onto, written.add)
         return {
             name: tensor_specs.made(local, spec.to_dtensor_spec(), requires_grad=False)
             if tensor is None
@@ -137,6 +144,44 @@ class RefitPlan(OfThisProcess, Refit):
     @cached_property
     def _running(self) -> Running:
         return Running(self, self._meshes, [spec.dtype for spec in self.target.values()])
+
+    @contextmanager
+    def _said(self, onto: Sequence[torch.Tensor | None]) -> Iterator[set[int]]:
+        """What fails is said by the tensors that are written to: those of the buckets that it is
+        told, and the others.
+        """
+        written: set[int] = set()
+        try:
+            yield written
+        except Exception as error:
+            if all(x is None for x in onto):
+                raise
+            some, left = self._moved_and_left(written, onto)
+            raise ReshardError(
+                f"refit failed: {type(error).__name__}: {error}. Wholly written: {listed(some)}. "
+                f"As they were, or written in part: {listed(left)}",
+                some,
+                left,
+            ) from error
+
+    def _moved_and_left(
+        self, written: Collection[int], onto: Sequence[torch.Tensor | None]
+    ) -> tuple[list[str], list[str]]:
+        rank = process_groups.this_rank()
+        waiting = {
+            result
+            for number, each in enumerate(self.packed)
+            if number not in written
+            for i in each.members
+            for result in self.members[i].results
+        }
+        # What is not contiguous is written at the end.
+        waiting.update(k for k, x in enumerate(onto) if x is not None and not x.is_contiguous())
+        mine = [
+            (k, name) for k, (name, x) in enumerate(self.target.items()) if rank in x.ranks.ranks
+        ]
+        some = [name for k, name in mine if k not in waiting]
+        return some, [name for k, name in mine if k in waiting]
 
     def _check_meshes(self) -> None:
         found = set()
