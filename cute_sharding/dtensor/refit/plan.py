@@ -18,6 +18,7 @@ from cute_sharding.dtensor.refit.running import Running
 from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
+from cute_sharding.dtensor.run.apart import lie_alike, meetings
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.specs import OfThisProcess, Spec
 from cute_sharding.models.refit import Refit
@@ -82,6 +83,7 @@ class RefitPlan(OfThisProcess, Refit):
         onto = [None if x is None else x._local_tensor for x in given]
         with torch.no_grad():
             operands = self._running.given(locals_)
+            self._check_into(operands, onto)
             with self._said(onto) as written:
                 results = self._running.run(operands, onto, written.add)
         return {
@@ -144,6 +146,23 @@ class RefitPlan(OfThisProcess, Refit):
     @cached_property
     def _running(self) -> Running:
         return Running(self, self._meshes, [spec.dtype for spec in self.target.values()])
+
+    def _check_into(
+        self, given: Sequence[torch.Tensor], onto: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Raises:
+        ValueError: a source is written over before it is sent, for all that is known.
+        """
+        if dispatch_modes.local_tensor_mode() is not None:
+            return
+        written = {k: [x] for k, x in enumerate(onto) if x is not None}
+        for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
+            if not lie_alike(self._running.kept_view(k, given), x):
+                raise ValueError(
+                    f"into: {self.results[k].name!r} is in the memory of {self.operands[i].name!r} "
+                    "of the state, and would be written there while that is read: give it its own "
+                    "memory"
+                )
 
     @contextmanager
     def _said(self, onto: Sequence[torch.Tensor | None]) -> Iterator[set[int]]:

@@ -12,7 +12,7 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
 from cute_sharding.dtensor.run.messages import in_flight, in_group, started
-from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, unpacked
+from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
@@ -148,6 +148,17 @@ class Running:
     def _made(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
         shape = self.refit.results[k].placed.local_shape(rank)
         return local.new_empty((0,) if shape is None else shape, dtype=self.dtypes[k])
+
+    def kept_view(self, result: int, given: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """A result that is a part of an operand on this rank, as a view; None: it is not."""
+        for number in range(len(self.refit.packed)):
+            for i, member in enumerate(self._members(number)):
+                if result in member.results and self._is_mine(number):
+                    part = self.part(number, process_groups.this_rank()).parts[i]
+                    operands = [given[k] for k in member.operands]
+                    operands += [torch.zeros(1) for _ in member.constants]
+                    return own_view(part, member.results.index(result), operands)
+        return None
 
     # -- one bucket --------------------------------------------------------------------------------
 
