@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange import Bundle, Network
+from cute_sharding.exchange import Bundle, BundlePart, Network
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.exchange.network import DEVICES_PER_HOST, LINK_ITEMSIZE, messages
@@ -96,6 +96,30 @@ class ReshardPlan:
     def looked_at(self) -> tuple[int, ...]:
         """The ranks that stand for all."""
         return looked_at(self.ways)
+
+    def parts(self, rank: int) -> tuple[BundlePart, ...]:
+        """A rank's part in each bucket, for who would move the bytes by other means: bytes to and
+        from each peer; and of each tensor (``packed`` says which of ``tensors`` are in a bucket)
+        strided copies from its local tensor into a buffer, and out of one into what is to be, both
+        contiguous. A tensor is in the buffers in the smaller of its two dtypes.
+
+        Raises:
+            ValueError: something is pending, which no copy finishes.
+
+        >>> one, other = (PlacedTensor.of((4, 6), (2,), f"S({d})") for d in (0, 1))
+        >>> (part,) = plan_models([("w", one, other)]).parts(0)
+        >>> part.peers, part.sends, part.receives
+        ((1,), (24,), (24,))
+        >>> part.parts[0].packs[0][0]
+        Copy(sizes=(2, 3), x=(0, 3), dx=((1, 0), (0, 1)), y=(0,), dy=((3,), (1,)))
+        """
+        for name, way, _ in self.tensors:
+            if way.plan.steps:
+                raise ValueError(
+                    f"parts: {name} is {way.source}, and what is pending is finished before bytes "
+                    "are sent: redistribute it first"
+                )
+        return tuple([_all_packed(each.bundle).part(rank) for each in self.packed])
 
     @property
     def collectives(self) -> int:
@@ -318,6 +342,11 @@ def pack(tensors: Sequence[Named], memory_limit: int | None) -> tuple[Packed, ..
             for members, at_once in found
         ]
     )
+
+
+def _all_packed(bundle: Bundle) -> Bundle:
+    """The same with nothing that goes by itself."""
+    return Bundle(tuple([item._replace(as_they_are=(False, False)) for item in bundle.items]))
 
 
 def looked_at(ways: Iterable[Way]) -> tuple[int, ...]:

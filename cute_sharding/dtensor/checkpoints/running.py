@@ -137,7 +137,8 @@ class Loading:
             operands[k] = some
         dtypes = [self._wanted.dtypes[k] for k in part.results]
         there = {(k, result) for k, (result, _) in step.in_place.items()}
-        Running(refit, [self._kind], dtypes, self._ranks.group, there).run(operands, step.onto)
+        running = Running(refit, [self._kind], dtypes, self._ranks.group, there)
+        running.run(running.given(operands), step.onto)
         self.received_bytes += refit.received_by(self._ranks.this)
         self.collectives += refit.collectives
 

@@ -20,8 +20,10 @@ from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
 from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
+from cute_sharding.dtensor.run.apart import lie_alike, meetings
 from cute_sharding.dtensor.run.messages import in_flight
-from cute_sharding.dtensor.run.packing import in_shape
+from cute_sharding.dtensor.run.packing import in_shape, own_view
+from cute_sharding.dtensor.run.specs import OfThisProcess
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
 
@@ -47,7 +49,7 @@ class _Shapes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunnablePlan(ReshardPlan):
+class RunnablePlan(OfThisProcess, ReshardPlan):
     """A plan for tensors on DeviceMeshes, which runs on their ranks.
 
     Attributes:
@@ -58,6 +60,11 @@ class RunnablePlan(ReshardPlan):
     names: tuple[tuple[str, ...], ...] = ()
     specs: tuple[Specs, ...] = ()
 
+    @property
+    def _meshes(self) -> Iterator[DeviceMesh]:
+        """The meshes of all tensors."""
+        return (spec.mesh for specs in self.specs for spec in specs)
+
     def run(self, state: Any, *, into: Any = None, since: Any = None) -> Any:
         """Move the tensors of a state that lies as the plan's source does. Modules, optimizers,
         dicts and lists are changed in place, and returned.
@@ -67,7 +74,7 @@ class RunnablePlan(ReshardPlan):
         Args:
             into: a state of the same names that lies as the plan's target does, as a run has given
                 it: its tensors are written to in their memory, and it is returned. ``state`` stays
-                as it is.
+                as it is; no tensor of it is in that memory, but where nothing of it changes.
             since: a copy of the state of which ``into`` was given: of what is as it was there, bit
                 by bit, nothing is sent. On all ranks or on none.
 
@@ -166,6 +173,7 @@ class RunnablePlan(ReshardPlan):
         before = {} if since is None else self._given(self._groups(since))
         given, onto = self._given(groups), {} if into is None else self._onto(into)
         _check_apart(given, before, self.names)
+        self._check_into(given, onto)
         first = {i: some[0] for i, some in onto.items()}
         moved: set[int] = set()
 
@@ -307,6 +315,29 @@ class RunnablePlan(ReshardPlan):
                 every = {id(place.tensor): place for place in places}.values()
                 found[i] = [in_shape(p.tensor._local_tensor, shape, p.name) for p in every]
         return found
+
+    def _check_into(
+        self, given: Mapping[int, torch.Tensor], onto: Mapping[int, list[torch.Tensor]]
+    ) -> None:
+        """Raises:
+        ValueError: a tensor that moves is written over before it is sent, for all that is known.
+        """
+        for i, k, x in meetings(given, onto):
+            if i != k or not self._is_kept(i, given[i], x):
+                raise ValueError(
+                    f"into: {self.names[k][0]} is in the memory of {self.names[i][0]} of the "
+                    "state, and would be written there while that is read: give it its own memory"
+                )
+
+    def _is_kept(self, i: int, given: torch.Tensor, onto: torch.Tensor) -> bool:
+        """Whether what is written is what is there; or made of it before."""
+        if self.tensors[i].way.plan.steps:
+            return True
+        at = {
+            k: (bucket, n) for bucket in self._buckets for n, k in enumerate(bucket.packed.members)
+        }
+        bucket, n = at[i]
+        return lie_alike(own_view(bucket.part.parts[n], 0, [given]), onto)
 
     def _moved_and_left(self, moved: Collection[int]) -> tuple[list[str], list[str]]:
         rank = process_groups.this_rank()

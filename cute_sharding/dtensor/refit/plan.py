@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,17 +12,20 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.models.running import ReshardError
 from cute_sharding.dtensor.refit.running import Running
 from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
+from cute_sharding.dtensor.run.apart import lie_alike, meetings
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.specs import Spec
+from cute_sharding.dtensor.run.specs import OfThisProcess, Spec
 from cute_sharding.models.refit import Refit
 
 
 @dataclass(frozen=True, eq=False)
-class RefitPlan(Refit):
+class RefitPlan(OfThisProcess, Refit):
     """A planned refit, which may be run any number of times.
 
     What it is of and takes (``received_bytes``, ``received_by(rank)``, ``collectives``,
@@ -64,6 +68,8 @@ class RefitPlan(Refit):
             TypeError: the plan was made of sizes, or of an exchange.Mesh: nothing to run on.
             ValueError: a tensor of ``state`` or ``into`` is missing, or lies otherwise than was
                 planned.
+            ReshardError: something has failed meanwhile; its ``moved`` and ``left`` name the
+                tensors of ``into`` that are wholly written, and the others.
         """
         self._check_meshes()
         rank = process_groups.this_rank()
@@ -74,9 +80,12 @@ class RefitPlan(Refit):
             else _as_planned("into", into, name, spec, rank in spec.ranks.ranks, spec.dtype)
             for name, spec in self.target.items()
         ]
+        onto = [None if x is None else x._local_tensor for x in given]
         with torch.no_grad():
-            onto = [None if x is None else x._local_tensor for x in given]
-            results = self._running.run(locals_, onto)
+            operands = self._running.given(locals_)
+            self._check_into(operands, onto)
+            with self._said(onto) as written:
+                results = self._running.run(operands, onto, written.add)
         return {
             name: tensor_specs.made(local, spec.to_dtensor_spec(), requires_grad=False)
             if tensor is None
@@ -112,7 +121,8 @@ class RefitPlan(Refit):
         taken; what was padded is left out. Values that were cast to fewer bits stay rounded.
 
         Raises:
-            ValueError: the results have not all elements of the sources.
+            ValueError: the results have not all elements of the sources, or the way back does not
+                keep within the ``memory_limit``.
 
         >>> import torch
         >>> from torch.distributed.tensor import Shard
@@ -128,10 +138,69 @@ class RefitPlan(Refit):
 
     # -- as it runs --------------------------------------------------------------------------------
 
+    @property
+    def _meshes(self) -> list[Any]:
+        """The meshes of all tensors."""
+        return [spec.mesh for spec in (*self.source.values(), *self.target.values())]
+
     @cached_property
     def _running(self) -> Running:
-        meshes = [spec.mesh for spec in (*self.source.values(), *self.target.values())]
-        return Running(self, meshes, [spec.dtype for spec in self.target.values()])
+        return Running(self, self._meshes, [spec.dtype for spec in self.target.values()])
+
+    def _check_into(
+        self, given: Sequence[torch.Tensor], onto: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Raises:
+        ValueError: a source is written over before it is sent, for all that is known.
+        """
+        if dispatch_modes.local_tensor_mode() is not None:
+            return
+        written = {k: [x] for k, x in enumerate(onto) if x is not None}
+        for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
+            if not lie_alike(self._running.kept_view(k, given), x):
+                raise ValueError(
+                    f"into: {self.results[k].name!r} is in the memory of {self.operands[i].name!r} "
+                    "of the state, and would be written there while that is read: give it its own "
+                    "memory"
+                )
+
+    @contextmanager
+    def _said(self, onto: Sequence[torch.Tensor | None]) -> Iterator[set[int]]:
+        """What fails is said by the tensors that are written to: those of the buckets that it is
+        told, and the others.
+        """
+        written: set[int] = set()
+        try:
+            yield written
+        except Exception as error:
+            if all(x is None for x in onto):
+                raise
+            some, left = self._moved_and_left(written, onto)
+            raise ReshardError(
+                f"refit failed: {type(error).__name__}: {error}. Wholly written: {listed(some)}. "
+                f"As they were, or written in part: {listed(left)}",
+                some,
+                left,
+            ) from error
+
+    def _moved_and_left(
+        self, written: Collection[int], onto: Sequence[torch.Tensor | None]
+    ) -> tuple[list[str], list[str]]:
+        rank = process_groups.this_rank()
+        waiting = {
+            result
+            for number, each in enumerate(self.packed)
+            if number not in written
+            for i in each.members
+            for result in self.members[i].results
+        }
+        # What is not contiguous is written at the end.
+        waiting.update(k for k, x in enumerate(onto) if x is not None and not x.is_contiguous())
+        mine = [
+            (k, name) for k, (name, x) in enumerate(self.target.items()) if rank in x.ranks.ranks
+        ]
+        some = [name for k, name in mine if k not in waiting]
+        return some, [name for k, name in mine if k in waiting]
 
     def _check_meshes(self) -> None:
         found = set()

@@ -12,7 +12,7 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
 from cute_sharding.dtensor.run.messages import in_flight, in_group, started
-from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, unpacked
+from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
@@ -69,19 +69,31 @@ class Running:
             return self.group
         return on_which_group(bundle, self.meshes[0], self.meshes[-1])
 
-    def run(
-        self, locals_: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
-        """The local tensors of the results, from those of the operands; without elements on ranks
-        outside of a result's mesh. ``into``: what is written to, of each result.
+    def given(self, locals_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The local tensors of the operands as they are sent.
 
         Raises:
-            OtherShape: a local tensor is not of the shape that its placements give.
+            OtherShape: one is not of the shape that its placements give.
         """
-        given = [
+        return [
             on_each_rank(lambda rank, x, k=k: self._checked(k, x, rank), collective_ops.waited(x))
             for k, x in enumerate(locals_)
         ]
+
+    def run(
+        self,
+        given: Sequence[torch.Tensor],
+        into: Sequence[torch.Tensor | None],
+        written: Callable[[int], Any] = lambda number: None,
+    ) -> list[torch.Tensor]:
+        """The local tensors of the results, from those of the operands; without elements on ranks
+        outside of a result's mesh.
+
+        Args:
+            given: as :meth:`given` gives them.
+            into: what is written to, of each result.
+            written: is told the number of each bucket whose results are.
+        """
         results = [
             on_each_rank(lambda rank, x, k=k: self._made(k, x, rank), given[0])
             if x is None or not x.is_contiguous()
@@ -89,10 +101,15 @@ class Running:
             for k, x in enumerate(into)
         ]
         buckets = [number for number in range(len(self.refit.packed)) if self._is_mine(number)]
+
+        def land(number: int, wait: Callable[[], torch.Tensor]) -> None:
+            self._write(number, wait(), given, results)
+            written(number)
+
         in_flight(
             buckets,
             lambda number: self._sent(number, given),
-            lambda number, wait: self._write(number, wait(), given, results),
+            land,
             lambda number: self.refit.packed[number].follows_at_once,
         )
         if buckets:
@@ -131,6 +148,17 @@ class Running:
     def _made(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
         shape = self.refit.results[k].placed.local_shape(rank)
         return local.new_empty((0,) if shape is None else shape, dtype=self.dtypes[k])
+
+    def kept_view(self, result: int, given: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """A result that is a part of an operand on this rank, as a view; None: it is not."""
+        for number in range(len(self.refit.packed)):
+            for i, member in enumerate(self._members(number)):
+                if result in member.results and self._is_mine(number):
+                    part = self.part(number, process_groups.this_rank()).parts[i]
+                    operands = [given[k] for k in member.operands]
+                    operands += [torch.zeros(1) for _ in member.constants]
+                    return own_view(part, member.results.index(result), operands)
+        return None
 
     # -- one bucket --------------------------------------------------------------------------------
 

@@ -237,9 +237,11 @@ class _Tracing(TorchDispatchMode):
         return out if moved else None
 
     def _of_values(self, tensor: torch.Tensor) -> Relation | Computed:
-        """Of a tensor of the generator's own: one value all over."""
+        """Of a tensor of the generator's own: one value all over, or none."""
+        if not tensor.numel():
+            return self._nothing(tensor)
         flat = tensor.detach().reshape(-1)
-        if tensor.is_meta or not tensor.numel() or bool((flat != flat[0]).any()):
+        if tensor.is_meta or bool((flat != flat[0]).any()):
             return Computed(
                 f"a tensor of shape {tuple(tensor.shape)} is the generator's own, and has values "
                 "that differ: hand it over as a source",
@@ -248,8 +250,11 @@ class _Tracing(TorchDispatchMode):
         return self._constant(tensor, flat[0].item())
 
     def _constant(self, tensor: torch.Tensor, value: Any) -> Relation:
-        nothing = Relation(self.shapes, (tuple(tensor.shape),), ())
-        return filled(nothing, _rounded(value, tensor.dtype))
+        return filled(self._nothing(tensor), _rounded(value, tensor.dtype))
+
+    def _nothing(self, tensor: torch.Tensor) -> Relation:
+        """Of which nothing is said: all there is to say of a tensor without elements."""
+        return Relation(self.shapes, (tuple(tensor.shape),), ())
 
     def _cast(
         self, func: Any, said: Relation, ours: Sequence[torch.Tensor], dtype: torch.dtype
@@ -276,7 +281,7 @@ class _Tracing(TorchDispatchMode):
     def _mark(self, out: Any, said: Computed) -> None:
         for result in leaves(out):
             if isinstance(result, torch.Tensor):
-                self.note(result, said)
+                self.note(result, said if result.numel() else self._nothing(result))
 
     def _sources(self, tensors: Sequence[torch.Tensor]) -> frozenset[int]:
         found: set[int] = set()

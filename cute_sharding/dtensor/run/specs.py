@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
@@ -26,6 +26,32 @@ from cute_sharding.models import PlacedTensor
 
 AnyMesh: TypeAlias = "DeviceMesh | Mesh | Sequence[int]"
 OnMesh: TypeAlias = "tuple[AnyMesh, Sequence[Placement] | str]"
+
+
+class OfThisProcess:
+    """A plan that runs: a value, so that a copy of it is itself. On DeviceMeshes it is not pickled:
+    these keep the rank of the process that they were made in, and yet are equal to those of others.
+    """
+
+    @property
+    def _meshes(self) -> Iterable[Any]:
+        """The meshes that it is planned on."""
+        raise NotImplementedError
+
+    def __copy__(self) -> OfThisProcess:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> OfThisProcess:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        if any(isinstance(mesh, DeviceMesh) for mesh in self._meshes):
+            raise TypeError(
+                "a plan on DeviceMeshes cannot be pickled: it is of this process, whose rank and "
+                "process groups it has. Plan on each rank, which sends nothing; or give "
+                "plan.to_dict() away"
+            )
+        return vars(self)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Whole models between meshes: on real processes; and in one, what needs no other."""
 
+import copy
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -9,10 +11,11 @@ import pytest
 import reshard_programs
 import reshard_worker
 import torch
+import torch.nn.functional as F
 from gloo import run, spawn
 from simulation import distribute, mesh_of, ranks_of
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import cute_sharding
 from cute_sharding import Spec
@@ -48,6 +51,72 @@ def test_a_process_that_dies_half_way(tmp_path):
 def alone():
     """A mesh of this rank alone."""
     return DeviceMesh("cpu", [0])
+
+
+def test_plans_of_this_process_stay_in_it():
+    """A pickled mesh has the rank of the process that it comes from, and equals this one's."""
+    square = mesh_of((2, 4))
+    state = {"w": distribute_tensor(torch.ones(8, 8), square, [Shard(0), Replicate()])}
+    turned = lambda w: {"w": w["w"].mT}  # noqa: E731
+    for plan in (
+        cute_sharding.plan_reshard(state, "R, S(1)"),
+        cute_sharding.plan_refit(turned, state, {"w": (square, "R, S(1)")}),
+    ):
+        with pytest.raises(TypeError, match="Plan on each rank, which sends nothing"):
+            pickle.dumps(plan)
+        assert copy.copy(plan) is copy.deepcopy([plan])[0] is plan
+
+
+def local_on(mesh, placements, local):
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=(8, 8), stride=(8, 1))
+
+
+def test_what_is_written_is_apart_from_what_is_read():
+    line, square = mesh_of((8,)), mesh_of((2, 4))
+    memory = torch.zeros(2, 8)
+    state = {
+        name: local_on(line, [Shard(0)], memory[i : i + 1]) for i, name in enumerate(("x", "y"))
+    }
+    crossed = {
+        name: local_on(line, [Shard(1)], memory[1 - i].view(8, 1))
+        for i, name in enumerate(("x", "y"))
+    }
+    plan = cute_sharding.plan_reshard(state, "S(1)")
+    with pytest.raises(ValueError, match="into: y is in the memory of x of the state"):
+        plan.run(state, into=crossed)
+    refit = cute_sharding.plan_refit(dict, state, {"*": (line, "S(1)")})
+    with pytest.raises(ValueError, match="into: 'y' is in the memory of 'x' of the state"):
+        refit.run(state, into=crossed)
+    # What a run gives may be in the memory of the source, as a part of it.
+    whole = {"x": local_on(square, [Replicate()] * 2, torch.arange(64.0).view(8, 8))}
+    for plan in (
+        cute_sharding.plan_reshard(whole, "R, S(0)"),
+        cute_sharding.plan_refit(dict, whole, {"x": (square, "R, S(0)")}),
+    ):
+        part = {"x": local_on(square, [Replicate(), Shard(0)], whole["x"].to_local()[:2])}
+        plan.run(whole, into=part)
+        assert torch.equal(part["x"].to_local(), torch.arange(16.0).view(2, 8))
+    padded = cute_sharding.plan_refit(
+        lambda w: {"x": F.pad(w["x"], (0, 1))[:, 1:]}, whole, {"x": (square, "R, S(0)")}
+    )
+    with pytest.raises(ValueError, match="give it its own memory"):
+        padded.run(whole, into=part)
+    unread = cute_sharding.plan_refit(
+        lambda w: {"x": w["x"].new_ones(8, 8)}, whole, {"x": (square, "R, S(0)")}
+    )
+    unread.run(whole, into=part)
+    assert torch.equal(part["x"].to_local(), torch.ones(2, 8))
+
+
+def test_plans_of_sizes_are_sent():
+    spec = {"w": Spec((8, 8), (2, 4), "S(0), R")}
+    turned = lambda w: {"w": w["w"].mT}  # noqa: E731
+    for plan in (
+        cute_sharding.plan_reshard(spec, {"w": Spec((8, 8), (8,), "S(1)")}),
+        cute_sharding.plan_refit(turned, spec, {"w": ((8,), "S(1)")}),
+    ):
+        sent = pickle.loads(pickle.dumps(plan))
+        assert str(sent) == str(plan) and sent.parts(3) == plan.parts(3)
 
 
 def test_plans_of_a_model_on_meta():
