@@ -31,6 +31,7 @@ from cute_sharding.layout import Size, Undecided
 from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.suggestions import suggested_targets
 from cute_sharding.propagation.targets import Target, free_targets
+from cute_sharding.relations.signature import LINEAR
 from cute_sharding.relations.table import ByDimMap
 from cute_sharding.relations.view import View, view_of
 
@@ -244,8 +245,8 @@ def _check_has_numbers(cuts: Cuts) -> None:
             raise Undecided(f"{cut[1]} == 2")
 
 
-def _linear(placement: Placement) -> bool:
-    return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
+def _linear(placement: Partial) -> bool:
+    return type(placement) is Partial and placement.reduce_op in LINEAR
 
 
 def _blocked_by_row(

@@ -218,14 +218,16 @@ TABLE: tuple[Fix, ...] = (
         "What is pending is a sum of flags, which stays pending where flags are counted.",
         _sharded,
         "torch leaves a maximum pending, or nothing",
+        kinds=ALL,
         releases=("2.13",),
     ),
     Fix(
         _names("nansum.default", "sum.default|dim_IntList", "any.default|dim|dims"),
-        "What is pending stays pending: flags, integers and sums of what is no NaN are made of "
-        "contributions.",
+        "What is pending stays pending: flags, integers, sums of norms and of what is no NaN are "
+        "made of contributions.",
         when.is_not_of_contributions,
         "torch finishes it first",
+        kinds=(Partial,),
     ),
     Fix(
         _names("embedding.default", "gather.default"),

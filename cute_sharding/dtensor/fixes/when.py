@@ -44,10 +44,14 @@ def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
 
 def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether something is pending, and what a reduction makes of it is not what it makes of the
-    contributions: of all but a sum that is not to be of integers.
+    contributions: of all but a sum of a sum or an average that is not to be of integers. (A norm is
+    pending as a root of sums.)
     """
-    if not any(isinstance(p, Partial) for spec in specs for p in spec.placements):
+    pending = [p for spec in specs for p in spec.placements if isinstance(p, Partial)]
+    if not pending:
         return False
+    if any(type(p) is not Partial or p.reduce_op not in ("sum", "avg") for p in pending):
+        return True
     if registry.name_of(schema.op).partition(".")[0] != "sum":
         return True
     dtype: Any = schema.kwargs_schema.get("dtype")

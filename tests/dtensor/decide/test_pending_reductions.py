@@ -21,6 +21,10 @@ REDUCED = {
     "amax": (lambda x: x.amax(0), "max"),
     "amin": (lambda x: x.amin(0), "min"),
 }
+NORMS = {
+    f"norm of order {order}": (lambda x, order=order: torch.linalg.vector_norm(x, order, 0), None)
+    for order in (1, 2, 3.5, float("inf"))
+}
 NEXT = {
     "itself": lambda y: y,
     "sum": lambda y: y.sum(),
@@ -38,6 +42,8 @@ NEXT = {
     "count": torch.count_nonzero,
     "prod": lambda y: y.float().prod(),
     "cat": lambda y: torch.cat([y, y]),
+    "sum of a cat": lambda y: torch.cat([y, y]).reshape(2, -1).sum(0),
+    "sum of what is no NaN": lambda y: y.float().nansum(),
     "cumsum": lambda y: y.float().reshape(-1).cumsum(0),
     "norm": lambda y: y.float().norm(),
     "mm": lambda y: y.float().reshape(1, -1) @ y.float().reshape(-1, 1),
@@ -51,9 +57,9 @@ NEXT = {
     ids=str,
 )
 @pytest.mark.parametrize("following", NEXT)
-@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("name", {**REDUCED, **NORMS})
 def test_what_follows_counts_each_once(name, following, mesh, placements):
-    reduced, go_on = REDUCED[name][0], NEXT[following]
+    reduced, go_on = {**REDUCED, **NORMS}[name][0], NEXT[following]
     with plain():
         full = torch.randint(-8, 9, (6, 4), generator=torch.Generator().manual_seed(0)).float()
         wanted = go_on(reduced(full))
