@@ -155,7 +155,7 @@ def _redistributed(
     moved = stock(local, current, target, **how, **options)
     if is_explicit or moved is local or local_tensors.is_wrapper(local):
         return moved  # what a program asks torch for lies as torch leaves it
-    return laid_out(moved, target.tensor_meta)
+    return laid_out(moved, current.tensor_meta)
 
 
 def _is_planned(

@@ -115,7 +115,8 @@ def redistribute_local_tensor(
         say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
-    return local if moved is local else laid_out(moved, target.tensor_meta)
+    # torch gives the gradient of a redistribution the strides of what comes in, not of ``target``.
+    return local if moved is local else laid_out(moved, current.tensor_meta)
 
 
 def planned_for(current: DTensorSpec, target: DTensorSpec) -> Prepared:

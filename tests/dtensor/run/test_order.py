@@ -196,3 +196,13 @@ def test_convolutions_of_one_channel_on_each_device_lie_as_they_say():
         result = F.conv1d(x, distribute(values(2, 4, 1), (4,), [Shard(1)]))
         assert_lies_as_it_says(result, "channels")
         assert result.view(4, 3).shape == (4, 3)
+
+
+@pytest.mark.parametrize("flags", [{}, {"redistribution": True}], ids=str)
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
+def test_gradients_of_redistributions_lie_in_the_order_of_what_comes_in(placement, flags):
+    with ranks_of((2,)), cute_sharding.enabled(**flags):
+        x = distribute(values(6, 4), (2,), [placement], requires_grad=True)
+        y = x.t().redistribute(placements=[Shard(0)]).contiguous()
+        (gradient,) = torch.autograd.grad(y, x, y.detach())
+        assert_lies_as_it_says(gradient, f"{placement}")
