@@ -44,7 +44,7 @@ from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
 from cute_sharding.dtensor.fixes.table import CUTS, Fix, Remedy, fix_of
-from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, registry
+from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -171,7 +171,7 @@ def _written(question: Question) -> Any:
         found = as_what_is_written(question.name, schema, question.specs)
         return _moved_by_plan(question, stock(schema)) if found is None else found
     except Exception:
-        if dispatch_modes.is_tracing() or not any(
+        if not any(
             isinstance(p, Partial)
             for _, spec in op_schemas.written(schema.op, schema)
             for p in spec.placements

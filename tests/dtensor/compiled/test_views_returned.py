@@ -117,3 +117,13 @@ def test_rows_by_size_and_stride():
     assert rows(*cube, (24, 3), (6, 1)) is None  # of two dims
     assert rows(*cube, (2, 3), (3, 1)) is None  # two of one
     assert rows(*cube, (3, 6), (48, 0)) is None  # an element again and again
+
+
+@pytest.mark.one_in(1)
+def test_what_is_pending_is_written_to_in_a_program_that_has_not_run_eagerly():
+    def program(x):
+        return torch.nn.functional.rms_norm(x, (6,))
+
+    given = sharded((3, 8, 6), [Shard(2)], grad=True)
+    actual = compiled(program, False)(given)
+    assert_same(actual, program(given))
