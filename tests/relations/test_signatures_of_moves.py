@@ -171,7 +171,8 @@ AS_WRITTEN = [
     ("split_with_sizes_copy.default", (X, [3, 2], 1), "d0 [d1] d2 -> d0 [to1] d2"),
     ("cat.default", ([(4, 5), (4, 2)], 1), "d0 [d1], d0 [d1] -> d0 [to1]"),
     ("cat.default", ([(4, 5)], -1), "d0 [d1] -> d0 [to1]"),
-    ("cat.default", ([(4, 5), (0,)],), None),
+    ("cat.default", ([(4, 5), (0,)],), "[d0] d1, [d0] -> [to0] d1"),  # it is left out
+    ("cat.default", ([(4, 5), (3,)],), None),
     ("block_diag.default", ([(4, 5), (2, 3)],), "[d0] [d1], [d0] [d1] -> [to0] [to1]"),
     ("roll.default", (X, [1, 0], [0, 2]), "[d0] d1 [d2] -> [to0] d1 [to2]"),
     ("roll.default", (X, [3]), "[...] -> [...]"),

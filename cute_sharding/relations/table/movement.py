@@ -107,17 +107,18 @@ def split(x: Shape, size: int, dim: int = 0) -> Move | None:
 
 
 def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
-    """One after the other. Where some are of shape (0,), which torch leaves out: None."""
-    ndim = max(map(len, tensors))
-    if any(len(x) != ndim for x in tensors) or not ndim:
+    """One after the other; those of shape (0,) are left out, as torch leaves them out."""
+    some = {i: x for i, x in enumerate(tensors) if x != (0,)} or dict(enumerate(tensors))
+    ndim = max(map(len, some.values()))
+    if any(len(x) != ndim for x in some.values()) or not ndim:
         return None
-    d = normalize_dim(dim, len(tensors[0]))
+    d = normalize_dim(dim, ndim)
     links, first = [], 0
-    for i, x in enumerate(tensors):
+    for i, x in some.items():
         rows = Rows(d), Rows(d, line(0, first, x[d]))
         links.append(Link(i, 0, but(ndim, {d: rows})))
         first += x[d]
-    return Move(tuple(tensors), (put(tensors[0], d, first),), tuple(links))
+    return Move(tuple(tensors), (put(next(iter(some.values())), d, first),), tuple(links))
 
 
 def blocks(tensors: Sequence[Shape]) -> Move:

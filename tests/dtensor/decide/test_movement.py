@@ -232,3 +232,15 @@ def test_windows_that_are_copies_share_no_memory():
         assert full.stride() == (12, 2, 1, 2) and windows.stride() == (12, 4, 1, 2)
         assert_close(windows @ distribute(vector, (3,), [Replicate()]), full @ vector, "windows")
         assert_close(windows.reshape(10, 2), full.reshape(10, 2), "reshaped")
+
+
+def test_cat_leaves_out_what_is_of_shape_0():
+    """torch's own rule looks for the dim that is joined in it as well, and raises."""
+    with ranks_of((4,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(8, 6), (4,), [Shard(1)])
+        nothing = distribute(values(0), (4,), [Shard(0)])
+        joined = torch.cat([nothing, x, nothing, x])
+        with plain():
+            full = torch.cat([values(8, 6), values(8, 6)])
+        assert list(joined.placements) == [Shard(1)]
+        assert_close(joined, full, "joined")

@@ -77,6 +77,7 @@ MOVES = {
     "squeeze": lambda x: x[:1].squeeze(0),
     "broadcast": lambda x: torch.broadcast_to(x[0], (3, 6)),
     "no elements": lambda x: torch.cat([torch.empty(0, 6).long(), x, x.new_empty(0, 6)]),
+    "cat, to nothing": lambda x: torch.cat([torch.empty(0).long(), x, x.new_empty(0), x], 1),
     "constants": lambda x: torch.cat([x, torch.full((2, 6), 7), torch.ones_like(x)]),
 }
 
