@@ -38,17 +38,15 @@ WIRE = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
-    """The part of each rank in a round of a step, worked out when it is first asked for."""
+def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Part]:
+    """The part of each rank in a step, worked out when it is first asked for."""
 
     def part(rank: int) -> Part:
         number = step.ends[0].mesh.rank
-        mine, among = (
-            number(place(mesh, rank)),
-            [*map(number, peers(mesh, step.mesh_dims, rank))],
-        )
-        if isinstance(step, AllToAll):
-            return step.gathering(mine, among) if gathers else step.transfer(mine, among, turn)
+        mine = number(place(mesh, rank))
+        among = [*map(number, peers(mesh, step.mesh_dims, rank))]
+        if gathers and isinstance(step, AllToAll):
+            return step.gathering(mine, among)
         return step.transfer(mine, among)
 
     return cache(part)
