@@ -19,7 +19,7 @@ from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
     propagation,
-    redistribution,
+    redistribute,
     redistribution_of_arguments,
     slices_together,
     writing_handler,
@@ -246,9 +246,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
     )
     given_placements.install_distribution(installed, brought, distributed)
     op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})
-    redistribution_hook.install_redistribution(
-        installed, redistribution, redistribution_of_arguments
-    )
+    redistribution_hook.install_redistribution(installed, redistribute, redistribution_of_arguments)
     if settings.views:
         op_hooks.install_propagation(
             installed,
