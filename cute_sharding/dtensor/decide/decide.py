@@ -20,8 +20,8 @@ order of :func:`decide`:
 
 What is pending of a result without dims is then reduced with the op (:mod:`.scalars`).
 
-Convolutions, ``argmax`` and ``argmin`` begin in :func:`.gate.gated_handler`, as torch has functions
-of its own for them.
+Convolutions, ``argmax`` and ``argmin`` begin in :func:`.gate.gated_handler`: torch has functions of
+its own for them, which run where no fix says that they go wrong.
 """
 
 from __future__ import annotations

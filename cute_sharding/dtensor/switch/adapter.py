@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from cute_sharding._settings import TABLE
@@ -252,7 +251,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
             installed,
             propagation(registry.propagation(), settings),
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
-            partial(gated_handler, by_signatures=settings.ops),
+            gated_handler,
             writing_handler,
             handlers_in_nodes(),
             reach,
