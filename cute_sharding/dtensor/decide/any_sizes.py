@@ -49,7 +49,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
     mesh, row = specs[0].mesh, MOVEMENTS[name]
     if any(isinstance(p, Partial) for spec in specs for p in spec.placements):
         return None
-    now = _at_hand(*given)
+    now = symints.numbers_at_hand(given)
     move = None if now is None else move_of(name, *now)
     if move is None or not any(map(move.bound, range(len(specs)))):
         return None
@@ -90,13 +90,6 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         note_copies if schema.op._schema._is_view_op() else None,
     )
     return Found(runner, choice, metas)
-
-
-def _at_hand(args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
-    """The arguments as numbers; None where something is none, or has no value yet."""
-    if not symints.has_shape_env(*args, *kwargs.values()):
-        return None
-    return symints.numbers_at_hand((args, kwargs))
 
 
 def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:

@@ -12,7 +12,6 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import complete_arguments
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
-from cute_sharding.dtensor.compiled.symbols import has_values
 from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
 from cute_sharding.dtensor.extras.copies import note_copy
 from cute_sharding.dtensor.replaced import (
@@ -152,8 +151,8 @@ def _is_planned(
         tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
     ):
         return False
-    shape = current.shape
-    is_symbolic = symints.is_symbolic(*shape)
+    shape = tuple(current.shape)
+    is_symbolic = symints.is_symbolic(shape)
     # Placements that views make, and that torch would misread or move wrongly; and it counts the
     # rows of strided shards one by one, which it cannot of symbols.
     is_wanted = (
@@ -162,4 +161,4 @@ def _is_planned(
         or (is_symbolic and any(map(tensor_specs.split_factors, (current, target))))
         or not is_torchs(current, target)
     )
-    return is_wanted and (not is_symbolic or (symints.has_shape_env(shape) and has_values(shape)))
+    return is_wanted and (not is_symbolic or symints.numbers_at_hand(shape) is not None)
