@@ -38,7 +38,7 @@ __all__ = [
     "kernel_of",
     "metas_of_results",
     "op_sharding",
-    "read_first",
+    "saying",
     "shapes_of_results",
     "specs_of_results",
     "with_keywords",
@@ -191,7 +191,7 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     """
     if not isinstance(found, OutputSharding):
         return found
-    return _that_runs(found, _with(_copy_of(found, schema), by_plan=True))
+    return saying(found, schema, by_plan=True)
 
 
 def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
@@ -211,19 +211,12 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
         and isinstance(kwargs.get(name), DTensorSpec)
         and tuple(spec.placements) != tuple(kwargs[name].placements)
     }
-    return _that_runs(found, _with(_copy_of(found, schema), keywords=moved)) if moved else found
+    return saying(found, schema, keywords=moved) if moved else found
 
 
-def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
-    """The answer, with the op's local arguments made by ``prepare`` into what its kernel wants."""
-    return _that_runs(found, _with(_copy_of(found, schema), prepare=prepare))
-
-
-def read_first(
-    found: OutputSharding, schema: OpSchema, read: Callable[[Any], None]
-) -> OutputSharding:
-    """The answer, with the dispatcher's notes of the call changed by ``read`` before anything."""
-    return _that_runs(found, _with(_copy_of(found, schema), read=read))
+def saying(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
+    """The answer, with so much more that its run needs, as of an :class:`Answer`."""
+    return _that_runs(found, _with(_copy_of(found, schema), **says))
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
@@ -237,8 +230,8 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
     after: Any = wanted.args_schema[0]
     if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    noted = _with(_copy_of(found, schema), copied=(before, after))
-    return _that_runs(found, _with(noted, by_plan=True) if by_plan else noted)
+    noted = saying(found, schema, copied=(before, after))
+    return saying(noted, schema, by_plan=True) if by_plan else noted
 
 
 def instead(
