@@ -15,6 +15,7 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     count_place,
     logger,
 )
+from cute_sharding.dtensor.decide.any_sizes import dynamic_of
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.extras.copies import note_copies
@@ -34,6 +35,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run import dynamic
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import LocalView, Runner, Step
@@ -115,25 +117,20 @@ def movement_of(
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        # Such sizes are in compiled programs alone: others do not wait for this to be imported.
-        from cute_sharding.dtensor.decide.any_sizes import dynamic_of
-
         anew = dynamic_of(name, schema, specs)
         if anew is None:
             return None
-        outputs = [_placements(some, specs[0], {}) for some in anew.choice.cuts]
-        _note(name, [anew.choice.exchange], specs, outputs)
-        return answers.by_function(schema, anew.runner, specs[0].mesh, outputs, anew.metas)
+        runner, choice = anew
+        outputs = [_placements(some, specs[0], {}) for some in choice.cuts]
+        _note(name, [choice.exchange], specs, outputs)
+        return answers.by_function(schema, runner, specs[0].mesh, outputs, runner.metas)
     pending = _pending(specs[: row.reads])
     if pending is None:
         count(name, "stock")
         return None
     shapes = [tuple(spec.shape) for spec in specs]
     args, kwargs = op_schemas.with_shapes(schema, shapes)
-    try:
-        move = row.move(*args, **kwargs)
-    except (ValueError, IndexError, TypeError):
-        return None  # torch says what is wrong
+    move = dynamic.move_of(name, args, kwargs)
     if move is None or _is_wrong_for(pending, move):
         return None
     mesh = specs[0].mesh
