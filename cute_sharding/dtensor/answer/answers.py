@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding, with_specs
 from cute_sharding.dtensor.replaced.registry import propagator
 from cute_sharding.dtensor.replaced.symints import with_symbols_in_shape
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -139,18 +139,11 @@ def op_sharding(
         order = as_order and any(isinstance(p, StridedShard) for p in placements)
         return DTensorSpec(mesh, placements, meta, use_strided_shard_as_shard_order=order)
 
-    remaining = iter(zip(specs, wanted))
-
-    def placed(leaf: Any) -> Any:
-        if not isinstance(leaf, DTensorSpec):
-            return leaf
-        spec, placements = next(remaining)
-        return (
-            spec if placements == tuple(spec.placements) else spec_of(placements, spec.tensor_meta)
-        )
-
-    args, kwargs = tree_map(placed, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
-    moves = any(placements != tuple(spec.placements) for spec, placements in zip(specs, wanted))
+    placed = [
+        spec if placements == tuple(spec.placements) else spec_of(placements, spec.tensor_meta)
+        for spec, placements in zip(specs, wanted)
+    ]
+    moves = any(new is not spec for new, spec in zip(placed, specs))
     outputs: Any
     if metas is None:
         outputs = None
@@ -158,7 +151,7 @@ def op_sharding(
         outputs = spec_of(given[0], metas)
     else:
         outputs = tuple(map(spec_of, given, metas))
-    suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
+    suggestion = with_specs(schema, placed) if moves else None
     adjusted = _with_local_arguments(suggestion or schema, given, metas, outputs)
     suggestion = adjusted or suggestion
     return OutputSharding(

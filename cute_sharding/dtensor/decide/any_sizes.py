@@ -41,7 +41,7 @@ def dynamic_of(
     """The op as a movement for any sizes: what runs in its place, and what was chosen for the sizes
     at hand; None where none is known.
     """
-    given = op_schemas.with_shapes(schema, [tuple(spec.shape) for spec in specs])
+    given = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
     mesh, row = specs[0].mesh, MOVEMENTS[name]
     if any(isinstance(p, Partial) for spec in specs for p in spec.placements):
         return None

@@ -129,7 +129,7 @@ def movement_of(
         count(name, "stock")
         return None
     shapes = [tuple(spec.shape) for spec in specs]
-    args, kwargs = op_schemas.with_shapes(schema, shapes)
+    args, kwargs = op_schemas.arguments_with(schema, shapes)
     move = dynamic.move_of(name, args, kwargs)
     if move is None or _is_wrong_for(pending, move):
         return None
