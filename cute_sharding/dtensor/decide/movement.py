@@ -17,6 +17,7 @@ from cute_sharding.dtensor.bookkeeping.stats import (
 )
 from cute_sharding.dtensor.decide.any_sizes import dynamic_of
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
+from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import (
@@ -32,7 +33,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
-    Shard,
     StridedShard,
 )
 from cute_sharding.dtensor.run import dynamic
@@ -155,13 +155,13 @@ def movement_of(
 def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
     """The results' placements; None where the op is nothing but itself on each device."""
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
-    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
-    # has fewer rows than devices; and strided shards beside what is pending, of which a signature
+    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever devices
+    # are left without rows; and strided shards beside what is pending, of which a signature
     # finishes the reduction.
     anyway = (
         registry.is_derived(op)
         or (row.gathers and any(cut for some in cuts for cut in some))
-        or any(_has_few_rows(spec, tuple(spec.shape)) for spec in specs)
+        or any(map(some_device_is_empty, specs))
         or {Partial, StridedShard} <= {type(p) for spec in specs for p in spec.placements}
     )
     mesh = tuple(specs[0].mesh.shape)
@@ -274,15 +274,6 @@ def _spare(row: Row, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
         return ()
     of_dims = zip(*(spec.placements for spec in specs))
     return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])
-
-
-def _has_few_rows(spec: DTensorSpec, shape: Sequence[int]) -> bool:
-    """Whether there are more devices than rows to cut; or no elements."""
-    parts = [1] * len(shape)
-    for p, n in zip(spec.placements, spec.mesh.shape):
-        if isinstance(p, (Shard, StridedShard)):
-            parts[p.dim] *= n
-    return 0 in shape or any(n < k for n, k in zip(shape, parts))
 
 
 def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:
