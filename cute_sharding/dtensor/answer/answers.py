@@ -182,8 +182,6 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     """torch's answer for the op on the specs of ``schema``, as one for an op that has others and is
     redistributed to these first, by plan.
     """
-    if not isinstance(found, OutputSharding):
-        return found
     return saying(found, schema, by_plan=True)
 
 
@@ -255,7 +253,7 @@ def specs_of_results(found: OutputSharding) -> list[Any]:
 
 def for_no_cache(found: Any) -> Any:
     """The answer while a program is traced, its specs such as torch does not look up."""
-    for spec in leaves(getattr(found, "output_spec", None)):
+    for spec in leaves(found.output_spec):
         if isinstance(spec, DTensorSpec):
             with_symbols_in_shape(spec)
     return found

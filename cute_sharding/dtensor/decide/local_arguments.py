@@ -181,7 +181,7 @@ def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
     row = ROWS.get(name)
     if row is None or row.kernel is None:
         return found
-    prepare = _prepare(row.kernel, getattr(found, "redistribute_schema", None) or schema)
+    prepare = _prepare(row.kernel, found.redistribute_schema or schema)
     return found if prepare is None else answers.saying(found, schema, prepare=prepare)
 
 

@@ -21,7 +21,7 @@ def in_order(found: Any, schema: OpSchema) -> Any:
     """The answer for an op that is no view, with local results laid out as their strides say, where
     it redistributes operands.
     """
-    wanted = getattr(found, "redistribute_schema", None)
+    wanted = found.redistribute_schema
     answer = wanted and answers.answer_of(wanted)
     if wanted is None or schema.op._schema.is_mutable or (answer and answer.takes_all):
         return found
