@@ -31,7 +31,7 @@ from cute_sharding.layout import Size, Undecided
 from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.suggestions import suggested_targets
 from cute_sharding.propagation.targets import Target, free_targets
-from cute_sharding.relations.table import VIEWS, ByDimMap
+from cute_sharding.relations.table import BY_OP, ByDimMap
 from cute_sharding.relations.view import view_of
 
 
@@ -75,7 +75,7 @@ def propagate_shape_and_sharding(
         )
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:
-        row = VIEWS["view.default"]
+        row = BY_OP["Tensor.view"]
         source, output, outcome = place_view(
             Asked("view", view_of(shape, rule), row, mesh, None, placements),
             if_not_free="error" if strict_view else "replicate",
