@@ -16,9 +16,16 @@ from cute_sharding.dtensor.door.cuts import without
 from cute_sharding.dtensor.extras.copies import LIVE
 from cute_sharding.dtensor.extras.writes import reach
 from cute_sharding.dtensor.fixes import when
-from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, symints, tensor_specs
+from cute_sharding.dtensor.replaced import (
+    dispatch_modes,
+    local_tensors,
+    op_schemas,
+    symints,
+    tensor_specs,
+)
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
+from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import text
 
 
@@ -99,7 +106,9 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         right = all(spec.mesh.size() == 1 for spec in specs) or not (
             strays or when.convolves_wrongly(specs, len(args))
         )
-        return (stock if right else run_slowly)(op, args, kwargs)
+        if right:
+            return stock(op, args, kwargs)
+        return local_tensors.tree_map(_lying_as_said, run_slowly(op, args, kwargs))
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = op_schemas.place_of(op, "dim")
@@ -116,6 +125,16 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(op, args, kwargs)
 
     return handler
+
+
+def _lying_as_said(result: Any) -> Any:
+    """A result of a convolution in the order of its strides: of images with one channel on a device
+    it cannot tell the order of the whole.
+    """
+    if not tensor_specs.is_dtensor(result):
+        return result
+    local = laid_out(result._local_tensor, result._spec.tensor_meta)
+    return result if local is result._local_tensor else tensor_specs.like(result, local)
 
 
 def _with_dim(

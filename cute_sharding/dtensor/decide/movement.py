@@ -120,9 +120,9 @@ def movement_of(
         anew = dynamic_of(name, schema, specs)
         if anew is None:
             return None
-        runner, choice = anew
-        outputs = [_placements(some, specs[0], {}) for some in choice.cuts]
-        _note(name, [choice.exchange], specs, outputs)
+        runner, now = anew
+        outputs = [_placements(some, specs[0], {}) for some in now.cuts]
+        _note(name, [now.exchange], specs, outputs)
         return answers.by_function(schema, runner, specs[0].mesh, outputs, runner.metas)
     pending = _pending(specs[: row.reads])
     if pending is None:
