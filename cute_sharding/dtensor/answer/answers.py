@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding, with_specs
 from cute_sharding.dtensor.replaced.registry import propagator
 from cute_sharding.dtensor.replaced.symints import with_symbols_in_shape
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -38,7 +38,7 @@ __all__ = [
     "kernel_of",
     "metas_of_results",
     "op_sharding",
-    "read_first",
+    "saying",
     "shapes_of_results",
     "specs_of_results",
     "with_keywords",
@@ -139,18 +139,11 @@ def op_sharding(
         order = as_order and any(isinstance(p, StridedShard) for p in placements)
         return DTensorSpec(mesh, placements, meta, use_strided_shard_as_shard_order=order)
 
-    remaining = iter(zip(specs, wanted))
-
-    def placed(leaf: Any) -> Any:
-        if not isinstance(leaf, DTensorSpec):
-            return leaf
-        spec, placements = next(remaining)
-        return (
-            spec if placements == tuple(spec.placements) else spec_of(placements, spec.tensor_meta)
-        )
-
-    args, kwargs = tree_map(placed, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
-    moves = any(placements != tuple(spec.placements) for spec, placements in zip(specs, wanted))
+    placed = [
+        spec if placements == tuple(spec.placements) else spec_of(placements, spec.tensor_meta)
+        for spec, placements in zip(specs, wanted)
+    ]
+    moves = any(new is not spec for new, spec in zip(placed, specs))
     outputs: Any
     if metas is None:
         outputs = None
@@ -158,7 +151,7 @@ def op_sharding(
         outputs = spec_of(given[0], metas)
     else:
         outputs = tuple(map(spec_of, given, metas))
-    suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
+    suggestion = with_specs(schema, placed) if moves else None
     adjusted = _with_local_arguments(suggestion or schema, given, metas, outputs)
     suggestion = adjusted or suggestion
     return OutputSharding(
@@ -189,9 +182,7 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     """torch's answer for the op on the specs of ``schema``, as one for an op that has others and is
     redistributed to these first, by plan.
     """
-    if not isinstance(found, OutputSharding):
-        return found
-    return _that_runs(found, _with(_copy_of(found, schema), by_plan=True))
+    return saying(found, schema, by_plan=True)
 
 
 def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
@@ -211,19 +202,12 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
         and isinstance(kwargs.get(name), DTensorSpec)
         and tuple(spec.placements) != tuple(kwargs[name].placements)
     }
-    return _that_runs(found, _with(_copy_of(found, schema), keywords=moved)) if moved else found
+    return saying(found, schema, keywords=moved) if moved else found
 
 
-def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
-    """The answer, with the op's local arguments made by ``prepare`` into what its kernel wants."""
-    return _that_runs(found, _with(_copy_of(found, schema), prepare=prepare))
-
-
-def read_first(
-    found: OutputSharding, schema: OpSchema, read: Callable[[Any], None]
-) -> OutputSharding:
-    """The answer, with the dispatcher's notes of the call changed by ``read`` before anything."""
-    return _that_runs(found, _with(_copy_of(found, schema), read=read))
+def saying(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
+    """The answer, with so much more that its run needs, as of an :class:`Answer`."""
+    return _that_runs(found, _with(_copy_of(found, schema), **says))
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
@@ -237,8 +221,8 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
     after: Any = wanted.args_schema[0]
     if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    noted = _with(_copy_of(found, schema), copied=(before, after))
-    return _that_runs(found, _with(noted, by_plan=True) if by_plan else noted)
+    noted = saying(found, schema, copied=(before, after))
+    return saying(noted, schema, by_plan=True) if by_plan else noted
 
 
 def instead(
@@ -269,7 +253,7 @@ def specs_of_results(found: OutputSharding) -> list[Any]:
 
 def for_no_cache(found: Any) -> Any:
     """The answer while a program is traced, its specs such as torch does not look up."""
-    for spec in leaves(getattr(found, "output_spec", None)):
+    for spec in leaves(found.output_spec):
         if isinstance(spec, DTensorSpec):
             with_symbols_in_shape(spec)
     return found

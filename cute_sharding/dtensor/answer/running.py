@@ -47,7 +47,7 @@ def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
         else propagator.propagate_op_sharding
     )
     found: Any = propagate(schema)
-    wanted = getattr(found, "redistribute_schema", None)
+    wanted = found.redistribute_schema
     return (wanted.op, found.output_spec) if wanted and _takes_all(wanted) else (None, None)
 
 

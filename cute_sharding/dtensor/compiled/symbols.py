@@ -321,30 +321,6 @@ def hinted(value: Any) -> Any:
     return value
 
 
-def has_values(shape: Sequence[Any]) -> bool:
-    """Whether every size has a value in the call that is being compiled."""
-    with symbols_of(tuple(shape)):
-        return None not in hinted(known(tuple(shape)))
-
-
-def sizes_at_hand(shape: Sequence[Any]) -> tuple[int, ...]:
-    """The numbers that a shape has in the call that is being compiled; itself where it is of
-    numbers.
-
-    Raises:
-        RuntimeError: a size has no value yet.
-    """
-    if all(type(n) is int for n in shape):
-        return tuple(shape)
-    with symbols_of(tuple(shape)):
-        sizes = hinted(known(tuple(shape)))
-    if None in sizes:
-        raise RuntimeError(
-            f"shape {tuple(shape)} has sizes without a value while the program is compiled"
-        )
-    return tuple(sizes)
-
-
 def _here() -> Symbols:
     symbols = _now.get()
     if symbols is None:

@@ -29,14 +29,14 @@ What torch gets wrong on placements that its own rules know stands in :mod:`..fi
 from cute_sharding.dtensor.decide.decide import propagation
 from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.losses import loss_handler
-from cute_sharding.dtensor.decide.redistributions import redistribution, redistribution_of_arguments
+from cute_sharding.dtensor.decide.redistributions import redistribute, redistribution_of_arguments
 from cute_sharding.dtensor.decide.splits import slices_together
 
 __all__ = [
     "gated_handler",
     "loss_handler",
     "propagation",
-    "redistribution",
+    "redistribute",
     "redistribution_of_arguments",
     "slices_together",
     "writing_handler",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,21 +35,17 @@ from cute_sharding.relations import Move
 from cute_sharding.relations.table import MOVEMENTS
 
 
-class Found(NamedTuple):
-    """What runs in the place of the op, and for the sizes at hand what was chosen."""
-
-    runner: Runner
-    choice: Choice
-    metas: Any
-
-
-def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Found | None:
-    """The op as a movement for any sizes; None where none is known."""
-    given = op_schemas.with_shapes(schema, [tuple(spec.shape) for spec in specs])
+def dynamic_of(
+    name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
+) -> tuple[Runner, Choice] | None:
+    """The op as a movement for any sizes: what runs in its place, and what was chosen for the sizes
+    at hand; None where none is known.
+    """
+    given = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
     mesh, row = specs[0].mesh, MOVEMENTS[name]
     if any(isinstance(p, Partial) for spec in specs for p in spec.placements):
         return None
-    now = _at_hand(*given)
+    now = symints.numbers_at_hand(given)
     move = None if now is None else move_of(name, *now)
     if move is None or not any(map(move.bound, range(len(specs)))):
         return None
@@ -89,14 +85,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         metas,
         note_copies if schema.op._schema._is_view_op() else None,
     )
-    return Found(runner, choice, metas)
-
-
-def _at_hand(args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
-    """The arguments as numbers; None where something is none, or has no value yet."""
-    if not symints.has_shape_env(*args, *kwargs.values()):
-        return None
-    return symints.numbers_at_hand((args, kwargs))
+    return runner, choice
 
 
 def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:

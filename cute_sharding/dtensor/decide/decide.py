@@ -20,8 +20,8 @@ order of :func:`decide`:
 
 What is pending of a result without dims is then reduced with the op (:mod:`.scalars`).
 
-Convolutions, ``argmax`` and ``argmin`` begin in :func:`.gate.gated_handler`, as torch has functions
-of its own for them.
+Convolutions, ``argmax`` and ``argmin`` begin in :func:`.gate.gated_handler`: torch has functions of
+its own for them, which run where no fix says that they go wrong.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _torchs_or_less(question: Question) -> Any:
         if refused is None:
             raise
         return refused
-    row, wanted = question.row, getattr(found, "redistribute_schema", None) or question.schema
+    row, wanted = question.row, found.redistribute_schema or question.schema
     if row is None:
         return found
     if row.filled and leave_one_without(op_schemas.specs_of(wanted)):
@@ -144,7 +144,7 @@ def _torchs_or_less(question: Question) -> Any:
 
 def _moved_by_plan(question: Question, found: Any) -> Any:
     """torch's answer, with the operands that it moves moved by plan where the op has a row."""
-    moves = getattr(found, "redistribute_schema", None) is not None
+    moves = found.redistribute_schema is not None
     by_plan = moves and question.row is not None and question.is_sharded
     return answers.from_other_specs(found, question.schema) if by_plan else found
 

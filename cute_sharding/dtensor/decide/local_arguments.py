@@ -181,8 +181,8 @@ def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
     row = ROWS.get(name)
     if row is None or row.kernel is None:
         return found
-    prepare = _prepare(row.kernel, getattr(found, "redistribute_schema", None) or schema)
-    return found if prepare is None else answers.prepared(found, schema, prepare)
+    prepare = _prepare(row.kernel, found.redistribute_schema or schema)
+    return found if prepare is None else answers.saying(found, schema, prepare=prepare)
 
 
 def in_their_place(
@@ -214,4 +214,4 @@ def in_their_place(
             given[places[i]] = old.new_empty(sizes).contiguous(memory_format=_format(old))
         return given
 
-    return answers.prepared(found, schema, prepare)
+    return answers.saying(found, schema, prepare=prepare)

@@ -2,13 +2,11 @@
 
 An op lays out its result as its operands lie. Where all lie as the strides of the whole say, so
 does the result. An operand that is moved does so, but where it is expanded: then it has memory for
-every row on each device, and the op may go by its order and not by that of the others. And of
-images with one channel on a device a convolution cannot tell the order of the whole.
+every row on each device, and the op may go by its order and not by that of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from cute_sharding.dtensor.answer import answers
@@ -21,24 +19,17 @@ def in_order(found: Any, schema: OpSchema) -> Any:
     """The answer for an op that is no view, with local results laid out as their strides say, where
     it redistributes operands.
     """
-    wanted = getattr(found, "redistribute_schema", None)
+    wanted = found.redistribute_schema
     answer = wanted and answers.answer_of(wanted)
     if wanted is None or schema.op._schema.is_mutable or (answer and answer.takes_all):
         return found
-    run = laying_out(answers.kernel_of(found, schema), found)
-    return found if run is None else answers.instead(found, schema, run)
-
-
-def laying_out(run: Callable[..., Any], found: Any) -> Callable[..., Any] | None:
-    """``run``, a function of local arguments, with its results laid out as the strides say that
-    the answer ``found`` has for them; None where none has several dims.
-    """
     metas = [
         spec.tensor_meta if isinstance(spec, DTensorSpec) else None
         for spec in answers.specs_of_results(found)
     ]
     if not any(meta is not None and len(meta.shape) > 1 for meta in metas):
-        return None
+        return found
+    run = answers.kernel_of(found, schema)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         results = run(*args, **kwargs)
@@ -50,4 +41,4 @@ def laying_out(run: Callable[..., Any], found: Any) -> Callable[..., Any] | None
         ]
         return tuple(laid) if isinstance(results, tuple) else laid
 
-    return function
+    return answers.instead(found, schema, function)

@@ -66,7 +66,7 @@ def _of_tensors(propagate: Propagate, schema: OpSchema) -> Any | None:
         return None
     logger.debug("%s: operands of several meshes are read on one: %s", schema.op, read)
     found = answers.from_other_specs(propagate(read), read)
-    return answers.read_first(found, schema, Reading(schema, read))
+    return answers.saying(found, schema, read=Reading(schema, read))
 
 
 # -- on which mesh ---------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
         return None
     given: Any = tuple(outputs) if schema.op._schema.returns else None
     found = answers.from_other_specs(answers.OutputSharding(given), _joined(wanted))
-    return answers.read_first(found, schema, Reading(schema, _joined(read)))
+    return answers.saying(found, schema, read=Reading(schema, _joined(read)))
 
 
 def _one_element(element: OpSchema) -> OpSchema | None:

@@ -15,7 +15,9 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     count_place,
     logger,
 )
+from cute_sharding.dtensor.decide.any_sizes import dynamic_of
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
+from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import (
@@ -31,9 +33,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
-    Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run import dynamic
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import LocalView, Runner, Step
@@ -115,25 +117,20 @@ def movement_of(
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        # Such sizes are in compiled programs alone: others do not wait for this to be imported.
-        from cute_sharding.dtensor.decide.any_sizes import dynamic_of
-
         anew = dynamic_of(name, schema, specs)
         if anew is None:
             return None
-        outputs = [_placements(some, specs[0], {}) for some in anew.choice.cuts]
-        _note(name, [anew.choice.exchange], specs, outputs)
-        return answers.by_function(schema, anew.runner, specs[0].mesh, outputs, anew.metas)
+        runner, now = anew
+        outputs = [_placements(some, specs[0], {}) for some in now.cuts]
+        _note(name, [now.exchange], specs, outputs)
+        return answers.by_function(schema, runner, specs[0].mesh, outputs, runner.metas)
     pending = _pending(specs[: row.reads])
     if pending is None:
         count(name, "stock")
         return None
     shapes = [tuple(spec.shape) for spec in specs]
-    args, kwargs = op_schemas.with_shapes(schema, shapes)
-    try:
-        move = row.move(*args, **kwargs)
-    except (ValueError, IndexError, TypeError):
-        return None  # torch says what is wrong
+    args, kwargs = op_schemas.arguments_with(schema, shapes)
+    move = dynamic.move_of(name, args, kwargs)
     if move is None or _is_wrong_for(pending, move):
         return None
     mesh = specs[0].mesh
@@ -158,13 +155,13 @@ def movement_of(
 def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
     """The results' placements; None where the op is nothing but itself on each device."""
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
-    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
-    # has fewer rows than devices; and strided shards beside what is pending, of which a signature
+    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever devices
+    # are left without rows; and strided shards beside what is pending, of which a signature
     # finishes the reduction.
     anyway = (
         registry.is_derived(op)
         or (row.gathers and any(cut for some in cuts for cut in some))
-        or any(_has_few_rows(spec, tuple(spec.shape)) for spec in specs)
+        or any(map(some_device_is_empty, specs))
         or {Partial, StridedShard} <= {type(p) for spec in specs for p in spec.placements}
     )
     mesh = tuple(specs[0].mesh.shape)
@@ -277,15 +274,6 @@ def _spare(row: Row, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
         return ()
     of_dims = zip(*(spec.placements for spec in specs))
     return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])
-
-
-def _has_few_rows(spec: DTensorSpec, shape: Sequence[int]) -> bool:
-    """Whether there are more devices than rows to cut; or no elements."""
-    parts = [1] * len(shape)
-    for p, n in zip(spec.placements, spec.mesh.shape):
-        if isinstance(p, (Shard, StridedShard)):
-            parts[p.dim] *= n
-    return 0 in shape or any(n < k for n, k in zip(shape, parts))
 
 
 def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:

@@ -161,7 +161,7 @@ class Question:
             found = self.stock(self.schema)
         except Exception:
             return False
-        wanted = getattr(found, "redistribute_schema", None) or self.schema
+        wanted = found.redistribute_schema or self.schema
         return all(
             isinstance(p, Replicate)
             for spec in op_schemas.specs_of(wanted)

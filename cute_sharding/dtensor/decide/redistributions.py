@@ -12,14 +12,12 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import complete_arguments
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
-from cute_sharding.dtensor.compiled.symbols import has_values
 from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
 from cute_sharding.dtensor.extras.copies import note_copy
 from cute_sharding.dtensor.replaced import (
     dispatch,
     dispatch_modes,
     local_tensors,
-    process_groups,
     redistribution_hook,
     symints,
     tensor_specs,
@@ -32,30 +30,6 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.words import say_redistributed
-
-Redistribute = Callable[..., torch.Tensor]
-
-
-def redistribution(stock: Redistribute) -> Redistribute:
-    """For torch's redistribute_local_tensor: a plan's steps where they are wanted, else torch's."""
-
-    def redistribute(
-        local_tensor: torch.Tensor,
-        current_spec: DTensorSpec,
-        target_spec: DTensorSpec,
-        **options: Any,
-    ) -> torch.Tensor:
-        return _redistributed(stock, local_tensor, current_spec, target_spec, **options)
-
-    return redistribute
-
-
-def by_plan(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
-    """An argument of an op that a rule of ours has answered, where it is to be: by plan, where
-    there may be one.
-    """
-    stock = redistribution_hook.stock_redistribute
-    return _redistributed(stock, local, current, target, answered=True)
 
 
 def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +57,7 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
             local_args(op_info, schema, takes_others)
         if answer is None:
             return
-        complete_arguments(op_info, schema, answer, by_plan)
+        complete_arguments(op_info, schema, answer, partial(redistribute, answered=True))
         if answer.copied is not None:
             note_copy(before[0], *answer.copied, op_info.local_args[0])
 
@@ -100,7 +74,6 @@ def _all_redistributed(
     takes them in lists.
     """
     settings = in_force()
-    alone = by_plan if answered else partial(_redistributed, redistribution_hook.stock_redistribute)
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
         wanted = [Wanted(x, *_settled(before, after, settings)) for x, before, after in moves]
@@ -109,7 +82,10 @@ def _all_redistributed(
         together = exchanged_together([wanted[i] for i in some], counted=counted)
         for i, local in zip(some, together):
             moved[i] = local
-    return [alone(*move) if local is None else local for move, local in zip(moves, moved)]
+    return [
+        redistribute(*move, answered=answered) if local is None else local
+        for move, local in zip(moves, moved)
+    ]
 
 
 def _settled(
@@ -121,8 +97,7 @@ def _settled(
     return symints.settled_spec(current), symints.settled_spec(target)
 
 
-def _redistributed(
-    stock: Redistribute,
+def redistribute(
     local: torch.Tensor,
     current: DTensorSpec,
     target: DTensorSpec,
@@ -132,9 +107,11 @@ def _redistributed(
     is_explicit: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """``answered``: it is what a rule of ours asks for. That is by plan under any setting, and an
-    outcome of the op, not counted again.
+    """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted,
+    else torch's. ``answered``: it is what a rule of ours asks for of an op's argument. That is by
+    plan under any setting, where there may be one, and an outcome of the op, not counted again.
     """
+    stock = redistribution_hook.stock_redistribute
     settings = in_force()
     how = {"async_op": async_op, "is_explicit": is_explicit}
     if settings is None:
@@ -174,16 +151,14 @@ def _is_planned(
         tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
     ):
         return False
-    shape = current.shape
-    is_symbolic = symints.is_symbolic(*shape)
-    if settings.redistribution or answered:
-        wanted = True
-    elif not is_symbolic:
-        # Placements that views make, and that torch would misread or move wrongly.
-        wanted = not is_torchs(current, target)
-    else:
-        # torch counts the rows of strided shards one by one, which it cannot of symbols.
-        strided = tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
-        ascend = process_groups.is_ascending(current.mesh)
-        wanted = dispatch_modes.is_tracing() and (bool(strided) or not ascend)
-    return wanted and (not is_symbolic or (symints.has_shape_env(shape) and has_values(shape)))
+    shape = tuple(current.shape)
+    is_symbolic = symints.is_symbolic(shape)
+    # Placements that views make, and that torch would misread or move wrongly; and it counts the
+    # rows of strided shards one by one, which it cannot of symbols.
+    is_wanted = (
+        settings.redistribution
+        or answered
+        or (is_symbolic and any(map(tensor_specs.split_factors, (current, target))))
+        or not is_torchs(current, target)
+    )
+    return is_wanted and (not is_symbolic or symints.numbers_at_hand(shape) is not None)

@@ -36,7 +36,7 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
     of one device is torch's stand-in for any: it has no more to say of it than torch.
     """
     op = schema.op._schema
-    if op._is_view_op() or op.is_mutable or not isinstance(found, answers.OutputSharding):
+    if op._is_view_op() or op.is_mutable:
         return found
     if any(isinstance(result.type, torch.ListType) for result in op.returns):
         return found

@@ -53,7 +53,7 @@ def by_signature(
     shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
     if shapes is None or factors is None:
         return None
-    args, kwargs = op_schemas.with_shapes(schema, shapes)
+    args, kwargs = op_schemas.arguments_with(schema, shapes)
     if row.is_moved:
         args, kwargs = symints.with_numbers(args, kwargs)
     pattern = row.pattern(*args, **kwargs)

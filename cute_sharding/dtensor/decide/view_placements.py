@@ -32,8 +32,8 @@ from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.suggestions import suggested_targets
 from cute_sharding.propagation.targets import Target, free_targets
 from cute_sharding.relations.signature import LINEAR
-from cute_sharding.relations.table import ByDimMap
-from cute_sharding.relations.view import View, view_of
+from cute_sharding.relations.table import BY_OP, ByDimMap
+from cute_sharding.relations.view import view_of
 
 
 class Decision(NamedTuple):
@@ -76,10 +76,9 @@ def propagate_shape_and_sharding(
         )
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:
+        row = BY_OP["Tensor.view"]
         source, output, outcome = place_view(
-            view_of(shape, rule),
-            placements,
-            mesh,
+            Asked("view", view_of(shape, rule), row, mesh, None, placements),
             if_not_free="error" if strict_view else "replicate",
             stock=stock,
         )
@@ -108,45 +107,35 @@ def refused(op: str, error: RuntimeError) -> None:
 
 
 def place_view(
-    view: View,
-    placements: tuple[Placement, ...],
-    mesh: tuple[int, ...],
+    asked: Asked,
     *,
     if_not_free: Implicit,
-    op: str = "view",
-    row: ByDimMap | None = None,
-    mesh_names: Sequence[str] | None = None,
-    stock: Callable[[], Sequence[Placement]] | None = None,
+    stock: Callable[[], Sequence[Placement]],
     reachable: Callable[[Cuts], bool] = lambda target: True,
-    speaks: Callable[[], bool] = lambda: True,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
     Args:
-        view: the view, on the global shape.
         if_not_free: what is done where no placements of the output hold what the devices hold: the
             input is redistributed as torch's rules for views that may communicate do it, the mesh
             dims that block the view replicated and the others kept ("replicate"), or to where the
             fewest elements are received ("cheapest"); or an "error" is raised, unless torch's rule
             redistributes for this very view without a word.
-        row: the op's row of the rule table, for the needs of its local form.
         stock: what torch's own rule makes of the input placements. It is asked for an error alone,
             which quotes what it says where it raises: programs and tests look for its words.
         reachable: whether an explicit redistribution of the input, as it would run now, can be
             trusted to get there: an error suggests no other.
-        speaks: whether this rank says in the log what is redistributed.
 
     Raises:
         RuntimeError: nothing is free, and an error is what was asked for.
     """
     blocked: int | str | None
-    asked = Asked(op, view, row, mesh, mesh_names, placements, speaks)
+    placements = asked.placements
     try:
-        cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
+        cuts, blocked, traced = carry(asked.view, asked.cuts, asked.mesh)
         _check_has_numbers(cuts)
-        if row is not None:
-            by_row = _blocked_by_row(row, view, mesh, placements)
-            blocked = blocked if by_row is None else by_row
+        by_row = _blocked_by_row(asked)
+        blocked = blocked if by_row is None else by_row
         if blocked is None:
             output = replaced(placements, cuts)
             log_free(asked, output, traced=traced)
@@ -228,7 +217,7 @@ def _suggested(
 
 def _whole(asked: Asked) -> list[int]:
     """The dims of the input that the op's local form needs whole."""
-    if asked.row is None or not asked.row.wants_whole_dims:
+    if not asked.row.wants_whole_dims:
         return []
     return [d for d in range(len(asked.view.input_shape)) if d not in asked.view.kept]
 
@@ -249,31 +238,22 @@ def _linear(placement: Partial) -> bool:
     return type(placement) is Partial and placement.reduce_op in LINEAR
 
 
-def _blocked_by_row(
-    row: ByDimMap | None, view: View, mesh: tuple[int, ...], placements: Sequence[Placement]
-) -> int | None:
+def _blocked_by_row(asked: Asked) -> int | None:
     """The first mesh dim that the op's local form cannot do with under these placements, whatever
     the layout says.
     """
-    if row is None or not (row.wants_whole_dims or row.only_sums):
-        return None
-    for mesh_dim, placement in enumerate(placements):
-        cut = cut_of(placement)
-        if (
-            row.wants_whole_dims
-            and cut is not None
-            and cut[0] not in view.kept
-            and mesh[mesh_dim] > 1
-        ):
-            return mesh_dim
-        if row.only_sums and isinstance(placement, Partial) and not _linear(placement):
-            return mesh_dim
+    whole = _whole(asked)
+    for m, (placement, cut) in enumerate(zip(asked.placements, asked.cuts)):
+        if cut is not None and cut[0] in whole and asked.mesh[m] > 1:
+            return m
+        if asked.row.only_sums and isinstance(placement, Partial) and not _linear(placement):
+            return m
     return None
 
 
-def _reduced(row: ByDimMap | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+def _reduced(row: ByDimMap, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
     """The placements with the pending reductions that the op does not commute with done."""
-    if row is None or not row.only_sums:
+    if not row.only_sums:
         return placements
     return tuple(
         [Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements]
@@ -281,13 +261,11 @@ def _reduced(row: ByDimMap | None, placements: tuple[Placement, ...]) -> tuple[P
 
 
 def _asked_torch(
-    stock: Callable[[], Sequence[Placement]] | None,
+    stock: Callable[[], Sequence[Placement]],
 ) -> tuple[tuple[Placement, ...] | None, str | None]:
     """The placements that torch's own rule wants of the input; None and what it says where it
     raises.
     """
-    if stock is None:
-        return None, None
     try:
         return tuple(stock()), None
     except Exception as error:  # whatever torch raises

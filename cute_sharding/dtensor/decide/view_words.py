@@ -28,13 +28,19 @@ from cute_sharding.relations.view import View
 
 
 class Asked(NamedTuple):
-    """A view, and what it is of. ``speaks``: whether this rank says in the log what is so on all.
-    The others are as of :func:`.view_placements.place_view`.
+    """A view on the global shape, and what it is of.
+
+    Attributes:
+        op: what messages call it.
+        row: the op's row of the rule table, for the needs of its local form.
+        mesh, names: the sizes of the mesh, and what its dims are called.
+        placements: of the input.
+        speaks: whether this rank says in the log what is so on all.
     """
 
     op: str
     view: View
-    row: ByDimMap | None
+    row: ByDimMap
     mesh: tuple[int, ...]
     names: Sequence[str] | None
     placements: tuple[Placement, ...]

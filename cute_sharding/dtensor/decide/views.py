@@ -17,6 +17,7 @@ from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, whole
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistribution_of
 from cute_sharding.dtensor.decide.stock import moves_rightly
 from cute_sharding.dtensor.decide.view_placements import Decision, place_view, refused
+from cute_sharding.dtensor.decide.view_words import Asked
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     process_groups,
@@ -128,17 +129,13 @@ class ViewQuestion:
         spec = self.spec
         mesh = tuple(spec.mesh.shape)
         mesh = (2,) if mesh == (1,) else mesh  # a stand-in for any
+        speaks = partial(process_groups.is_first_rank, spec.mesh)
+        names = spec.mesh.mesh_dim_names
         decision = place_view(
-            view,
-            spec.placements,
-            mesh,
+            Asked(self.name, view, self.row, mesh, names, spec.placements, speaks),
             if_not_free=self.if_not_free,
-            op=self.name,
-            row=self.row,
-            mesh_names=spec.mesh.mesh_dim_names,
             stock=self._stock_source,
             reachable=partial(_reachable, self.settings, spec),
-            speaks=partial(process_groups.is_first_rank, spec.mesh),
         )
         if spec.use_strided_shard_as_shard_order:
             decision = decision._replace(output=symints.settled(decision.output))

@@ -36,7 +36,7 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     """The answer for an op; where that writes to tensors which it has to redistribute first, run so
     that what it writes is taken back: torch would go on with the copy, or lose it.
     """
-    wanted, op = getattr(found, "redistribute_schema", None), schema.op
+    wanted, op = found.redistribute_schema, schema.op
     if wanted is None:
         return found
     written = [spec for _, spec in op_schemas.written(op, schema)]

@@ -138,6 +138,23 @@ TABLE: tuple[Fix, ...] = (
         ALL,
     ),
     Fix(
+        _names("convolution.default", "convolution_backward.default"),
+        "Images that are cut by another dim, unevenly or over several mesh dims, weights that are "
+        "cut, and what is pending are taken for replicas.",
+        lambda schema, specs: when.convolves_wrongly(specs, len(schema.args_schema)),
+        "torch finishes and gathers what it cannot convolve in parts",
+        kinds=ALL,
+    ),
+    Fix(
+        _names("argmax.default", "argmin.default"),
+        "A device that has no row to search raises.",
+        lambda schema, specs: when.searches_nothing(
+            specs[0],
+            op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim"),
+        ),
+        "torch gives such a device what changes nothing",
+    ),
+    Fix(
         _names("argmax.default", "argmin.default"),
         "The function of the op runs on operands as they are, and takes the placements of its "
         "results from a rule that may move operands.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import combinations, product
 from math import isinf, prod
 from typing import Any
@@ -170,4 +171,38 @@ def averages_rows(schema: OpSchema) -> bool:
     classes = min(len(scores.shape) - 1, 1)
     return schema.args_schema[3] == 1 and any(
         isinstance(p, (Shard, StridedShard)) and p.dim != classes for p in scores.placements
+    )
+
+
+def convolves_wrongly(specs: Sequence[DTensorSpec], arguments: int) -> bool:
+    """Whether torch's function of a convolution of so many arguments, or of its gradient, is not
+    known to be right: all is replicated, or, on a mesh of one dim, images are cut evenly by number.
+    (Cut by their last dim, it takes what it finds for replicas: to neighbours it tells nothing.)
+    """
+    images = 1 if arguments == 9 else 2  # the input; or the gradient and the input
+    return not all(
+        isinstance(p, Replicate)
+        or (
+            type(p) is Shard
+            and p.dim == 0
+            and i < images
+            and spec.mesh.ndim == 1
+            and symints.is_truly(spec.shape[0] % spec.mesh.size() == 0)
+        )
+        for i, spec in enumerate(specs)
+        for p in spec.placements
+    )
+
+
+def searches_nothing(spec: DTensorSpec, dim: int | None) -> bool:
+    """Whether some device has nothing to search along a dim that is cut, or where none is named."""
+    known = not symints.is_symbolic(spec.shape)
+    return (_lacks_rows if known else _lacks_rows.__wrapped__)(spec, dim)
+
+
+@lru_cache(maxsize=1 << 12)
+def _lacks_rows(spec: DTensorSpec, dim: int | None) -> bool:
+    return some_device_is_empty(spec) and any(
+        isinstance(p, Shard) and (dim is None or p.dim % spec.ndim == dim % spec.ndim)
+        for p in spec.placements
     )

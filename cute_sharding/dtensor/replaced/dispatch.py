@@ -15,7 +15,7 @@ import torch
 from torch._logging._internal import LazyString
 from torch.distributed.tensor import DTensor, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves
@@ -29,7 +29,6 @@ __all__ = [
     "observe",
     "redistribute_arguments",
     "return_and_correct_aliasing",
-    "run_as",
     "schema_of",
     "with_placements",
 ]
@@ -128,35 +127,6 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
-
-
-def run_as(
-    run: Callable[..., Any],
-    args: tuple[Any, ...],
-    found: OutputSharding,
-    move: Callable[..., torch.Tensor],
-    prepare: Callable[[Sequence[Any]], Sequence[Any]] | None,
-) -> Any:
-    """What ``run``, which stands for an op, gives on local tensors that were brought by
-    ``move(local, spec, spec)`` to where ``found`` has them, and ``prepare``: what its local
-    arguments are made into, if anything.
-    """
-    wanted = args if found.redistribute_schema is None else found.redistribute_schema.args_schema
-
-    def local(arg: Any, spec: Any) -> Any:
-        if not isinstance(arg, DTensor):
-            return arg
-        moved = (
-            arg
-            if not isinstance(spec, DTensorSpec)
-            or tuple(spec.placements) == tuple(arg._spec.placements)
-            else with_placements(arg, spec.placements, move)
-        )
-        return moved._local_tensor
-
-    given: Sequence[Any] = [local(arg, spec) for arg, spec in zip(args, wanted)]
-    result = run(*(given if prepare is None else prepare(given)))
-    return DTensor._op_dispatcher.wrap(result, found.output_spec)
 
 
 def with_placements(

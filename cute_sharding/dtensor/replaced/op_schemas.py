@@ -32,6 +32,7 @@ __all__ = [
     "OutputSharding",
     "argument",
     "arguments",
+    "arguments_with",
     "draws",
     "draws_apart",
     "is_by_mask",
@@ -45,7 +46,6 @@ __all__ = [
     "replaced_specs",
     "specs_of",
     "unseen_writers",
-    "with_shapes",
     "with_specs",
     "writes_unsaid",
     "written",
@@ -116,11 +116,13 @@ def _rules_of_pointwise_ops() -> frozenset[Any]:
     return frozenset(everything)
 
 
-def with_shapes(
-    schema: OpSchema, shapes: Sequence[tuple[int, ...]]
+def arguments_with(
+    schema: OpSchema, values: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The op's arguments with shapes for tensors."""
-    remaining = iter(shapes)
+    """The op's arguments with those values (shapes, or other specs) for tensors, in the order of
+    :func:`specs_of`.
+    """
+    remaining = iter(values)
     args, kwargs = tree_map(
         lambda leaf: next(remaining) if isinstance(leaf, DTensorSpec) else leaf,
         (tuple(schema.args_schema), dict(schema.kwargs_schema)),
@@ -128,29 +130,23 @@ def with_shapes(
     return args, kwargs
 
 
-def with_specs(schema: OpSchema, specs: Sequence[DTensorSpec]) -> OpSchema:
+def with_specs(schema: OpSchema, specs: Sequence[DTensorSpec | None]) -> OpSchema:
     """The schema with other specs, in the order of :func:`specs_of`."""
-    remaining = iter(specs)
-    args, kwargs = tree_map(
-        lambda leaf: next(remaining) if isinstance(leaf, DTensorSpec) else leaf,
-        (tuple(schema.args_schema), dict(schema.kwargs_schema)),
-    )
-    return OpSchema(schema.op, args, kwargs, schema.schema_info)
+    return OpSchema(schema.op, *arguments_with(schema, specs), schema.schema_info)
 
 
 def replaced_specs(
     schema: OpSchema, placements: Callable[[DTensorSpec], Sequence[Placement]]
 ) -> OpSchema:
     """The schema with other placements for its tensors, which are read as they were."""
-
-    def replaced(leaf: Any) -> Any:
-        if not isinstance(leaf, DTensorSpec):
-            return leaf
-        wanted = tuple(placements(leaf))
-        return leaf if wanted == tuple(leaf.placements) else placed_as(leaf, wanted)
-
-    args, kwargs = tree_map(replaced, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
-    return OpSchema(schema.op, args, kwargs, schema.schema_info)
+    found = [(spec, tuple(placements(spec))) for spec in specs_of(schema)]
+    return with_specs(
+        schema,
+        [
+            spec if wanted == tuple(spec.placements) else placed_as(spec, wanted)
+            for spec, wanted in found
+        ],
+    )
 
 
 def writes_unsaid(op: torch._ops.OpOverload) -> tuple[str, ...]:

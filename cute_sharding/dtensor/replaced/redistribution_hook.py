@@ -41,16 +41,17 @@ stock_redistribute = (
 
 def install_redistribution(
     installed: Installed,
-    local_tensor: Callable[[Callable[..., Any]], Callable[..., torch.Tensor]],
+    local_tensor: Callable[..., torch.Tensor],
     local_args: Callable[[Callable[..., Any]], Callable[..., None]],
 ) -> None:
-    """Have local tensors be redistributed by ``local_tensor(torch's)``, and arguments of ops by
+    """Have local tensors be redistributed by ``local_tensor``, which calls
+    :func:`stock_redistribute` where torch is to do it, and arguments of ops by
     ``local_args(torch's)``.
 
     Raises:
         RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
     """
-    installed.replace(patches.REDISTRIBUTE, calling(local_tensor, patches.REDISTRIBUTE))
+    installed.replace(patches.REDISTRIBUTE, calling(lambda _: local_tensor, patches.REDISTRIBUTE))
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
 
 

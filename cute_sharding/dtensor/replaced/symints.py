@@ -204,11 +204,12 @@ def has_shape_env(*values: Any) -> bool:
 
 def numbers_at_hand(value: Any) -> Any | None:
     """The value with numbers for SymInts, those of the call that is being compiled; None where some
-    has none yet, or something is neither a number nor None. No guard is added.
+    has none yet or is none of a compiler's, or something is neither a number nor None. No guard is
+    added.
     """
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.SymInt):
-            if not leaf.node.has_hint():
+            if not (has_shape_env(leaf) and leaf.node.has_hint()):
                 return None
         elif not (leaf is None or isinstance(leaf, (int, float))):
             return None
@@ -221,31 +222,15 @@ def with_numbers(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]
     """
     if not is_symbolic(*args, *kwargs.values()):
         return args, kwargs
-
-    def number(n: torch.SymInt) -> ThisCall:
-        has_one = hasattr(n.node, "shape_env") and n.node.has_hint()
-        return ThisCall(n.node.hint if has_one else 0)
-
-    found: tuple[Any, dict[str, Any]] = tree_map_only(torch.SymInt, number, (args, kwargs))
+    found: tuple[Any, dict[str, Any]] = tree_map_only(
+        torch.SymInt, lambda n: ThisCall(numbers_at_hand(n) or 0), (args, kwargs)
+    )
     return found
 
 
 def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
-    """The global shapes as numbers, those of the call that is being compiled; None where some size
-    has no value yet, or is none of a compiler's.
-    """
-    found = []
-    for spec in specs:
-        sizes: list[Any] = list(spec.shape)
-        if any(
-            isinstance(n, torch.SymInt) and not (hasattr(n.node, "shape_env") and n.node.has_hint())
-            for n in sizes
-        ):
-            return None
-        found.append(
-            tuple([int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes])
-        )
-    return found
+    """The global shapes as :func:`numbers_at_hand`."""
+    return numbers_at_hand([tuple(spec.shape) for spec in specs])
 
 
 def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
@@ -254,14 +239,8 @@ def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
     """
     found: dict[int, Any] = {}
     for factor in (factor for spec in specs for factor in split_factors(spec)):
-        number = (
-            factor.node.hint
-            if isinstance(factor, torch.SymInt) and factor.node.has_hint()
-            else factor
-        )
-        if isinstance(number, torch.SymInt) or size_text(
-            found.setdefault(int(number), factor)
-        ) != size_text(factor):
+        number = numbers_at_hand(factor)
+        if number is None or size_text(found.setdefault(number, factor)) != size_text(factor):
             return None
     return found
 

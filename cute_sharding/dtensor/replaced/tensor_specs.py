@@ -60,7 +60,6 @@ __all__ = [
     "says_an_order",
     "shard_order",
     "split_factors",
-    "takes_strays",
     "unbound_spec",
     "with_shape",
 ]
@@ -257,13 +256,6 @@ def unbound_spec(
 
 def is_dtensor(value: Any) -> bool:
     return isinstance(value, DTensor)
-
-
-def takes_strays() -> bool:
-    """Whether plain tensors among DTensors are taken for replicas
-    (torch.distributed.tensor.experimental.implicit_replication).
-    """
-    return bool(DTensor._op_dispatcher._allow_implicit_replication)
 
 
 def as_replica(tensor: torch.Tensor, mesh: Any) -> DTensor:

@@ -64,7 +64,6 @@ class Tracing:
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
-    in_force: Tracing | None = None
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class Tracing:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
-        Tracing.in_force = self
         installed.before_undo(self._end)
         installed.replace(patches.UNFLATTEN, self._unflatten)
         installed.replace(patches.LOCAL_SHAPES, self._local)
@@ -87,7 +85,7 @@ class Tracing:
         self._meet_compiler()
 
     def _end(self) -> None:
-        Tracing.settles, Tracing.in_force = False, None
+        Tracing.settles = False
 
     def _meet_compiler(self) -> None:
         """Replace what belongs to the compiler, each once the program has imported its module:

@@ -66,7 +66,7 @@ _ROWS = (
         _TENSOR,
         "DTensor._op_dispatcher",
         "ops could not be run past torch's cache",
-        "_allow_implicit_replication _dispatch_get_local_results_slow_path "
+        "_dispatch_get_local_results_slow_path "
         "_propagate_op_sharding_dispatch_slow_path _random_ops",
     ),
     (

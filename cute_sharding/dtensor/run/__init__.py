@@ -28,5 +28,5 @@ takes the first of these that the step is:
    differ by a row, each filled up to the longest;
 2. an all-gather of all that each device has, unpacked afterwards (``AllToAll.gathers``); on gloo,
    whose all-gather copies once more, only where nothing has to be unpacked;
-3. an all-to-all of what each device needs, in as many rounds as memory asks for.
+3. an all-to-all of what each device needs.
 """

@@ -104,11 +104,18 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
         if not how.even:
             return _gather_padded(step, local, mesh, group)
         return collective_ops.all_gather(local, group, how.gathered or 0, async_op=async_op)
-    target: torch.Tensor | None = None
-    for turn in range(step.rounds):
-        target = _exchange_once(step, turn, local, mesh, group, target, async_op)
-    assert target is not None
-    return target
+    gathers, part = step.gathers, parts_of(step, mesh, step.gathers)
+    is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
+    # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
+    if gathers and not is_result and not copies_natively(group, mesh):
+        gathers, part = False, parts_of(step, mesh)
+        is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
+    is_async = async_op and is_result
+    received = exchanged(part, [local], group, mesh, gathers=gathers, async_op=is_async)
+    result = on_each_rank(
+        lambda rank, got, x: unpacked(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
+    )
+    return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
 
 
 def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
@@ -143,37 +150,6 @@ def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
     how = step.along
     assert how is not None, "a step is asked before (whole_dim)"
     return how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
-
-
-def _exchange_once(
-    step: AllToAll,
-    turn: int,
-    local: torch.Tensor,
-    mesh: Any,
-    group: Any,
-    target: torch.Tensor | None,
-    async_op: bool,
-) -> torch.Tensor:
-    """One round, into ``target`` where an earlier one has made it."""
-    gathers = step.gathers and step.rounds == 1
-    part = parts_of(step, mesh, gathers, turn)
-    is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
-    # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
-    if gathers and not is_result and not copies_natively(group, mesh):
-        gathers, part = False, parts_of(step, mesh, False, turn)
-        is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
-    is_async = async_op and is_result
-    received = exchanged(part, [local], group, mesh, gathers=gathers, async_op=is_async)
-    into = () if target is None else (target,)
-    result = on_each_rank(
-        lambda rank, got, x, *out: unpacked(
-            part(rank), 0, from_wire(got, x.dtype), [x], into=out[0] if out else None
-        ),
-        received,
-        local,
-        *into,
-    )
-    return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
 
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:

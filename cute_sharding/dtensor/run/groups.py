@@ -175,12 +175,7 @@ def means(mesh: Any) -> Means:
     if not process_groups.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():
         return Means(network, None, frozenset(), False)
     backend = _backend(mesh)
-    return _means(network, groups_at_hand(mesh, backend), is_native(backend))
-
-
-@lru_cache(maxsize=1 << 8)
-def _means(network: Chosen, groups: frozenset[tuple[int, ...]], native: bool) -> Means:
-    return Means(network, None, groups, native)
+    return Means(network, None, groups_at_hand(mesh, backend), is_native(backend))
 
 
 def _backend(mesh: Any) -> str | None:

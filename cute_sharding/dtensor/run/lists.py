@@ -82,7 +82,7 @@ def _exchanges(one: Wanted) -> Prepared | None:
     steps = found.plan.steps
     if found.first is not None or found.reductions or found.made:
         return None
-    if not all(isinstance(step, AllToAll) and step.rounds == 1 for step in steps):
+    if not all(isinstance(step, AllToAll) for step in steps):
         return None
     return found if any(step.communicates for step in steps) else None
 

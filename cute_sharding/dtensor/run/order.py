@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.compiled.symbols import has_values, sizes_at_hand
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
@@ -57,11 +56,8 @@ def order_of(meta: Any) -> tuple[int, ...] | None:
     try:
         return _memory_order(meta.shape, meta.stride)
     except TypeError:  # symbols cannot be looked up
-        sizes = (*meta.shape, *meta.stride)
-    if not has_values(sizes):
-        return None
-    numbers = sizes_at_hand(sizes)
-    return _memory_order(numbers[: len(meta.shape)], numbers[len(meta.shape) :])
+        numbers = symints.numbers_at_hand((tuple(meta.shape), tuple(meta.stride)))
+    return None if numbers is None else _memory_order(*numbers)
 
 
 def memory_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

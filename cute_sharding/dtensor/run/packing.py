@@ -14,7 +14,6 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
-from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.all_to_all import AllToAll
@@ -38,17 +37,15 @@ WIRE = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
-    """The part of each rank in a round of a step, worked out when it is first asked for."""
+def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Part]:
+    """The part of each rank in a step, worked out when it is first asked for."""
 
     def part(rank: int) -> Part:
         number = step.ends[0].mesh.rank
-        mine, among = (
-            number(place(mesh, rank)),
-            [*map(number, peers(mesh, step.mesh_dims, rank))],
-        )
-        if isinstance(step, AllToAll):
-            return step.gathering(mine, among) if gathers else step.transfer(mine, among, turn)
+        mine = number(place(mesh, rank))
+        among = [*map(number, peers(mesh, step.mesh_dims, rank))]
+        if gathers and isinstance(step, AllToAll):
+            return step.gathering(mine, among)
         return step.transfer(mine, among)
 
     return cache(part)
@@ -245,26 +242,22 @@ def made(
 
 
 def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
-    """What this rank keeps of its own, in the memory order of its own. All of it, where that is
-    what it keeps, as it is if ``alias``.
+    """What this rank keeps of its own. All of it, where that is what it keeps, as it is if
+    ``alias``; and in the memory order of its own, where it is one copy.
     """
     shape = part.target_shape()
     if part.source_shape() == shape and part.are_whole[0]:
         return local if alias else local.clone()
-    if local.ndim == len(shape) and part.whole[0] and local.is_contiguous():
-        return unpacked(part, 0, local, [local])
-    if local.ndim > len(shape):
-        target = local.new_empty((*shape, *local.shape[len(shape) :]))
-    else:
-        strides, below = [0] * local.ndim, 1
-        for dim in reversed(memory_order(shape, local.stride())):
-            strides[dim] = below
-            below *= max(shape[dim], 1)
-        target = local.new_empty_strided(shape, strides)
-    own = part.kept()
-    for _, copy in own:
+    whole, behind = part.whole[0], local.shape[len(shape) :]
+    if whole is not None:
+        own = read(local, whole[1])
+        if whole[1].sizes == shape:
+            return own.clone()
+        return own.clone(memory_format=torch.contiguous_format).view((*shape, *behind))
+    target = local.new_empty((*shape, *behind))
+    for _, copy in part.kept():
         write(copy, local, target)
-    return after(target, local) if dispatch_modes.is_tracing() and not own else target
+    return after(target, local) if dispatch_modes.is_tracing() and not part.kept() else target
 
 
 def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
-from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     process_groups,
@@ -120,9 +119,18 @@ def redistribute_local_tensor(
 
 
 def planned_for(current: DTensorSpec, target: DTensorSpec) -> Prepared:
-    """The plan between two specs on one mesh; of sizes that are symbols for those at hand."""
+    """The plan between two specs on one mesh; of sizes that are symbols for those at hand.
+
+    Raises:
+        RuntimeError: a size has no value yet.
+    """
     if symints.is_symbolic(*current.shape):
-        shape = sizes_at_hand(current.shape)
+        shape = symints.numbers_at_hand(tuple(current.shape))
+        if shape is None:
+            raise RuntimeError(
+                f"shape {tuple(current.shape)} has sizes without a value while the program is "
+                "compiled"
+            )
         current, target = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
     return _planned(current, target, means(current.mesh))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from cute_sharding._settings import TABLE
@@ -19,7 +18,7 @@ from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
     propagation,
-    redistribution,
+    redistribute,
     redistribution_of_arguments,
     slices_together,
     writing_handler,
@@ -246,15 +245,13 @@ def _fill(installed: Installed, settings: Settings) -> None:
     )
     given_placements.install_distribution(installed, brought, distributed)
     op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})
-    redistribution_hook.install_redistribution(
-        installed, redistribution, redistribution_of_arguments
-    )
+    redistribution_hook.install_redistribution(installed, redistribute, redistribution_of_arguments)
     if settings.views:
         op_hooks.install_propagation(
             installed,
             propagation(registry.propagation(), settings),
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
-            partial(gated_handler, by_signatures=settings.ops),
+            gated_handler,
             writing_handler,
             handlers_in_nodes(),
             reach,

@@ -4,6 +4,7 @@ are refused or left to torch, and never taken for a replica.
 
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 import cute_sharding
+from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.door.cuts import parts_of, some_device_is_empty
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.replaced.tracing import Tracing
@@ -61,9 +63,9 @@ def test_every_reader_has_one_answer_for_a_kind_that_is_not():
         with pytest.raises(RuntimeError, match=REFUSED):
             read(Odd())
     assert not some_device_is_empty(odd((0, 6))._spec)  # nobody knows
-    with cute_sharding.enabled():
-        assert Tracing.in_force._local_shape((8, 6), mesh_of((2,)), (Odd(),)) is None
-        assert Tracing.in_force._local_shape((8, 6), mesh_of((2,)), (Shard(0),)) == (4, 6)
+    tracing = SimpleNamespace(_local_size=local_size_if_known)
+    assert Tracing._local_shape(tracing, (8, 6), mesh_of((2,)), (Odd(),)) is None
+    assert Tracing._local_shape(tracing, (8, 6), mesh_of((2,)), (Shard(0),)) == (4, 6)
 
 
 def test_its_views_are_refused_and_its_redistribution_is_torchs(monkeypatch):
