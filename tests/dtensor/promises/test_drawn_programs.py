@@ -103,14 +103,14 @@ def test_every_program_runs_and_is_right(mesh):
 @contextmanager
 def watched_inputs(monkeypatch):
     """The (before, after) placements of each input that is redistributed."""
-    moves, redistribute = [], redistributions.by_plan
+    moves, redistribute = [], redistributions.redistribute_local_tensor
 
-    def watched(local, current, target):
+    def watched(local, current, target, **options):
         moves.append((current.placements, target.placements))
-        return redistribute(local, current, target)
+        return redistribute(local, current, target, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(redistributions, "by_plan", watched)
+        patch.setattr(redistributions, "redistribute_local_tensor", watched)
         yield moves
 
 
