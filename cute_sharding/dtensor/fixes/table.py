@@ -231,7 +231,7 @@ TABLE: tuple[Fix, ...] = (
         "torch reads such a list as the op does",
     ),
     Fix(
-        _names("any.default|dim|dims"),
+        _names("any.default|dim|dims|out|dims_out|all_out"),
         "What is pending is a sum of flags, which stays pending where flags are counted.",
         _sharded,
         "torch leaves a maximum pending, or nothing",
@@ -239,7 +239,9 @@ TABLE: tuple[Fix, ...] = (
         releases=("2.13",),
     ),
     Fix(
-        _names("nansum.default", "sum.default|dim_IntList", "any.default|dim|dims"),
+        _names(
+            "nansum.default", "sum.default|dim_IntList", "any.default|dim|dims|out|dims_out|all_out"
+        ),
         "What is pending stays pending: flags, integers, sums of norms and of what is no NaN are "
         "made of contributions.",
         when.is_not_of_contributions,

@@ -45,8 +45,8 @@ def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
 
 def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether something is pending, and what a reduction makes of it is not what it makes of the
-    contributions: of all but a sum of a sum or an average that is not to be of integers. (A norm is
-    pending as a root of sums.)
+    contributions: of all but a sum of a sum or an average that is not rounded to integers. (A norm
+    is pending as a root of sums.)
     """
     pending = [p for spec in specs for p in spec.placements if isinstance(p, Partial)]
     if not pending:
@@ -56,7 +56,15 @@ def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> b
     if registry.name_of(schema.op).partition(".")[0] != "sum":
         return True
     dtype: Any = schema.kwargs_schema.get("dtype")
-    return dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return (
+        dtype is not None
+        and _is_of_integers(dtype)
+        and not _is_of_integers(specs[0].tensor_meta.dtype)
+    )
+
+
+def _is_of_integers(dtype: Any) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def names_no_dim(schema: OpSchema, at: int) -> bool:
@@ -195,14 +203,16 @@ def convolves_wrongly(specs: Sequence[DTensorSpec], arguments: int) -> bool:
 
 
 def searches_nothing(spec: DTensorSpec, dim: int | None) -> bool:
-    """Whether some device has nothing to search along a dim that is cut, or where none is named."""
+    """Whether some device has nothing to search along a dim that is cut, or where none is named.
+    (Where the whole has nothing, torch's function says so as the op does.)
+    """
     known = not symints.is_symbolic(spec.shape)
     return (_lacks_rows if known else _lacks_rows.__wrapped__)(spec, dim)
 
 
 @lru_cache(maxsize=1 << 12)
 def _lacks_rows(spec: DTensorSpec, dim: int | None) -> bool:
-    return some_device_is_empty(spec) and any(
-        isinstance(p, Shard) and (dim is None or p.dim % spec.ndim == dim % spec.ndim)
-        for p in spec.placements
-    )
+    cut = {p.dim for p in spec.placements if isinstance(p, Shard)}
+    searched = cut if dim is None else cut & {dim % max(spec.ndim, 1)}
+    has_rows = all(type(spec.shape[d]) is not int or spec.shape[d] for d in searched)
+    return bool(searched) and has_rows and some_device_is_empty(spec)

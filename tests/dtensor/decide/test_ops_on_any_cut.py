@@ -225,6 +225,22 @@ def test_searches_along_a_dim_that_there_is_not(cut, dim):
                 search(x, dim)
 
 
+@pytest.mark.parametrize("dim", [0, -2, None])
+@pytest.mark.parametrize("cut", [Shard(0), Replicate()])
+@pytest.mark.parametrize("search", [torch.argmax, torch.argmin])
+def test_searches_of_nothing(search, cut, dim):
+    """The error is torch's."""
+    with ranks_of((2,)):
+        x = distribute(torch.zeros(0, 3), (2,), [cut])
+        with pytest.raises((IndexError, RuntimeError)) as torchs:
+            search(x, dim)
+        with cute_sharding.enabled():
+            with pytest.raises(torchs.type) as ours:
+                search(x, dim)
+            assert ours.type is torchs.type
+            assert search(x, 1).shape == (0,)
+
+
 @pytest.mark.parametrize("term", [(), (1,)], ids=str)
 @pytest.mark.parametrize("cuts", [(0, None), (1, 0), (1, None), (None, 0)], ids=str)
 def test_a_term_that_is_one_value_for_all_rows(term, cuts):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from op_programs import S, assert_close
 from simulation import distribute, plain, ranks_of
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
@@ -81,12 +81,23 @@ def test_nothing_is_gathered_for_them(name, placement):
         assert communicated.get_total_counts() == 0
 
 
+def flags_like(x):
+    """A flag for each column of what is ``x`` here: on ranks, of a DTensor, a replica."""
+    with plain():
+        flags = torch.zeros(x.shape[1], dtype=torch.bool)
+    if not isinstance(x, DTensor):
+        return flags
+    mesh = tuple(x.device_mesh.shape)
+    return distribute(flags, mesh, [Replicate()] * len(mesh))
+
+
 OF_THE_SUM = {
     "any": lambda x: x.any(0),
     "any of all": lambda x: x.any(),
     "sum, rounded": lambda x: x.sum(0, dtype=torch.int64),
     "sum of all, rounded": lambda x: x.sum(dtype=torch.int32),
     "nansum": lambda x: x.nansum(0),
+    "any, into a tensor": lambda x: torch.any(x, 0, out=flags_like(x)),
 }
 
 
@@ -102,3 +113,12 @@ def test_of_a_sum_that_is_pending_not_of_what_each_device_adds(name, placements)
     with ranks_of((2, 2)), cute_sharding.enabled():
         x = distribute({rank: parts[rank // 2] for rank in range(4)}, (2, 2), placements)
         assert_close(OF_THE_SUM[name](x), wanted, name)
+
+
+@pytest.mark.parametrize("ops", [True, False])
+def test_a_sum_of_integers_to_integers_stays_pending(ops):
+    with ranks_of((2,)), cute_sharding.enabled(ops=ops):
+        x = distribute(torch.ones(4, 3, dtype=torch.int32), (2,), [Partial()])
+        with CommDebugMode() as communicated:
+            assert x.sum(0, dtype=torch.int64).placements == (Partial(),)
+        assert communicated.get_total_counts() == 0
