@@ -1,5 +1,4 @@
-"""Compiled programs: sizes that are symbols, views by size and stride, and the ops that a compiler
-does not look into.
+"""Compiled programs: sizes that are symbols, and the ops that a compiler does not look into.
 
 What stands in for the compiler's own functions is in :mod:`..replaced` (:mod:`.tracing`,
 :mod:`.compiler`). Where to look:
@@ -15,12 +14,12 @@ What stands in for the compiler's own functions is in :mod:`..replaced` (:mod:`.
   themselves in a graph, and :mod:`..run.executor` asks for no other; the op of any sizes is waited
   for in :mod:`..run.dynamic`. Inductor moves the waits down to where results are needed where a
   program asks for that (``reorder_for_compute_comm_overlap``).
+- A view that is returned: by the view ops that have made it, :mod:`..replaced.view_replay`.
 - In what order collectives run, and in which pass: by
   :mod:`..replaced.collective_order`. That a collective depends on the same things on every
   rank is what ``after`` of :mod:`.library` is for.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back
 - :mod:`.local_sizes`: the sizes of local tensors
-- :mod:`.strided`: a view of a DTensor by size, stride and offset
 - :mod:`.library`: the library of ops of our own
 """

@@ -25,7 +25,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 __all__ = [
-    "by_views",
     "first_wins",
     "forget_compiled_code",
     "none_of_ours",
@@ -160,59 +159,6 @@ def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
             tracer.sympy_expr_tracker[expr] = known
 
     return set_proxy_slot
-
-
-def by_views(
-    as_view: Callable[..., torch.Tensor | None], stock: Callable[..., torch.Tensor]
-) -> Callable[..., torch.Tensor]:
-    """A view of a DTensor that a program returns is made again by ``as_view(base, that of the
-    program)``, where it can say and the placements are those that the program's own has. Where
-    autograd does not look, the program's own is one, if it is in the memory of the base.
-    """
-
-    def gen_alias_from_base(
-        aliased_base_tensor: torch.Tensor,
-        target_meta_tensor: torch.Tensor,
-        target_requires_grad: bool,
-        *args: Any,
-        **options: Any,
-    ) -> torch.Tensor:
-        base, like = aliased_base_tensor, target_meta_tensor
-        requires_grad = target_requires_grad
-        view = None
-        if isinstance(base, DTensor) and isinstance(like, DTensor):
-            numbers = _of_dtype(base, like.dtype)
-            if numbers is not None:
-                view = as_view(numbers, like)
-            if view is not None and view.dtype != like.dtype:
-                view = view.view(like.dtype)
-            if not isinstance(view, DTensor) or view.placements != like.placements:
-                is_plain = not (base.requires_grad or requires_grad)
-                view = like if is_plain and _is_in_memory_of(like, base) else None
-        if view is None:
-            return stock(base, like, requires_grad, *args, **options)
-        if view.requires_grad and not requires_grad:
-            return view.detach()
-        return view.requires_grad_(requires_grad) if requires_grad else view
-
-    return gen_alias_from_base
-
-
-def _of_dtype(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """The tensor as numbers of as many bytes as those of ``dtype``; None where it has none."""
-    if base.is_complex() and not dtype.is_complex:
-        base = torch.view_as_real(base)
-    elif dtype.is_complex and not base.is_complex():
-        base = torch.view_as_complex(base)
-    return base if base.dtype.itemsize == dtype.itemsize else None
-
-
-def _is_in_memory_of(view: DTensor, base: DTensor) -> bool:
-    local, of_base = view._local_tensor, base._local_tensor
-    return (
-        not local.numel()
-        or local.untyped_storage().data_ptr() == of_base.untyped_storage().data_ptr()
-    )
 
 
 def with_writes_told(

@@ -67,13 +67,24 @@ TRACES = Patch(
     until="what is noted of sizes holds after the trace",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
+VIEW_OPS = Patch(
+    module="torch._functorch.aot_autograd",
+    attribute="run_functionalized_fw_and_collect_metadata",
+    file="torch/_functorch/_aot_autograd/collect_metadata_analysis.py",
+    why="Of a result that is a view, AOTAutograd keeps the view ops, to run them again of what it "
+    "is a view of. Of tensor subclasses it keeps none.",
+    until="the view ops of tensor subclasses are kept as well",
+    test="tests/dtensor/compiled/test_views_returned.py"
+    "::test_views_of_inputs_are_returned_with_their_gradients",
+)
 ALIASES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="gen_alias_from_base",
     file="torch/_functorch/_aot_autograd/functional_utils.py",
     why="A compiled program that returns a view of its input makes it again by as_strided, which "
-    "torch refuses for DTensors that are not as before.",
-    until="as_strided of a DTensor that views it is not refused",
+    "torch refuses for DTensors that are not as before. Here it is made by the view ops that the "
+    "program has run.",
+    until="the view ops of tensor subclasses are run again",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
 )

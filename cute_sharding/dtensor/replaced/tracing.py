@@ -22,6 +22,7 @@ from cute_sharding.dtensor.replaced import (
     compiler_guards,
     compiler_patches,
     patches,
+    view_replay,
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
 from cute_sharding.dtensor.replaced.local_tensors import is_imagined
@@ -57,8 +58,7 @@ class Tracing:
 
     ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
     local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
-    equal; ``as_view(tensor, like)`` makes a view again; ``writing(inputs)`` is
-    called before a program that writes to these, and what it gives afterwards, while there are
+    equal; ``writing(inputs)`` is called before a program that writes to these, and what it gives afterwards, while there are
     ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
     other sizes.
     """
@@ -70,13 +70,12 @@ class Tracing:
         installed: Installed,
         local_size: Callable[..., Any],
         equate: Callable[..., None],
-        as_view: Callable[..., torch.Tensor | None],
         writing: Callable[[Sequence[DTensor]], Callable[[], None]],
         live: set[int],
         of_one_rank: Callable[[], None],
     ) -> None:
         self._installed = installed
-        self._local_size, self._equate, self._as_view = local_size, equate, as_view
+        self._local_size, self._equate = local_size, equate
         self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
         installed.before_undo(self._end)
         installed.replace(patches.UNFLATTEN, self._unflatten)
@@ -101,7 +100,8 @@ class Tracing:
                 compiler_patches.TRACES,
                 lambda stock: collective_order.numbered(compiler.traced_as_known(stock)),
             ),
-            (compiler_patches.ALIASES, partial(compiler.by_views, self._as_view)),
+            (compiler_patches.VIEW_OPS, view_replay.with_view_ops),
+            (compiler_patches.ALIASES, view_replay.by_view_ops),
             (
                 compiler_patches.WRITES,
                 partial(compiler.with_writes_told, self._writing, self._live),

@@ -165,6 +165,7 @@ _ROWS = (
     ("torch.library", "Library", "a kernel could not be taken back", "_destroy"),
     ("torch", "UntypedStorage", "views of one storage could not be told", "_cdata"),
     ("torch", "Tensor", "writes to a tensor could not be noticed", "_base _version"),
+    ("torch", "Tensor", "views could not be made again", "_view_func_unsafe"),
 )
 
 TABLE: tuple[Used, ...] = (*PLANNER, *(name for row in _ROWS for name in _of(*row)))

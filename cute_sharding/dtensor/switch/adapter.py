@@ -12,7 +12,6 @@ from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
-from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate
 from cute_sharding.dtensor.decide import (
     gated_handler,
@@ -241,7 +240,7 @@ def _install(settings: Settings | None) -> None:
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of replaced/patches.py."""
     tracing.Tracing(
-        installed, local_size_if_known, equate, as_view, before_program, LIVE, graph_keys.tag_traced
+        installed, local_size_if_known, equate, before_program, LIVE, graph_keys.tag_traced
     )
     given_placements.install_distribution(installed, brought, distributed)
     op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})

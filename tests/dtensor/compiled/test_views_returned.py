@@ -6,8 +6,6 @@ from compiling import assert_same, compiled, flatten, fresh_compiler, sharded  #
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cute_sharding.dtensor.compiled.strided import Rows, rows, steps
-
 
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize(
@@ -98,25 +96,6 @@ def test_what_a_view_made_goes_into_a_compiled_program(dynamic):
         compiled(lambda x: x.view(3, -1, x.shape[1]) * 2, dynamic)(given),
         sharded((3, 8, 6), [Shard(1)]) * 2,
     )
-
-
-def test_views_by_size_and_stride():
-    assert steps((3, 8, 6), (48, 6, 1), (24, 6), (6, 1)) == ((0, 1, 2), (24, 6), (0, 1), (24, 6))
-    assert steps((3, 8), (8, 1), (8, 3), (1, 8)).then == (1, 0)
-    assert steps((3, 8), (8, 1), (3, 5, 8), (8, 0, 1)).size == (3, 5, 8)
-    assert steps((3, 8), (8, 1), (3, 4), (8, 1)) is None  # not all of it
-    assert steps((3, 8), (16, 2), (24,), (2,)) is None  # with gaps
-
-
-def test_rows_by_size_and_stride():
-    cube = (3, 8, 6), (48, 6, 1)
-    assert rows(*cube, (3, 8, 2), (48, 6, 1)) == Rows(((1, 3), (1, 8), (1, 2)), (0, 1, 2), ())
-    assert rows(*cube, (2, 8), (3, 6)) == Rows((None, (1, 8), (3, 2)), (1, 0), ())
-    assert rows(*cube, (1, 4, 1), (9, 12, 9)) == Rows((None, (2, 4), None), (0,), (0, 2))
-    assert rows(*cube, (3, 6), (54, 1)) is None  # a diagonal
-    assert rows(*cube, (24, 3), (6, 1)) is None  # of two dims
-    assert rows(*cube, (2, 3), (3, 1)) is None  # two of one
-    assert rows(*cube, (3, 6), (48, 0)) is None  # an element again and again
 
 
 @pytest.mark.one_in(1)
