@@ -74,7 +74,7 @@ PATTERNS = (
         "patches",
         "Patches of an image, merged in pairs",
         "(batch, patches, hidden) becomes (batch, patches / 2, 2 * hidden), and hidden is "
-        "sharded. PyTorch gathers. Each device already has its half of both patches, so the "
+        "sharded. PyTorch gathers. Each device already has its own columns of both patches, so the "
         "result is a _StridedShard.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
