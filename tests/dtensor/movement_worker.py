@@ -308,9 +308,57 @@ def compiled_writes(dynamic, backend, names):
                 compiler(dynamic, backend)(lambda x, y: (y.add_(1), x + 0)[1])(x, x[1:])
 
 
-# By torch alone as well: views of a written input that are given back, and gradients of a split of
-# which some parts are not used.
-REFUSED = ("as_strided", "got mixed torch.Tensor and DTensor")
+# Views of the input and of a result, of which rows have moved to other devices in some.
+VIEWS_RETURNED = {
+    "slice": lambda x: x[1:3],
+    "row": lambda x: x[-1],
+    "diagonal": lambda x: x.diagonal(1),
+    "slice of the transposed": lambda x: x.t().narrow(1, 1, 2),
+    "slice of the flattened": lambda x: x.flatten()[2:-3],
+    "two": lambda x: (x[::2], x[2]),
+    "part": lambda x: x.split(2)[1],
+    "rows": lambda x: x.unbind(),
+    "of a result": lambda x: (y := x * 2, y[1:4]),
+    "diagonal of a result": lambda x: (y := x + 1, y.diagonal()),
+}
+
+
+def views_returned(movement, dynamic):
+    """A view that a compiled program returns is that which an eager one returns: by values,
+    placements, strides, the values of gradients, and what is written to it, or to what it views.
+    """
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    with cute_sharding.enabled(movement=movement):
+        for name, program in VIEWS_RETURNED.items():
+            for cut in (0, 1):
+                expected, found = (
+                    _views_and_writes(run(program), distribute(number((7, 4)), mesh, [Shard(cut)]))
+                    for run in (lambda program: program, compiler(dynamic))
+                )
+                for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+                    case = (name, cut, i)
+                    assert (a.shape, a.placements) == (b.shape, b.placements), case
+                    strides = zip(a.shape, a.stride(), b.stride())
+                    assert all(m == k for n, m, k in strides if n > 1), case
+                    assert torch.equal(a.full_tensor(), b.full_tensor()), case
+
+
+def _views_and_writes(program, leaf):
+    """What it gives, and its gradient; and then what all are, after writes to one and another."""
+    results = movement_programs.listed(program(leaf))
+    loss = sum(t.square().sum() * (k + 1) for k, t in enumerate(results))
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    gradient = gradient.redistribute(placements=leaf.placements)
+    found = [*(t.detach().clone() for t in results), gradient]
+    with torch.no_grad():
+        results[-1].detach().mul_(3)
+        leaf.add_(1)
+        results[-1].detach().add_(leaf.sum())
+    return [*found, *(t.detach() * 1 for t in (leaf, *results))]
+
+
+# By torch alone as well: gradients of a split of which some parts are not used.
+REFUSED = ("got mixed torch.Tensor and DTensor",)
 
 
 def drawn_compiled_writes(count, gradients):

@@ -58,9 +58,9 @@ class Tracing:
 
     ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
     local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
-    equal; ``writing(inputs)`` is called before a program that writes to these, and what it gives afterwards, while there are
-    ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
-    other sizes.
+    equal; ``writing(inputs)`` is called before a program that writes to these, and what it gives
+    afterwards, while there are ``live`` copies; ``of_one_rank()`` before a graph is compiled that
+    other ranks may have with other sizes.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program

@@ -166,6 +166,7 @@ _ROWS = (
     ("torch", "UntypedStorage", "views of one storage could not be told", "_cdata"),
     ("torch", "Tensor", "writes to a tensor could not be noticed", "_base _version"),
     ("torch", "Tensor", "views could not be made again", "_view_func_unsafe"),
+    ("torch", "", "parts of an input could not be told to be views", "_functionalize_unsafe_set"),
 )
 
 TABLE: tuple[Used, ...] = (*PLANNER, *(name for row in _ROWS for name in _of(*row)))

@@ -107,6 +107,9 @@ class _Noting(TorchDispatchMode):
 def with_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's function that takes note of what a program's results are views of, with the view ops
     of those that are DTensors.
+
+    Raises:
+        RuntimeError: several results are views of one tensor that is made inside and not returned.
     """
 
     def run_functionalized_fw_and_collect_metadata(f: Any, **options: Any) -> Any:
@@ -115,6 +118,8 @@ def with_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(f)
         def run(*args: Any) -> Any:
             traced[:] = args, f(*args)
+            for result in traced[1]:
+                _be_in_memory_of_what_it_views(result, args)
             return traced[1]
 
         collect = stock(run, **options)
@@ -134,6 +139,14 @@ def with_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
     return run_functionalized_fw_and_collect_metadata
 
 
+def _be_in_memory_of_what_it_views(result: Any, inputs: Sequence[Any]) -> None:
+    """AOTAutograd tells by its memory that a result is a view of an input. DTensor's dispatcher
+    sees to that for ops that give one tensor, and not for the parts of a split.
+    """
+    if isinstance(result, DTensor) and any(result._base is x for x in inputs if x is not None):
+        torch._functionalize_unsafe_set(result, result._base)
+
+
 def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
     base, at = view._base, info.base_idx
     if info.output_type.name == "alias_of_input":
@@ -142,6 +155,12 @@ def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[
         base = args[at]
     elif info.output_type.name == "alias_of_intermediate_base_is_user_output":
         base = results[at]
+    else:
+        raise RuntimeError(
+            f"a compiled program returns several views, here of shape {tuple(view.shape)}, of one "
+            "DTensor that it makes and does not return, which torch does not compile. Return that "
+            "DTensor, too, or .clone() of each view, or take the views outside of the program."
+        )
     return replace(info, base_idx=at, view_meta_sequence=_replay(view, base))
 
 
@@ -155,11 +174,14 @@ def _replay(view: Any, base: Any) -> Replay | None:
     steps = [] if of is view else _steps(view, of)
     asked, sizes = _without_symints(([vars(step) for step in steps], _sizes(base, view)))
     known = {size.expr for size in sizes if isinstance(size, _Expression)}
-    for size in tree_leaves(asked):
-        if isinstance(size, _Expression) and size.expr not in known:
-            if not size.expr.free_symbols <= known:
-                return None
+    needed = {n for size in tree_leaves(asked) for n in _symbols(size)}
+    if not needed <= known:
+        return None
     return Replay(tuple([_Step(**step) for step in asked]), sizes, is_detached)
+
+
+def _symbols(size: Any) -> Any:
+    return size.expr.free_symbols if isinstance(size, _Expression) else ()
 
 
 def _steps(view: Any, of: Any) -> list[_Step]:

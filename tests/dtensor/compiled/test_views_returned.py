@@ -22,10 +22,14 @@ from torch.distributed.tensor.placement_types import _StridedShard
         lambda x: x[:, :, 4:5].transpose(0, 2),
         lambda x: x.unflatten(2, (3, 2))[:, :, 1].transpose(0, 1),
         lambda x: (x[0], x[..., 2]),
+        lambda x: x.diagonal(0, 0, 2),
+        lambda x: x.permute(1, 0, 2).unflatten(2, (3, 2))[..., 1].diagonal(0, 1, 2),
+        lambda x: x.split(2, 2)[1],
     ],
     ids=[
         *("flatten", "transpose", "new dim", "expand", "two"),
         *("slice", "select", "steps", "one row", "heads", "two of some rows"),
+        *("diagonal", "diagonal of heads", "part"),
     ],
 )
 def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
@@ -58,8 +62,10 @@ def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
         lambda x: x.unflatten(2, (3, 2))[:, :, 1].transpose(0, 1),
         lambda x: x.view(torch.int32),
         lambda x: x.view(torch.int32).transpose(0, 1),
+        lambda x: x.transpose(0, 2).detach()[1:],
+        lambda x: x.transpose(0, 2).detach(),
     ],
-    ids=["slice", "select", "diagonal", "heads", "bits", "bits, transposed"],
+    ids=["slice", "select", "diagonal", "heads", "bits", "bits, transposed", "detached", "whole"],
 )
 def test_views_of_some_rows_and_of_bits_are_returned_where_autograd_does_not_look(program):
     given = sharded((3, 8, 6), [Shard(1)])
@@ -106,3 +112,18 @@ def test_what_is_pending_is_written_to_in_a_program_that_has_not_run_eagerly():
     given = sharded((3, 8, 6), [Shard(2)], grad=True)
     actual = compiled(program, False)(given)
     assert_same(actual, program(given))
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (lambda x: x[:, 1:].view(torch.int32), r"the view ops that have made it are not known"),
+        (lambda x: (lambda y: (y[1:], y[:2]))(x * 2), "that it makes and does not return"),
+    ],
+    ids=["detached", "several of one"],
+)
+def test_what_torch_cannot_return_is_refused_with_what_to_do(program, said):
+    given = sharded((3, 8, 6), [Shard(1)], grad=True)
+    with pytest.raises(Exception, match=rf"{said}.*\.clone\(\)"):
+        compiled(program, False)(given)

@@ -65,6 +65,12 @@ def test_compiled_writes(dynamic, backend, names, tmp_path):
 
 
 @pytest.mark.costly
+def test_views_that_compiled_programs_return(tmp_path):
+    returned = movement_worker.views_returned  # movement, and sizes that are symbols
+    run(3, tmp_path, *[(returned, *on) for on in [(False, False), (True, False), (True, True)]])
+
+
+@pytest.mark.costly
 def test_drawn_compiled_writes(share, tmp_path):
     drawn = movement_worker.drawn_compiled_writes
     run(3, tmp_path, *[(drawn, share(12, 12), gradients) for gradients in (False, True)])
