@@ -148,13 +148,15 @@ def _be_in_memory_of_what_it_views(result: Any, inputs: Sequence[Any]) -> None:
 
 
 def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
-    base, at = view._base, info.base_idx
-    if info.output_type.name == "alias_of_input":
+    base, at, kind = view._base, info.base_idx, info.output_type.name
+    if kind == "alias_of_input":
         # Of inputs in the same memory torch takes any: this is the one that was viewed.
         at = next((i for i, arg in enumerate(args) if arg is base and base is not None), at)
         base = args[at]
-    elif info.output_type.name == "alias_of_intermediate_base_is_user_output":
+    elif kind == "alias_of_intermediate_base_is_user_output":
         base = results[at]
+    elif kind == "is_input":
+        return info
     else:
         raise RuntimeError(
             f"a compiled program returns several views, here of shape {tuple(view.shape)}, of one "

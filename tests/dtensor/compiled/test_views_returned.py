@@ -25,11 +25,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
         lambda x: x.diagonal(0, 0, 2),
         lambda x: x.permute(1, 0, 2).unflatten(2, (3, 2))[..., 1].diagonal(0, 1, 2),
         lambda x: x.split(2, 2)[1],
+        lambda x: (x, x[1:]),
     ],
     ids=[
         *("flatten", "transpose", "new dim", "expand", "two"),
         *("slice", "select", "steps", "one row", "heads", "two of some rows"),
-        *("diagonal", "diagonal of heads", "part"),
+        *("diagonal", "diagonal of heads", "part", "itself"),
     ],
 )
 def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
