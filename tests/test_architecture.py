@@ -354,6 +354,7 @@ TORCH_PRIVATE = [
     "compiler",
     "collective_order",
     "expansion",
+    "view_replay",
     "tracing",
     "state_dicts",
     "fully_sharded",

@@ -22,7 +22,8 @@ checked are in :mod:`..bookkeeping.versions`.
   in for its steps; :mod:`.composites`: what comes before it; :mod:`.read_hook`: reads of a local
   tensor
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
-  compiled programs; :mod:`.collective_order`: the order of their collectives
+  compiled programs; :mod:`.view_replay`: views that leave these; :mod:`.collective_order`: the
+  order of their collectives
 - :mod:`.state_dicts`, :mod:`.given_placements`: checkpoints, state dicts, pictures; functions that
   are told which placements they are given; :mod:`.fully_sharded`: parameters that FSDP keeps
 """

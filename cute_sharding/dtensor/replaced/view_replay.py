@@ -143,8 +143,9 @@ def _be_in_memory_of_what_it_views(result: Any, inputs: Sequence[Any]) -> None:
     """AOTAutograd tells by its memory that a result is a view of an input. DTensor's dispatcher
     sees to that for ops that give one tensor, and not for the parts of a split.
     """
-    if isinstance(result, DTensor) and any(result._base is x for x in inputs if x is not None):
-        torch._functionalize_unsafe_set(result, result._base)
+    base = result._base if isinstance(result, DTensor) else None
+    if base is not None and any(base is x for x in inputs):
+        torch._functionalize_unsafe_set(result, base)
 
 
 def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
@@ -248,7 +249,13 @@ def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             try:
                 return stock(base, like, target_requires_grad, None, **options)
             except RuntimeError as error:
-                raise RuntimeError(_refusal(like, base)) from error
+                raise RuntimeError(
+                    f"a compiled program has a view of shape {tuple(like.shape)} of a DTensor of "
+                    f"shape {tuple(base.shape)} and placements {list(base.placements)}, and the "
+                    "view ops that have made it are not known, as it is detached from one, or is "
+                    "an input itself; torch makes it again by as_strided, which DTensors refuse. "
+                    "Return view.clone() in its place, or take the view outside of the program."
+                ) from error
         if view.requires_grad and not target_requires_grad:
             return view.detach()
         return view.requires_grad_() if target_requires_grad else view
@@ -261,14 +268,4 @@ def _is_in_memory_of(view: DTensor, base: DTensor) -> bool:
     return (
         not local.numel()
         or local.untyped_storage().data_ptr() == of_base.untyped_storage().data_ptr()
-    )
-
-
-def _refusal(view: DTensor, base: DTensor) -> str:
-    return (
-        f"a compiled program has a view of shape {tuple(view.shape)} of a DTensor of shape "
-        f"{tuple(base.shape)} and placements {list(base.placements)}, and the view ops that have "
-        "made it are not known, as it is detached from one, or is an input itself; torch makes it "
-        "again by as_strided, which DTensors refuse. Return view.clone() in its place, or take the "
-        "view outside of the program."
     )
