@@ -56,11 +56,8 @@ def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> b
     if registry.name_of(schema.op).partition(".")[0] != "sum":
         return True
     dtype: Any = schema.kwargs_schema.get("dtype")
-    return (
-        dtype is not None
-        and _is_of_integers(dtype)
-        and not _is_of_integers(specs[0].tensor_meta.dtype)
-    )
+    summed: Any = specs[0].tensor_meta
+    return dtype is not None and _is_of_integers(dtype) and not _is_of_integers(summed.dtype)
 
 
 def _is_of_integers(dtype: Any) -> bool:

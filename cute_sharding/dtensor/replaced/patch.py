@@ -23,7 +23,7 @@ import torch
 from cute_sharding._imports import when_imported
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
-__all__ = ["Installed", "Name", "Patch", "beginning_with", "calling", "copy_of", "require"]
+__all__ = ["Given", "Installed", "Name", "Patch", "beginning_with", "calling", "copy_of", "require"]
 
 _ABSENT: Any = object()
 
@@ -295,7 +295,7 @@ def copy_of(function: Any, code: CodeType | None = None) -> Callable[..., Any]:
     return copy
 
 
-class _Given:
+class Given:
     """The objects that statements are given, which can be a constant: Python hashes code with all
     that stands in it, also what cannot be hashed itself.
     """
@@ -306,7 +306,7 @@ class _Given:
 
 
 def _given(code: CodeType, given: Mapping[str, Any]) -> CodeType:
-    objects = _Given(given)
+    objects = Given(given)
     return code.replace(
         co_consts=tuple([objects if kept == _GIVEN else kept for kept in code.co_consts])
     )

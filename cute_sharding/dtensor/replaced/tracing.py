@@ -26,7 +26,7 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
 from cute_sharding.dtensor.replaced.local_tensors import is_imagined
-from cute_sharding.dtensor.replaced.patch import Installed
+from cute_sharding.dtensor.replaced.patch import Given, Installed
 from cute_sharding.dtensor.replaced.symints import (
     SymbolicStride,
     has_shape_env,
@@ -93,6 +93,7 @@ class Tracing:
         installed = self._installed
         for row, made in (
             (compiler_patches.FRAMES, compiler.none_of_ours),
+            (compiler_patches.CONSTANTS, lambda types: {*types, Given}),
             (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
             (compiler_patches.GUARDS, compiler_guards.on_global_sizes),
             (compiler_patches.METADATA, self._settled_metadata),
