@@ -15,7 +15,6 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     count_place,
     logger,
 )
-from cute_sharding.dtensor.decide.any_sizes import dynamic_of
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
@@ -117,6 +116,9 @@ def movement_of(
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
+        # Such sizes are in compiled programs alone: others do not wait for this to be imported.
+        from cute_sharding.dtensor.decide.any_sizes import dynamic_of
+
         anew = dynamic_of(name, schema, specs)
         if anew is None:
             return None
