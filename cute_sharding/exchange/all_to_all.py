@@ -6,7 +6,7 @@ relation that changes nothing; what is here is how it is a collective.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -15,6 +15,7 @@ from cute_sharding.exchange.by_links import LinkMessage
 from cute_sharding.exchange.collectives import of_blocks
 from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.cost import most_local, received_by_digits
+from cute_sharding.exchange.flow import in_turn
 from cute_sharding.exchange.native import Along, along
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.part import (
@@ -28,7 +29,6 @@ from cute_sharding.exchange.part import (
 )
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import cutting
-from cute_sharding.sharding.meeting import count_rows, part
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are
 # taken to be alike.
@@ -94,6 +94,14 @@ class AllToAll(Step):
     def collectives(self) -> int:
         """How many collectives it is: one a round."""
         return self.rounds if self.communicates else 0
+
+    @property
+    def most_rounds(self) -> int:
+        """A row of the longest dim at a time."""
+        return max(self.shape, default=1) if self.communicates else 1
+
+    def in_rounds(self, rounds: int) -> AllToAll:
+        return replace(self, rounds=rounds)
 
     # -- how much ----------------------------------------------------------------------------------
 
@@ -234,20 +242,8 @@ class AllToAll(Step):
         found = [] if own is None else [own]
         if len(peers) > 1:
             of_all = self.flow.sent_to(rank) if into else self.flow.sent_by(rank)
-            found += [some for each in of_all if (some := self._in_turn(each, turn)) is not None]
+            found += in_turn(of_all, (turn, self.rounds))
         return found
-
-    def _in_turn(self, message: LinkMessage, turn: int) -> LinkMessage | None:
-        """What of a message goes in that round: a share of the dim that divides best."""
-        if self.rounds == 1:
-            return message
-        runs = [*message.runs]
-        sizes = [count_rows(found) for found in runs]
-        if not runs:
-            return message if turn == 0 else None
-        d = max(range(len(runs)), key=lambda d: (sizes[d] % self.rounds == 0, sizes[d]))
-        runs[d] = part(runs[d], turn, self.rounds)
-        return message._replace(runs=tuple(runs)) if runs[d] else None
 
     def _at_once(
         self, rank: int, peers: Sequence[int], own: LinkMessage | None, *, into: bool

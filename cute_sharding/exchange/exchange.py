@@ -22,7 +22,7 @@ may take one element of several operands to several results, piece by piece (:mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import chain
@@ -31,7 +31,7 @@ from typing import Any
 
 from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.cost import coordinates, received
-from cute_sharding.exchange.flow import Flow, Message, Own
+from cute_sharding.exchange.flow import ALL, Flow, Message, Own, Turn, in_turn
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
@@ -174,16 +174,16 @@ class Exchange:
         parts = map(self.part, self._looked_at)
         return self.is_free and all(is_whole for part in parts for is_whole in part.are_whole)
 
-    @cached_property
-    def peak_elements(self) -> int:
+    def peak_in(self, rounds: int) -> int:
         """The most elements that a rank holds at once: operands, results, and what is sent and
-        received between.
+        received between in one of so many rounds.
         """
         most = 0
         for rank in self._looked_at:
             shapes = [placed.local_shape(rank) for placed in self._all]
             kept = sum(prod(shape) for shape in shapes if shape is not None)
-            most = max(most, kept + sum(message.size for message in self._messages(rank)))
+            last = in_turn(self._messages(rank), (rounds - 1, rounds))  # never the smaller
+            most = max(most, kept + sum(message.size for message in last))
         return most
 
     @cached_property
@@ -361,16 +361,21 @@ class Exchange:
 
     # -- on one rank -------------------------------------------------------------------------------
 
-    def part(self, rank: int, peers: Sequence[int] | None = None, room: int = 0) -> Part:
+    def part(
+        self, rank: int, peers: Sequence[int] | None = None, room: int = 0, turn: Turn = ALL
+    ) -> Part:
         """The part of a rank, of one of the meshes, both or neither.
 
         Args:
             peers: in whose order the messages lie: all with whom it exchanges any, and maybe more.
                 By default those with whom it does, ascending.
             room: in front of each message, for so many elements more.
+            turn: which share of each message goes, of how many. What the rank keeps is in the
+                first.
         """
-        messages = list(self.sent_by(rank)), list(self.sent_to(rank))
-        return self.part_of(rank, messages, peers, room)
+        messages = [*in_turn(self.sent_by(rank), turn)], [*in_turn(self.sent_to(rank), turn)]
+        part = self.part_of(rank, messages, peers, room)
+        return part if turn[0] == 0 else replace(part, own=())
 
     def part_of(
         self,

@@ -16,6 +16,9 @@ from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.sharding.chains import Device
 
+# The share of every message that goes: its number, and how many there are.
+Turn: TypeAlias = "tuple[int, int]"
+ALL: Turn = (0, 1)
 # What a rank keeps: an operand, a result, and the copies from the one to the other.
 Own: TypeAlias = "tuple[int, int, tuple[Copy, ...]]"
 
@@ -50,6 +53,18 @@ class Message(Protocol):
 
 
 M = TypeVar("M", bound=Message)
+
+
+def in_turn(messages: Iterable[M], turn: Turn) -> Iterator[M]:
+    """What of messages goes in that turn: of each a share, as large as those of other turns."""
+    k, rounds = turn
+    if rounds == 1:
+        yield from messages
+        return
+    for message in messages:
+        some = message.share(*_share(message.size, k, rounds), rounds)
+        if some is not None:
+            yield some
 
 
 class Flow(ABC, Generic[M]):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Network, messages
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.exchange.plan import Held, Plan, peak_of
+from cute_sharding.exchange.plan import Held, Plan, peak_of, within_memory
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.routes import Groups
 from cute_sharding.exchange.step import Stage, Step
@@ -26,7 +26,7 @@ Pending = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True)
 class Crossing(Stage):
-    """An exchange from one mesh to another.
+    """An exchange from one mesh to another, in one or in several rounds.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
@@ -36,11 +36,13 @@ class Crossing(Stage):
     """
 
     exchange: Exchange
+    rounds: int = 1
 
     @property
     def kind(self) -> str:
         if self.communicates:
-            return "exchange between meshes"
+            among = f" in {self.rounds} rounds" if self.rounds > 1 else ""
+            return f"exchange between meshes{among}"
         return "relabel" if self.exchange.is_in_place else "local copy"
 
     @property
@@ -52,6 +54,18 @@ class Crossing(Stage):
         return not self.exchange.is_free
 
     @property
+    def collectives(self) -> int:
+        return self.rounds if self.communicates else 0
+
+    @property
+    def most_rounds(self) -> int:
+        """A row of the longest dim at a time."""
+        return max(self.ends[0].shape, default=1) if self.communicates else 1
+
+    def in_rounds(self, rounds: int) -> Crossing:
+        return replace(self, rounds=rounds)
+
+    @property
     def received_elements(self) -> int:
         return self.exchange.received_elements
 
@@ -61,7 +75,7 @@ class Crossing(Stage):
 
     @property
     def peak_elements(self) -> int:
-        return self.exchange.peak_elements
+        return self.exchange.peak_in(self.rounds)
 
     @property
     def ends(self) -> tuple[Placed, Placed]:
@@ -70,8 +84,8 @@ class Crossing(Stage):
     def seconds(self, network: Network) -> float:
         if not self.communicates:
             return 0.0
-        latency = messages(self.exchange.most_peers + 1, together=False) * network.slowest.alpha
-        return latency + self.received_elements * network.slowest.beta
+        rounds = self.rounds * messages(self.exchange.most_peers + 1, together=False)
+        return rounds * network.slowest.alpha + self.received_elements * network.slowest.beta
 
     def to_dict(self, network: Network, name: Callable[[int], int | str]) -> dict[str, Any]:
         return {**super().to_dict(network, name), "most_peers": self.exchange.most_peers}
@@ -84,7 +98,7 @@ class ExchangePlan(Plan):
     Attributes:
         before: what the ranks of the source hold, and what is pending there.
         steps: what is done on the mesh of the source, to finish what is pending.
-        exchange: from there to the target.
+        crossing: from there to the target.
         network: the links of the source's mesh dims.
         itemsize: the bytes of an element, for which these times are.
         mesh_names, target_names: of the mesh dims of the source and of the target, to be shown;
@@ -101,7 +115,7 @@ class ExchangePlan(Plan):
 
     before: Held
     steps: tuple[Step, ...]
-    exchange: Exchange
+    crossing: Crossing
     network: Network
     itemsize: int = 4
     mesh_names: tuple[str, ...] | None = None
@@ -136,10 +150,10 @@ class ExchangePlan(Plan):
             target_names=self.target_names if target_names is None else tuple(target_names),
         )
 
-    @cached_property
-    def crossing(self) -> Crossing:
-        """The exchange as what comes after the steps."""
-        return Crossing(self.exchange)
+    @property
+    def exchange(self) -> Exchange:
+        """Who sends what to whom, behind the steps."""
+        return self.crossing.exchange
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -205,13 +219,17 @@ def plan_exchange(
     pending: Pending,
     target: Placed,
     network: Network | None = None,
+    memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
 ) -> ExchangePlan:
     """The plan from ``source``, of which the reductions ``pending`` are to be finished, to
-    ``target``. The other arguments are those of
-    ``plan_steps`` (``exchange/planner.py``), of the source's mesh; ``network`` is by
-    default the one that programs are planned by.
+    ``target``. The other arguments are those of ``plan_steps`` (``exchange/planner.py``), of the
+    source's mesh; ``network`` is by default the one that programs are planned by.
+
+    Raises:
+        ValueError: no plan keeps every rank within ``memory_limit`` elements. It names the least
+            that would do.
 
     >>> from cute_sharding.exchange import Placed
     >>> from cute_sharding.sharding import Replicate, Shard, Sharding
@@ -220,16 +238,22 @@ def plan_exchange(
     >>> plan_exchange(copies, (), columns).kind
     'exchange between meshes'
     """
-    sizes = source.mesh.sizes
+    sizes, shape = source.mesh.sizes, source.shape
     network = network or Network.of_programs(sizes)
     held = Held(source.chains, pending)
     steps: tuple[Step, ...] = ()
+    if memory_limit is not None:  # not every rank of the target knows the groups of the source
+        groups, native = frozenset(), False
     if pending:
         finished = _finished(source, pending, target)
-        steps = plan_steps(source.shape, sizes, held, finished, network, None, groups, native)
+        steps = plan_steps(shape, sizes, held, finished, network, memory_limit, groups, native)
         source = replace(source, chains=finished)
-    exchange = Exchange(identity(source.shape), (source,), (target,))
-    return ExchangePlan(held, steps, exchange, network)
+    crossing = Crossing(Exchange(identity(shape), (source,), (target,)))
+    if memory_limit is not None:
+        start, what = most_local(shape, held.chains, sizes), f"{shape} to the {target.mesh}"
+        [stages] = within_memory([(*steps, crossing)], start, memory_limit, what)
+        crossing = cast(Crossing, stages[-1])
+    return ExchangePlan(held, steps, crossing, network)
 
 
 def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:

@@ -191,6 +191,45 @@ def collectives(steps: Sequence[Stage]) -> int:
     return sum(step.collectives for step in steps)
 
 
+def within_memory(
+    ways: Sequence[Sequence[Stage]], source: int, limit: int, what: str
+) -> list[tuple[Stage, ...]]:
+    """Those of several ways that keep every device within ``limit`` elements, each stage in as many
+    rounds as that takes.
+
+    Args:
+        source: as :func:`peak_of` has it.
+        what: is planned, for the error.
+
+    Raises:
+        ValueError: none does. It names the least that would do.
+    """
+    found = [_fitted(stages, source, limit) for stages in ways]
+    fitting = [stages for stages in found if stages is not None]
+    if not fitting:
+        least = min(
+            peak_of([stage.in_rounds(stage.most_rounds) for stage in stages], source)
+            for stages in ways
+        )
+        raise ValueError(
+            f"no plan for {what} holds at most {limit:,} elements on every device: the least that "
+            f"would do is memory_limit={least}"
+        )
+    return fitting
+
+
+def _fitted(stages: Sequence[Stage], source: int, limit: int) -> tuple[Stage, ...] | None:
+    found: list[Stage] = []
+    for i, stage in enumerate(stages):
+        room, rounds = limit - (source if i else 0), 1
+        while stage.in_rounds(rounds).peak_elements > room:
+            if rounds == stage.most_rounds:
+                return None
+            rounds = min(2 * rounds, stage.most_rounds)
+        found.append(stage.in_rounds(rounds))
+    return tuple(found) if peak_of(found, source) <= limit else None
+
+
 def peak_of(steps: Sequence[Stage], source: int) -> int:
     """``source``, the most elements of the tensor that a device holds, stays all the while."""
     return max(

@@ -14,7 +14,7 @@ from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.candidates import Task, candidates
 from cute_sharding.exchange.cost import most_local, within
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.plan import Held, collectives, peak_of, received_by
+from cute_sharding.exchange.plan import Held, collectives, received_by, within_memory
 from cute_sharding.exchange.reduction import Reduction
 from cute_sharding.exchange.routes import Groups, admits
 from cute_sharding.exchange.step import Step
@@ -60,16 +60,8 @@ def plan_steps(
 def _within(memory_limit: int, task: Task) -> tuple[Step, ...]:
     """The cheapest of the steps, cut into rounds, that keep every device within the limit."""
     start = most_local(task.shape, task.source.chains, task.mesh)
-    admitted = _admitted(task)
-    fitting = [
-        fitted for steps in admitted if (fitted := _fitted(steps, start, memory_limit)) is not None
-    ]
-    if not fitting:
-        least = min(peak_of([_most_rounds(step) for step in steps], start) for steps in admitted)
-        raise ValueError(
-            f"no plan for {task.shape} on mesh {task.mesh} holds at most {memory_limit:,} elements "
-            f"on every device: the least that would do is memory_limit={least}"
-        )
+    what = f"{task.shape} on mesh {task.mesh}"
+    fitting: list[Any] = within_memory(_admitted(task), start, memory_limit, what)
     return min(fitting, key=lambda steps: _cost(steps, task.network))
 
 
@@ -214,30 +206,3 @@ def _admitted(task: Task) -> list[tuple[Step, ...]]:
     """The ways whose steps all have a group; one at the least."""
     every = dict.fromkeys(candidates(task))
     return [steps for steps in every if all(task.admits(step.mesh_dims) for step in steps)]
-
-
-def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...] | None:
-    """The steps, with exchanges in as many rounds as it takes to keep within ``limit``; None where
-    nothing helps.
-    """
-    fitted: list[Step] = []
-    for i, step in enumerate(steps):
-        room = limit - (source if i else 0)
-        if step.peak_elements > room and isinstance(step, AllToAll) and step.communicates:
-            rounds, most = 2, _most_rounds(step)
-            while rounds < most.rounds and replace(step, rounds=rounds).peak_elements > room:
-                rounds *= 2
-            step = replace(step, rounds=min(rounds, most.rounds))
-        if step.peak_elements > room:
-            return None
-        fitted.append(step)
-    return tuple(fitted) if peak_of(fitted, source) <= limit else None
-
-
-def _most_rounds(step: Step) -> Any:
-    """The step in its smallest buffers: a row of the longest dim at a time."""
-    return (
-        replace(step, rounds=max(step.shape))
-        if isinstance(step, AllToAll) and step.communicates
-        else step
-    )

@@ -74,6 +74,15 @@ class Stage(ABC):
         return int(self.communicates)
 
     @property
+    def most_rounds(self) -> int:
+        """In how many rounds it can go, at the most."""
+        return 1
+
+    def in_rounds(self, rounds: int) -> Stage:
+        """The same in so many rounds, up to :attr:`most_rounds`."""
+        return self
+
+    @property
     def layouts(self) -> tuple[Layout | None, Layout | None]:
         """The layouts ((devices), (local)) -> flat index before and after it; None: sizes do not
         divide.

@@ -191,12 +191,6 @@ def count_rows(found: Sequence[Run]) -> int:
     return sum(run.size for run in found)
 
 
-def part(found: Runs, k: int, parts: int) -> Runs:
-    """The k-th of ``parts`` shares of the rows, as even as can be, in the order of the list."""
-    total = count_rows(found)
-    return span(found, k * total // parts, (k + 1) * total // parts)
-
-
 def span(found: Runs, first: int, stop: int) -> Runs:
     """The rows number ``first`` to ``stop``, exclusive, in the order of the list."""
     result: list[Run] = []

@@ -3,6 +3,7 @@ placements, and compares its own part with what one device has, forward and back
 """
 
 import random
+import re
 from collections import Counter
 
 import torch
@@ -67,8 +68,10 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def across(first, stop, prepared=False, pending=0.2):
-    """Draws in [first, stop); ``prepared``: the ranks of both meshes get a group."""
+def across(first, stop, prepared=False, pending=0.2, limited=False):
+    """Draws in [first, stop); ``prepared``: the ranks of both meshes get a group; ``limited``: with
+    the least memory that will do.
+    """
     world, rank = dist.get_world_size(), dist.get_rank()
     meshes = {}
     for seed in range(first, stop):
@@ -92,15 +95,37 @@ def across(first, stop, prepared=False, pending=0.2):
         x = as_dtensor(
             local_of(given, sizes, one, before, rank), shape, source, before, whole.dtype
         )
-        once(x, target, after, said, local_of(whole, others, other, after, rank), rng, one, sizes)
+        limit = least_memory(x, target, after) if limited else None
+        wanted = local_of(whole, others, other, after, rank)
+        once(x, target, after, said, wanted, rng, one, sizes, limit)
 
 
-def once(x, target, after, said, wanted, rng, one, sizes):
+def least_memory(x, target, placements):
+    """What a redistribution, and its gradient, may hold at the least, as the errors say; one and
+    the same on all ranks.
+    """
+    limit = 0
+    while True:
+        try:
+            cute_sharding.redistribute(x, target, placements, memory_limit=limit)
+        except ValueError as error:
+            limit = int(re.search(r"memory_limit=(\d+)", str(error))[1])
+        else:
+            every = [None] * dist.get_world_size()
+            dist.all_gather_object(every, limit)
+            of_meshes = {
+                every[int(r)] for mesh in (x.device_mesh, target) for r in mesh.mesh.flatten()
+            }
+            assert len(of_meshes) == 1, (x._spec, target, placements, every)
+            return of_meshes.pop()
+
+
+def once(x, target, after, said, wanted, rng, one, sizes, limit=None):
     rank = dist.get_rank()
     with Sent() as sent:
-        result = cute_sharding.redistribute(x, target, after)
+        result = cute_sharding.redistribute(x, target, after, memory_limit=limit)
     assert result.device_mesh == target and tuple(result.placements) == tuple(after), said
-    if x.device_mesh != target:
+    if x.device_mesh != target and limit is None:
         most = 1 + sum(map(is_partial, x.placements))
         assert sum(sent.counts.values()) <= most, (said, sent.counts)
     if wanted is None:

@@ -141,10 +141,10 @@ def test_the_plan_of_what_stays_where_it_is():
 def test_what_is_pending_stays_while_the_exchange_runs():
     plan = pending_plan((8, 9))
     source, target = 32, 32  # of a rank; a target's ranks hold nothing before, and receive it all
-    assert plan.exchange.peak_elements == target + target
+    assert plan.crossing.peak_elements == target + target
     assert plan.peak_elements == source + target + target > plan.steps[0].peak_elements
     alone = plan_exchange(plan.source, (), plan.target)
-    assert alone.peak_elements == plan.exchange.peak_elements
+    assert alone.peak_elements == plan.crossing.peak_elements
 
 
 def test_names_are_one_for_each_mesh_dim():

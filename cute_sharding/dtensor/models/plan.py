@@ -13,7 +13,7 @@ from cute_sharding.dtensor.models.nests import Nest, Place, State, memory_of
 from cute_sharding.dtensor.models.running import RunnablePlan
 from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
 from cute_sharding.dtensor.replaced import compiler, process_groups, tensor_specs
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import pending_sums
 from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of
@@ -142,10 +142,6 @@ def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[PlacedTensor,
         stays = PlacedTensor(Placed(shape, meshes.source, chains_of_spec(current)), _name(current))
         return stays, stays
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
-    foreign = [isinstance(p, Partial) and type(p) is not Partial for p in current.placements]
-    if any(foreign):  # reduced by their own methods, before all else
-        placements = [Replicate() if f else p for f, p in zip(foreign, current.placements)]
-        current = tensor_specs.with_placements(current, placements)
     before = Placed(shape, meshes.source, chains_of_spec(current))
     after = Placed(shape, meshes.target, meshes.chains(chains_of_spec(target)))
     return (

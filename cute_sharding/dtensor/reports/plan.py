@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -41,9 +42,10 @@ def plan_redistribution(
     """The plan of a redistribution of a tensor of global ``shape`` on ``mesh`` from the placements
     ``src`` to ``dst``. Sizes need not divide.
 
-    Nothing is communicated, and no process group is needed. ``redistribute`` runs this plan under
-    ``enable(redistribution=True)``, without a memory limit. Backends other than gloo also pad
-    blocks of different sizes, for collectives of their own.
+    Nothing is communicated, and no process group is needed. ``cute_sharding.redistribute`` runs
+    this plan, with the same ``memory_limit``; and so does ``DTensor.redistribute`` under
+    ``enable(redistribution=True)``, without a limit. Backends other than gloo also pad blocks of
+    different sizes, for collectives of their own.
 
     Args:
         shape: the global shape.
@@ -54,7 +56,7 @@ def plan_redistribution(
             DTensor prints them: ``"S(0), R"``.
         target_mesh: the mesh of ``dst``, as ``mesh`` is given; by default that one.
         memory_limit: the most elements that a device may hold at once: source, target and buffers.
-            Exchanges are cut into rounds to keep within it. Not between two meshes.
+            Exchanges are cut into rounds to keep within it.
         groups: the sets of two or more mesh dims whose ranks have a process group together; each
             mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and
             of a DeviceMesh with process groups those that it has.
@@ -92,12 +94,8 @@ def plan_redistribution(
     if itemsize < 1:
         raise ValueError(f"itemsize {itemsize}: an element has at least one byte")
     if target_mesh is not None and _ranks_of(target_mesh) != _ranks_of(mesh):
-        if memory_limit is not None:
-            raise ValueError(
-                f"memory_limit={memory_limit}: an exchange between two meshes has no rounds, leave "
-                "it out"
-            )
-        return _between(shape, mesh, src, target_mesh, dst, network, groups, itemsize)
+        ends = (mesh, src), (target_mesh, dst)
+        return _between(shape, *ends, memory_limit, network, groups, itemsize)
     sizes, names, at_hand = _groups_of(mesh.sizes if isinstance(mesh, Mesh) else mesh, groups)
     source, target = (
         checked_placements(placements, shape, sizes, name)
@@ -120,17 +118,21 @@ def plan_redistribution(
     return replace(plan.named(names), itemsize=itemsize)
 
 
+# A mesh, and the placements of a tensor on it.
+_End: TypeAlias = "tuple[DeviceMesh | Mesh | Sequence[int], Sequence[Placement] | str]"
+
+
 def _between(
     shape: tuple[int, ...],
-    mesh: DeviceMesh | Mesh | Sequence[int],
-    src: Sequence[Placement] | str,
-    other: DeviceMesh | Mesh | Sequence[int],
-    dst: Sequence[Placement] | str,
+    source: _End,
+    target: _End,
+    memory_limit: int | None,
     network: Network | None,
     groups: Sequence[Sequence[int]] | None,
     itemsize: int,
 ) -> ExchangePlan:
     """The plan between two meshes."""
+    (mesh, src), (other, dst) = source, target
     one, two = _ranks_of(mesh), _ranks_of(other)
     before = checked_placements(src, shape, one.sizes, "src")
     after = checked_placements(dst, shape, two.sizes, "dst")
@@ -151,6 +153,7 @@ def _between(
         tuple(pending),
         Placed(shape, two, chains_of_placements(shape, two.sizes, after)),
         network.checked(sizes),
+        memory_limit,
         at_hand,
     )
     names = (getattr(each, "mesh_dim_names", None) for each in (mesh, other))

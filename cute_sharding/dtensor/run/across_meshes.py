@@ -33,7 +33,8 @@ from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
 from cute_sharding.exchange import Exchange, Network, Part, Placed
-from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
+from cute_sharding.exchange.flow import Turn
+from cute_sharding.exchange.meshes import Crossing, ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
 
 
@@ -48,13 +49,16 @@ def _kind_of(plan: ExchangePlan) -> Kind:
     return Kind(None, moved)
 
 
-def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
+def across(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, memory_limit: int | None = None
+) -> torch.Tensor:
     """The local tensor of this rank on the mesh of ``target``, another than that of ``current``; on
     a rank that is not on it one without elements. What is moved lies in the order of the strides.
 
     Raises:
         NotImplementedError: a compiler traces.
-        ValueError: the meshes are slices that do not belong together.
+        ValueError: the meshes are slices that do not belong together, or no plan keeps every rank
+            within ``memory_limit`` elements.
         OtherShape: the local tensor is not of the shape that they give; on the rank that has it.
     """
     if dispatch_modes.is_tracing():
@@ -63,24 +67,36 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
             "cute_sharding.redistribute(tensor, mesh, placements), which runs between graphs, on "
             "tensors that are not fake"
         )
-    meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
-    tensor_specs.check_no_mixed_partials(tuple(current.placements))
-    before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
+    plan = planned_across(current, target, memory_limit)
     local, current = by_elements(local, current)
-    by, sizes = means(current.mesh), tuple(current.mesh.shape)
-    plan = plan_exchange(
-        Placed(tuple(current.shape), meshes.source, before),
-        pending_sums(current),
-        Placed(tuple(current.shape), meshes.target, after),
-        Network.of_programs(sizes, by.network),
-        by.groups,
-        by.native,
-    )
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
     if process_groups.this_rank() in plan.exchange:
         count_moves(_kind_of(plan))
-    return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
+    return laid_out(_exchanged(plan.crossing, local, current, target.mesh), target.tensor_meta)
+
+
+def planned_across(
+    current: DTensorSpec, target: DTensorSpec, memory_limit: int | None
+) -> ExchangePlan:
+    """The plan by which :func:`across` goes.
+
+    Raises:
+        ValueError: as that.
+    """
+    meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
+    tensor_specs.check_no_mixed_partials(tuple(current.placements))
+    before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
+    by = means(current.mesh)
+    return plan_exchange(
+        Placed(tuple(current.shape), meshes.source, before),
+        pending_sums(current),
+        Placed(tuple(current.shape), meshes.target, after),
+        Network.of_programs(tuple(current.mesh.shape), by.network),
+        memory_limit,
+        by.groups,
+        by.native,
+    )
 
 
 # -- what is pending -------------------------------------------------------------------------------
@@ -108,7 +124,7 @@ def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
         [
             (m, p.reduce_op)
             for m, p in enumerate(spec.placements)
-            if isinstance(p, Partial) and spec.mesh.size(m) > 1
+            if type(p) is Partial and spec.mesh.size(m) > 1
         ]
     )
 
@@ -117,13 +133,14 @@ def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int, room: int, group: Any | None) -> Part:
-    return in_group(exchange.part(rank, room=room), group)
+def _part_of(exchange: Exchange, rank: int, room: int, turn: Turn, group: Any | None) -> Part:
+    return in_group(exchange.part(rank, room=room, turn=turn), group)
 
 
 def _exchanged(
-    exchange: Exchange, local: torch.Tensor, current: DTensorSpec, other: Any
+    crossing: Crossing, local: torch.Tensor, current: DTensorSpec, other: Any
 ) -> torch.Tensor:
+    exchange, rounds = crossing.exchange, crossing.rounds
     # Ranks outside of the tensor's mesh may take it to lie otherwise: torch tells them what its ops
     # make, and not always as it is inside. So messages say which shardings they are of.
     source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
@@ -135,17 +152,28 @@ def _exchanged(
         return local.new_empty(0)  # of a rank of neither mesh
     group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
 
-    def part(rank: int) -> Part:
-        return _part_of(exchange, rank, room, group)
-
     received = local = on_each_rank(
         lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
         collective_ops.waited(local),
     )
-    if not exchange.is_free:
-        with watching.exchange(lambda: exchange.received_elements * dtype.itemsize):
-            received = exchanged(part, [local], group, current.mesh, seal=seal)
-    return on_each_rank(lambda rank, got, x: _result(part(rank), got, x), received, local)
+    made: list[torch.Tensor] = []  # nothing in the first round
+    for k in range(rounds):
+
+        def part(rank: int, turn: Turn = (k, rounds)) -> Part:
+            return _part_of(exchange, rank, room, turn, group)
+
+        if not exchange.is_free:
+            with watching.exchange(
+                lambda: -(-exchange.received_elements // rounds) * dtype.itemsize
+            ):
+                received = exchanged(part, [local], group, current.mesh, seal=seal)
+        made = [
+            on_each_rank(
+                lambda rank, *some, part=part: _result(part(rank), *some), received, local, *made
+            )
+        ]
+        received = local  # what came is let go
+    return made[0]
 
 
 def _refuse(current: DTensorSpec) -> NoReturn:
@@ -165,9 +193,15 @@ def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSp
     return in_shape(local, shape).resolve_conj().resolve_neg()
 
 
-def _result(part: Part, received: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """What a rank is to have, from what it has and what it was sent."""
+def _result(
+    part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What a rank is to have, from what it has and what it was sent; or more of it ``into`` what is
+    there of it.
+    """
     if part.target_shapes[0] is None:
         return local.new_empty(0)
-    found = own_view(part, 0, [local])
-    return unpacked(part, 0, from_wire(received, local.dtype), [local]) if found is None else found
+    found = own_view(part, 0, [local]) if into is None else None
+    if found is not None:
+        return found
+    return unpacked(part, 0, from_wire(received, local.dtype), [local], into=into)

@@ -18,12 +18,16 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.placements import checked_placements
-from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.run.redistribute import planned_for, redistribute_local_tensor
 
 
 @compiler.outside_graphs
 def redistribute(
-    tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement] | str | None = None
+    tensor: DTensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement] | str | None = None,
+    *,
+    memory_limit: int | None = None,
 ) -> DTensor:
     """The tensor on ``mesh``: its own, the same ranks in another shape or order, or other ranks.
 
@@ -45,14 +49,18 @@ def redistribute(
             of several such slices have the tensor, each of these slices gets it.
         placements: one for each dim of ``mesh``, no Partial; as text, ``"S(0), R"``; by default
             replicas.
+        memory_limit: the most elements that a rank may hold at once of the tensor: its own, the
+            result and buffers. The exchange runs in as many rounds as that takes, each with a share
+            of every message, and so does that of the gradient. Give the same on every rank. By
+            default one round.
 
     Returns:
         A DTensor of the same global shape, strides and dtype.
 
     Raises:
         TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
-        ValueError: the arguments do not fit together, or slices of meshes that do not belong
-            together.
+        ValueError: the arguments do not fit together, slices of meshes that do not belong together,
+            or no plan keeps within ``memory_limit``; the message names the least that would do.
         RuntimeError: a local tensor is not of the shape that the placements give; on the rank that
             has it.
 
@@ -80,7 +88,7 @@ def redistribute(
                 "mesh takes no Partial, give Shard or Replicate"
             )
     target = DTensorSpec(mesh, wanted, tensor_meta=tensor._spec.tensor_meta)
-    return cast(DTensor, _Redistribute.apply(tensor, target, True))
+    return cast(DTensor, _Redistribute.apply(tensor, target, memory_limit, True))
 
 
 def _check(tensor: Any, mesh: DeviceMesh) -> None:
@@ -110,17 +118,42 @@ class _Redistribute(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: DTensor, target: DTensorSpec, is_explicit: bool) -> DTensor:
+    def forward(
+        ctx: Any,
+        tensor: DTensor,
+        target: DTensorSpec,
+        memory_limit: int | None,
+        is_explicit: bool,
+    ) -> DTensor:
         spec = tensor._spec
         finished = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
         # With the strides of the tensor: a gradient is told to lie as it does, on every rank.
         ctx.before, ctx.after = tensor_specs.with_placements(spec, finished), target
-        local = tensor._local_tensor
-        local = redistribute_local_tensor(local, spec, target, is_explicit=is_explicit)
+        ctx.memory_limit = memory_limit
+        if memory_limit is not None and tensor.requires_grad:
+            _check_limit(target, ctx.before, memory_limit)
+        local = redistribute_local_tensor(
+            tensor._local_tensor, spec, target, is_explicit=is_explicit, memory_limit=memory_limit
+        )
         return tensor_specs.made(local, target, requires_grad=tensor.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> Any:
         if ctx.before.mesh != ctx.after.mesh:  # on one mesh all of its ranks know how it lies
-            gradient = _Redistribute.apply(gradient, ctx.after, False)
-        return _Redistribute.apply(gradient, ctx.before, False), None, None
+            gradient = _Redistribute.apply(gradient, ctx.after, None, False)
+        back = _Redistribute.apply(gradient, ctx.before, ctx.memory_limit, False)
+        return back, None, None, None
+
+
+def _check_limit(current: DTensorSpec, target: DTensorSpec, memory_limit: int) -> None:
+    """That a gradient can go that way within the limit: told before anything is sent.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if current.mesh != target.mesh:
+        from cute_sharding.dtensor.run.across_meshes import planned_across
+
+        planned_across(current, target, memory_limit)
+    elif current.mesh._is_current_rank_part_of_mesh():
+        planned_for(current, target, memory_limit)

@@ -99,6 +99,8 @@ def _kept(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.T
 
 def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     group = group_of(mesh, step.mesh_dims)
+    if step.rounds > 1:
+        return _in_rounds(step, local, mesh, group)
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
@@ -116,6 +118,21 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
         lambda rank, got, x: unpacked(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
     )
     return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
+
+
+def _in_rounds(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    """An exchange a round, each of a share of every message: buffers are as small."""
+    made: list[torch.Tensor] = []  # nothing in the first round
+
+    def result(rank: int, got: torch.Tensor, x: torch.Tensor, *made: torch.Tensor) -> torch.Tensor:
+        return unpacked(part(rank), 0, from_wire(got, x.dtype), [x], into=made[0] if made else None)
+
+    for turn in range(step.rounds):
+        part = parts_of(step, mesh, turn=turn)
+        received = exchanged(part, [local], group, mesh)
+        made = [on_each_rank(result, received, local, *made)]
+        del received
+    return made[0]
 
 
 def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:

@@ -37,8 +37,10 @@ WIRE = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Part]:
-    """The part of each rank in a step, worked out when it is first asked for."""
+def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
+    """The part of each rank in a step, or in one of its rounds, worked out when it is first asked
+    for.
+    """
 
     def part(rank: int) -> Part:
         number = step.ends[0].mesh.rank
@@ -46,6 +48,8 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Pa
         among = [*map(number, peers(mesh, step.mesh_dims, rank))]
         if gathers and isinstance(step, AllToAll):
             return step.gathering(mine, among)
+        if isinstance(step, AllToAll):
+            return step.transfer(mine, among, turn)
         return step.transfer(mine, among)
 
     return cache(part)

@@ -81,6 +81,7 @@ def redistribute_local_tensor(
     async_op: bool = False,
     is_explicit: bool = False,
     counted: bool = True,
+    memory_limit: int | None = None,
 ) -> torch.Tensor:
     """Take this rank's local tensor from the placements of ``current`` to those of ``target``, also
     on another mesh (:mod:`.across_meshes`); what is moved lies in the order of its strides
@@ -96,17 +97,18 @@ def redistribute_local_tensor(
             reduction is to stay pending while elements move.
         RuntimeError: a change of one pending reduction into another.
         ValueError: mixed reductions that do not commute, or a pending reduction that a result
-            cannot be turned back into.
+            cannot be turned back into; or no plan keeps every rank within ``memory_limit``
+            elements.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
         # A program on one mesh does not wait for this to be imported.
         from cute_sharding.dtensor.run.across_meshes import across
 
-        return across(local, current, target)
+        return across(local, current, target, memory_limit)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
-    found = planned_for(current, target)
+    found = planned_for(current, target, memory_limit)
     plan, before, after = found.plan, current.placements, target.placements
     if counted and (plan.steps or found.reductions):
         count_moves(found.kind)
@@ -118,11 +120,14 @@ def redistribute_local_tensor(
     return local if moved is local else laid_out(moved, current.tensor_meta)
 
 
-def planned_for(current: DTensorSpec, target: DTensorSpec) -> Prepared:
+def planned_for(
+    current: DTensorSpec, target: DTensorSpec, memory_limit: int | None = None
+) -> Prepared:
     """The plan between two specs on one mesh; of sizes that are symbols for those at hand.
 
     Raises:
         RuntimeError: a size has no value yet.
+        ValueError: no plan keeps every rank within ``memory_limit`` elements.
     """
     if symints.is_symbolic(*current.shape):
         shape = symints.numbers_at_hand(tuple(current.shape))
@@ -132,7 +137,7 @@ def planned_for(current: DTensorSpec, target: DTensorSpec) -> Prepared:
                 "compiled"
             )
         current, target = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
-    return _planned(current, target, means(current.mesh))
+    return _planned(current, target, means(current.mesh)._replace(memory_limit=memory_limit))
 
 
 def _done(

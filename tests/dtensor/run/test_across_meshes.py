@@ -19,6 +19,12 @@ def test_drawn_pairs_of_meshes(prepared, share, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("prepared", [False, True])
+def test_within_the_least_memory(prepared, share, tmp_path):
+    run(4, tmp_path, (across_worker.across, 1000, 1000 + share(100, 10), prepared, 0.2, True))
+
+
+@pytest.mark.processes
 @pytest.mark.one_in(1)
 def test_programs(tmp_path):
     run(4, tmp_path, *[(program,) for program in across_worker.PROGRAMS])
