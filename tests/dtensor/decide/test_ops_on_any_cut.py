@@ -255,7 +255,7 @@ def test_a_term_that_is_one_value_for_all_rows(term, cuts):
     ("product", "shapes", "said"),
     [
         (torch.addmm, [(10,), (6, 8), (8,)], "must be 2D"),
-        (torch.addmm, [(7,), (6, 8), (8, 10)], "broadcast a dimension of length 7"),
+        (torch.addmm, [(7,), (6, 8), (8, 10)], "of length 7|existing size .7."),
         (torch.addmm, [(2, 6, 10), (6, 8), (8, 10)], "number of sizes"),
         (torch.addmv, [(), (6, 8), (8, 2)], "matrix @ vector expected"),
     ],
