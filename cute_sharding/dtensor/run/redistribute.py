@@ -137,7 +137,10 @@ def planned_for(
                 "compiled"
             )
         current, target = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
-    return _planned(current, target, means(current.mesh)._replace(memory_limit=memory_limit))
+    by = means(current.mesh)
+    if memory_limit is not None:
+        by = by._replace(memory_limit=memory_limit)
+    return _planned(current, target, by)
 
 
 def _done(
