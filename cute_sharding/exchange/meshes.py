@@ -1,5 +1,5 @@
-"""How a tensor gets from one mesh to another: what is pending is finished on the mesh that it has,
-in shares as small as can be, and then every element moves once.
+"""Plans how a tensor gets from one mesh to another: what is pending is reduced on its own mesh, in
+shares as small as possible, and then every element moves once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cute_sharding.exchange.routes import Groups
 from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains, appended
 
-# A mesh dim, and the op of the reduction that is pending on it.
+# Mesh dims, each with the op of its pending reduction.
 Pending = tuple[tuple[int, str], ...]
 
 
@@ -93,15 +93,15 @@ class Crossing(Stage):
 
 @dataclass(frozen=True)
 class ExchangePlan(Plan):
-    """What runs, and what it takes, in elements and seconds.
+    """A plan between two meshes, and its cost in elements and seconds.
 
     Attributes:
         before: what the ranks of the source hold, and what is pending there.
         steps: what is done on the mesh of the source, to finish what is pending.
         crossing: from there to the target.
         network: the links of the source's mesh dims.
-        itemsize: the bytes of an element, for which these times are.
-        mesh_names, target_names: of the mesh dims of the source and of the target, to be shown;
+        itemsize: the bytes of an element, for which the times are.
+        mesh_names, target_names: the mesh dims' names to show, of the source and of the target;
             None: they are shown by number.
 
     >>> from cute_sharding.exchange import Placed
@@ -161,7 +161,7 @@ class ExchangePlan(Plan):
 
     @property
     def kind(self) -> str:
-        """What the exchange is."""
+        """The kind of the exchange."""
         return self.crossing.kind
 
     @property
@@ -257,9 +257,9 @@ def plan_exchange(
 
 
 def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:
-    """What cuts the tensor once all is finished: each of the ranks that contribute to the same has
-    a share of it, of the dim of which least is left to be received then; all of it, where no dim
-    has as many rows.
+    """The chains after all reductions: each of the ranks that contribute to the same elements gets
+    a share, along the dim that leaves the fewest elements to receive; all elements if no dim has
+    enough rows.
     """
     mesh, shape = source.mesh.sizes, source.shape
 
