@@ -97,7 +97,7 @@ class AllToAll(Step):
 
     @property
     def most_rounds(self) -> int:
-        """A row of the longest dim at a time."""
+        """As many as the longest dim has rows: a round for each row."""
         return max(self.shape, default=1) if self.communicates else 1
 
     def in_rounds(self, rounds: int) -> AllToAll:

@@ -176,7 +176,7 @@ class Exchange:
 
     def peak_in(self, rounds: int) -> int:
         """The most elements that a rank holds at once: operands, results, and what is sent and
-        received between in one of so many rounds.
+        received between in one of ``rounds`` rounds.
         """
         most = 0
         for rank in self._looked_at:
@@ -370,8 +370,8 @@ class Exchange:
             peers: the order of the messages: all ranks with which it exchanges any, and maybe more.
                 By default those ranks, ascending.
             room: the elements that are left free in front of each message.
-            turn: which share of each message goes, of how many. What the rank keeps is in the
-                first.
+            turn: (number of the share of each message, number of shares). What the rank keeps is
+                in the first.
         """
         messages = [*in_turn(self.sent_by(rank), turn)], [*in_turn(self.sent_to(rank), turn)]
         part = self.part_of(rank, messages, peers, room)

@@ -16,7 +16,7 @@ from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.sharding.chains import Device
 
-# The share of every message that goes: its number, and how many there are.
+# The share of every message that is sent: (its number, the number of shares).
 Turn: TypeAlias = "tuple[int, int]"
 ALL: Turn = (0, 1)
 # What a rank keeps: (operand, result, copies from the one to the other).
@@ -56,7 +56,7 @@ M = TypeVar("M", bound=Message)
 
 
 def in_turn(messages: Iterable[M], turn: Turn) -> Iterator[M]:
-    """What of messages goes in that turn: of each a share, as large as those of other turns."""
+    """The part of each message that is sent in that turn: a share, as large as in other turns."""
     k, rounds = turn
     if rounds == 1:
         yield from messages

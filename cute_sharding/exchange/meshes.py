@@ -59,7 +59,7 @@ class Crossing(Stage):
 
     @property
     def most_rounds(self) -> int:
-        """A row of the longest dim at a time."""
+        """As many as the longest dim has rows: a round for each row."""
         return max(self.ends[0].shape, default=1) if self.communicates else 1
 
     def in_rounds(self, rounds: int) -> Crossing:
@@ -98,7 +98,7 @@ class ExchangePlan(Plan):
     Attributes:
         before: what the ranks of the source hold, and what is pending there.
         steps: what is done on the mesh of the source, to finish what is pending.
-        crossing: from there to the target.
+        crossing: the exchange from there to the target.
         network: the links of the source's mesh dims.
         itemsize: the bytes of an element, for which the times are.
         mesh_names, target_names: the mesh dims' names to show, of the source and of the target;
@@ -152,7 +152,7 @@ class ExchangePlan(Plan):
 
     @property
     def exchange(self) -> Exchange:
-        """Who sends what to whom, behind the steps."""
+        """The exchange after the steps: who sends what to whom."""
         return self.crossing.exchange
 
     @property
@@ -223,13 +223,13 @@ def plan_exchange(
     groups: Groups = None,
     native: bool = False,
 ) -> ExchangePlan:
-    """The plan from ``source``, of which the reductions ``pending`` are to be finished, to
-    ``target``. The other arguments are those of ``plan_steps`` (``exchange/planner.py``), of the
-    source's mesh; ``network`` is by default the one that programs are planned by.
+    """The plan from ``source``, after its ``pending`` reductions, to ``target``. The other
+    arguments are those of ``plan_steps`` (``exchange/planner.py``) for the source's mesh;
+    ``network`` is by default the one for programs.
 
     Raises:
-        ValueError: no plan keeps every rank within ``memory_limit`` elements. It names the least
-            that would do.
+        ValueError: no plan keeps every rank within ``memory_limit`` elements. The message names the
+            smallest limit that would do.
 
     >>> from cute_sharding.exchange import Placed
     >>> from cute_sharding.sharding import Replicate, Shard, Sharding

@@ -194,15 +194,15 @@ def collectives(steps: Sequence[Stage]) -> int:
 def within_memory(
     ways: Sequence[Sequence[Stage]], source: int, limit: int, what: str
 ) -> list[tuple[Stage, ...]]:
-    """Those of several ways that keep every device within ``limit`` elements, each stage in as many
-    rounds as that takes.
+    """The ways that keep every device within ``limit`` elements, with as many rounds for each stage
+    as that takes.
 
     Args:
-        source: as :func:`peak_of` has it.
-        what: is planned, for the error.
+        source: as for :func:`peak_of`.
+        what: names the task in the error.
 
     Raises:
-        ValueError: none does. It names the least that would do.
+        ValueError: none does. The message names the smallest limit that would do.
     """
     found = [_fitted(stages, source, limit) for stages in ways]
     fitting = [stages for stages in found if stages is not None]

@@ -75,11 +75,11 @@ class Stage(ABC):
 
     @property
     def most_rounds(self) -> int:
-        """In how many rounds it can go, at the most."""
+        """The most rounds in which it can run."""
         return 1
 
     def in_rounds(self, rounds: int) -> Stage:
-        """The same in so many rounds, up to :attr:`most_rounds`."""
+        """The same in ``rounds`` rounds, up to :attr:`most_rounds`."""
         return self
 
     @property

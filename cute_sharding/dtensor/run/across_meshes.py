@@ -79,7 +79,7 @@ def across(
 def planned_across(
     current: DTensorSpec, target: DTensorSpec, memory_limit: int | None
 ) -> ExchangePlan:
-    """The plan by which :func:`across` goes.
+    """The plan that :func:`across` runs.
 
     Raises:
         ValueError: as that.
@@ -172,7 +172,7 @@ def _exchanged(
                 lambda rank, *some, part=part: _result(part(rank), *some), received, local, *made
             )
         ]
-        received = local  # what came is let go
+        received = local  # frees the receive buffer
     return made[0]
 
 
@@ -196,8 +196,8 @@ def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSp
 def _result(
     part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What a rank is to have, from what it has and what it was sent; or more of it ``into`` what is
-    there of it.
+    """The local tensor that a rank gets, from what it holds and what it received; with ``into``,
+    written to a tensor that has the earlier rounds.
     """
     if part.target_shapes[0] is None:
         return local.new_empty(0)

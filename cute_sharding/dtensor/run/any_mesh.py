@@ -61,8 +61,7 @@ def redistribute(
         TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
         ValueError: the arguments do not fit together, slices of meshes that do not belong together,
             or no plan keeps within ``memory_limit``; the message names the least that would do.
-        RuntimeError: a local tensor is not of the shape that the placements give; on the rank that
-            has it.
+        RuntimeError: this rank's local tensor does not have the shape that the placements give.
 
     The method is in docs/meshes.md.
 
@@ -146,7 +145,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _check_limit(current: DTensorSpec, target: DTensorSpec, memory_limit: int) -> None:
-    """That a gradient can go that way within the limit: told before anything is sent.
+    """Check, before anything is sent, that a gradient can go back within the limit.
 
     Raises:
         ValueError: it cannot.

@@ -120,7 +120,7 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
 
 
 def _in_rounds(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    """An exchange a round, each of a share of every message: buffers are as small."""
+    """Run an exchange in rounds, each with a share of every message, so that buffers are small."""
     made: list[torch.Tensor] = []  # nothing in the first round
 
     def result(rank: int, got: torch.Tensor, x: torch.Tensor, *made: torch.Tensor) -> torch.Tensor:

@@ -166,10 +166,10 @@ PLAIN = Means()
 
 
 def means(mesh: Any) -> Means:
-    """The network of the settings; :func:`groups_at_hand`, and whether the backend gathers and
-    reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone, and on ranks
-    outside of the mesh, which run none of its plans. No setting limits the memory: an argument of
-    ``cute_sharding.redistribute`` does.
+    """The means of plans on this mesh: the setting's network, :func:`groups_at_hand`, and whether
+    the backend gathers and reduce-scatters better than it exchanges; no groups and False for a mesh
+    without groups, and on ranks outside of the mesh, which run no plan. No setting limits the
+    memory: an argument of ``cute_sharding.redistribute`` does.
     """
     network = network_in_force()
     if not process_groups.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():

@@ -38,8 +38,8 @@ WIRE = frozenset(
 
 @lru_cache(maxsize=1 << 12)
 def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
-    """The part of each rank in a step, or in one of its rounds, worked out when it is first asked
-    for.
+    """A function for each rank's part in a step, or in one of its rounds, which computes it on the
+    first call.
     """
 
     def part(rank: int) -> Part:

@@ -93,11 +93,11 @@ def redistribute_local_tensor(
 
     Raises:
         NotImplementedError: the meshes differ while a graph is traced, or a masked embedding's
-            reduction is to stay pending while elements move.
-        RuntimeError: a change of one pending reduction into another.
-        ValueError: mixed reductions that do not commute, or a pending reduction that a result
-            cannot be turned back into; or no plan keeps every rank within ``memory_limit``
-            elements.
+            reduction would stay pending while elements move.
+        RuntimeError: a pending reduction would change into another one.
+        ValueError: mixed reductions that do not commute; a result would have to become pending
+            under a reduction that cannot give it back; or no plan keeps every rank within
+            ``memory_limit`` elements.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
