@@ -1,23 +1,23 @@
-"""The DTensor adapter: registers the rules, and says what they answered. The only folder that
+"""The DTensor adapter: registers the rules, and reports what they answered. The only folder that
 imports torch.
 
-Rooms, each of which says what may be touched there. A room imports only from those above it in this
-list. The words are those of docs/glossary.md.
+Each room says what may be touched in it. A room imports only from those above it in this list.
+docs/glossary.md explains the words.
 
 - :mod:`.bookkeeping`: settings, counts, the log
 - :mod:`.replaced`: what of torch is replaced, and its private names
-- :mod:`.answer`: what the run of an op needs, in torch's form
-- :mod:`.compiled`: sizes that are symbols
-- :mod:`.run`: exchanges, run: redistributions and movement
-- :mod:`.models`: many tensors at once
-- :mod:`.door`: from specs to how tensors lie
-- :mod:`.refit`: a model's weights as another program's, on any meshes
-- :mod:`.checkpoints`: checkpoints into tensors on any meshes
+- :mod:`.answer`: what running an op needs, in torch's form
+- :mod:`.compiled`: symbolic sizes
+- :mod:`.run`: runs redistributions and movements
+- :mod:`.models`: redistributes many tensors at once
+- :mod:`.door`: converts specs to the terms of the layout algebra
+- :mod:`.refit`: a model's weights as another program needs them, on any meshes
+- :mod:`.checkpoints`: loads checkpoints into tensors on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
-- :mod:`.decide`: who answers for an op, and with what
+- :mod:`.decide`: how each op is answered
 - :mod:`.switch`: on and off
-- :mod:`.reports`: plans without data; whether it works
+- :mod:`.reports`: plans without data; whether the package works
 - :mod:`.profile`: what a program sends, line by line
 - :mod:`.estimate`: a dry run, in a process of its own
 """
@@ -25,7 +25,7 @@ list. The words are those of docs/glossary.md.
 import importlib
 import typing
 
-# First: a torch that is too old is refused by name, and not by what it lacks.
+# First, so that a torch that is too old is refused by version, not by a missing name.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 
@@ -65,7 +65,7 @@ __all__ = [
     "stats",
 ]
 
-# What a program that has switched this on may never ask for: imported when it does.
+# Names that a program may never use: imported on first use.
 _WHERE = {
     "Loaded": "checkpoints.load",
     "load_checkpoint": "checkpoints.load",

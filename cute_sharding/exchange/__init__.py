@@ -1,26 +1,26 @@
-"""What goes from rank to rank for a relation between shardings on any meshes, and the plan by which
-it does. Imports no torch.
+"""Plans and computes the exchange of elements between ranks, through a relation, between shardings
+on any meshes. Imports no torch.
 
 - :mod:`.placed`: a tensor on the ranks of a device mesh.
 - :mod:`.cost`: the elements that ranks of one mesh hold and receive; :mod:`.collectives`: those of
   one collective.
-- :mod:`.meetings`: on which devices of the one there is something of the other.
+- :mod:`.meetings`: which devices of one side have rows that a device of the other side has.
 - :mod:`.flow`: which rank sends what to whom, each element once; :mod:`.by_links`: dim by dim, from
   one operand to one result; :mod:`.by_pieces`, :mod:`.wants`: through a relation by pieces.
-- :mod:`.exchange`: of a relation, from all operands to all results.
+- :mod:`.exchange`: the exchange of a relation, from all operands to all results.
 - :mod:`.part`, :mod:`.copies`, :mod:`.all_peers`: one rank's part, as strided copies.
-- :mod:`.slices`: a part that is a slice of what a rank has.
+- :mod:`.slices`: results that are slices of each rank's local tensor.
 - :mod:`.bundle`, :mod:`.alone`: the exchanges of many tensors in one.
 
-A redistribution is the exchange of the relation that changes nothing, and what is to be reduced:
+A redistribution is an exchange of the identity relation, and reductions of what is pending:
 
-- :mod:`.step`: what a plan is made of; :mod:`.all_to_all`, :mod:`.reduction`: the two kinds on one
-  mesh; :mod:`.native`: those of them that are a collective of one whole tensor dim.
-- :mod:`.network`: what a collective takes, in seconds: latency, and time for each element.
-- :mod:`.foreign`: reductions that others run, and where they stand among the steps.
-- :mod:`.planner`, :mod:`.candidates`, :mod:`.routes`: the steps from one sharding to another; the
-  ways among which they are chosen; ways that stay in the process groups there are.
-- :mod:`.plan`: the plan that they make, and its time; :mod:`.meshes`: of a tensor that goes to
+- :mod:`.step`: the parts of a plan; :mod:`.all_to_all`, :mod:`.reduction`: the two kinds on one
+  mesh; :mod:`.native`: those that are one collective of a whole tensor dim.
+- :mod:`.network`: the time of a collective, in seconds: latency, and time for each element.
+- :mod:`.foreign`: reductions by placements' own methods, and their place among the steps.
+- :mod:`.planner`, :mod:`.candidates`, :mod:`.routes`: the search for steps from one sharding to
+  another; the ways that it compares; ways within the existing process groups.
+- :mod:`.plan`: a plan of steps, and its time; :mod:`.meshes`: a plan for a tensor that goes to
   another mesh.
 """
 

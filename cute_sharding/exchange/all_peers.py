@@ -1,10 +1,10 @@
-"""What a device sends to all its peers, or gets from them, as a few strided copies, whatever the
-number of peers is.
+"""The messages between a device and all its peers as a few strided copies, however many peers
+there are.
 
-The blocks that a cut makes of the rows of a dim follow one another: but for the last ones, which
-are shorter, block q + 1 lies where block q lies, a step further. So where a device has all rows of
-a dim, the messages to peers that follow one another are one message with one more mode, the peer:
-the first of them and the second say the step, in the tensor and in the buffer.
+A cut makes consecutive blocks of the rows of a dim. Except for the last ones, which are shorter,
+block q + 1 is block q, moved by one step. So if a device has all rows of a dim, its messages to
+consecutive peers are one message with one more mode, the peer. The first two of them give the step,
+in the tensor and in the buffer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cute_sharding.sharding.chains import Device
 
 @lru_cache(maxsize=1 << 10)
 def edges(n: int, split_factor: int, parts: int) -> tuple[int, ...] | None:
-    """Where among ``parts`` devices that hold blocks of ``n`` rows those begin whose rows are those
-    of the one before, a step further; and the end. None where blocks of whole pieces and of the
-    last one are of other sizes, so that they drift apart.
+    """The first devices of ranges, among ``parts`` devices that hold blocks of ``n`` rows: within a
+    range, each device's rows are those of the device before, moved by one step; and the end. None
+    if blocks of whole pieces and of the last piece have different sizes, so their distance changes.
 
     >>> edges(10, 1, 4)  # 3, 3, 3 and 1
     (0, 3, 4)
@@ -47,8 +47,8 @@ def edges(n: int, split_factor: int, parts: int) -> tuple[int, ...] | None:
 
 
 def _edges_on(m: int, mine: Placed, theirs: Placed) -> tuple[int, ...] | None:
-    """Those on a mesh dim on which peers differ; None where they are not known: the tensor dim that
-    it cuts is cut by others as well, or the device has not all of its rows.
+    """The edges on a mesh dim on which peers differ. None if they are not known: other mesh dims
+    also cut the tensor dim that it cuts, or the device does not have all of its rows.
     """
     parts = theirs.mesh.sizes[m]
     for n, own, chain in zip(theirs.shape, mine.chains, theirs.chains):
@@ -62,12 +62,12 @@ def at_once(
     flow: LinkFlow, device: Device, dims: Sequence[int], *, into: bool, with_own: bool
 ) -> Buffer | None:
     """The messages between a device and all that differ from it on the mesh dims ``dims``, in the
-    order of their places; None where no layout says them.
+    order of their places; None if no layout describes them.
 
     Args:
-        flow: on one mesh, of the rows of each dim as they are.
-        into: those that the device gets; else those that it sends.
-        with_own: with what it keeps, as a message to itself.
+        flow: on one mesh, without windows or other forms of rows.
+        into: messages that the device receives; else those that it sends.
+        with_own: whether the rows that it keeps count as a message to itself.
     """
     mine, theirs = (flow.target, flow.source) if into else (flow.source, flow.target)
     parts = [mine.mesh.sizes[m] for m in dims]
@@ -113,7 +113,7 @@ def at_once(
 
 
 def _numbers(box: Sequence[tuple[int, int]], parts: Sequence[int]) -> Sequence[int]:
-    """The peers of a box, by number: row-major."""
+    """The row-major numbers of the peers in a box."""
     numbers: Sequence[int] = [0]
     for (first, stop), n in zip(box, parts):
         numbers = [at * n + k for at in numbers for k in range(first, stop)]
@@ -121,7 +121,7 @@ def _numbers(box: Sequence[tuple[int, int]], parts: Sequence[int]) -> Sequence[i
 
 
 def _x(message: LinkMessage, *, into: bool) -> Vector:
-    """Where it begins in the tensor of the device."""
+    """The message's first element in the tensor of the device."""
     first = message.copies[0]
     return first.y if into else first.x
 
@@ -129,7 +129,7 @@ def _x(message: LinkMessage, *, into: bool) -> Vector:
 def _looped(
     message: LinkMessage, outer: Sequence[tuple[int, Vector, Vector]], at: int, *, into: bool
 ) -> Iterator[Copy]:
-    """A message's copies, with more modes: (size, step in the tensor, step in the buffer)."""
+    """A message's copies with outer modes: (size, step in the tensor, step in the buffer)."""
     sides = message.out_of(at) if into else message.into(at)
     for copy in (copy for _, some in sides for copy in some):
         in_tensor, in_buffer = zip(*[(dx, dy) for _, dx, dy in outer]) if outer else ((), ())

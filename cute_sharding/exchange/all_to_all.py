@@ -1,6 +1,6 @@
-"""One all-to-all that takes a tensor from one sharding to another: every missing element moves
-once, and no other. Who sends what to whom is an :class:`~cute_sharding.exchange.Exchange` of the
-relation that changes nothing; what is here is how it is a collective.
+"""One all-to-all that takes a tensor from one sharding to another: each missing element moves once,
+and no other. An :class:`~cute_sharding.exchange.Exchange` of the identity relation says who sends
+what to whom; this module makes it a collective.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from cute_sharding.exchange.part import (
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import cutting
 
-# Peers listed one by one to find the most that a device holds; in larger groups their messages are
-# taken to be alike.
+# In groups of up to so many, peers are listed one by one to find the most that a device holds; in
+# larger ones their messages are taken to be alike.
 PEERS = 256
-# In larger groups the messages to all peers are worked out at once, where a layout says them.
+# In larger groups the messages to all peers are computed at once, if a layout describes them.
 MANY = 64
 
 
 @dataclass(frozen=True)
 class AllToAll(Step):
-    """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather, or as
-    many as ``rounds`` says: smaller buffers, each for a share of every message.
+    """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather; or in
+    ``rounds`` of them with smaller buffers, each for a share of every message.
 
     Attributes:
         rounds: 1 or more.
-        padded: blocks of rows that differ by a row or so are made equal, for an all-gather.
+        padded: whether blocks that differ by about a row are padded to one size, for an all-gather.
 
     >>> gather = AllToAll((8, 8), (4,), source=(((0, 1),), ()), target=((), ()))
     >>> gather.kind, gather.received_elements
@@ -58,13 +58,13 @@ class AllToAll(Step):
 
     @property
     def mesh_dims(self) -> tuple[int, ...]:
-        """The mesh dims over which messages go; none where every device has what it needs."""
+        """The mesh dims over which messages go; none if every device already has what it needs."""
         return self.exchange.mesh_dims
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether every device sends all it has, the same amount, to all others of the group: an
-        all-gather.
+        """Whether every device sends its whole local tensor, of the same size, to all others of the
+        group: an all-gather.
         """
         if self.exchange.spread or not self.mesh_dims:
             return False
@@ -92,12 +92,12 @@ class AllToAll(Step):
 
     @property
     def collectives(self) -> int:
-        """How many collectives it is: one a round."""
+        """The number of collectives: one for each round."""
         return self.rounds if self.communicates else 0
 
     @property
     def most_rounds(self) -> int:
-        """A row of the longest dim at a time."""
+        """As many as the longest dim has rows: a round for each row."""
         return max(self.shape, default=1) if self.communicates else 1
 
     def in_rounds(self, rounds: int) -> AllToAll:
@@ -107,7 +107,7 @@ class AllToAll(Step):
 
     @property
     def received_elements(self) -> int:
-        """What the busiest device receives: the elements that it needs and does not hold; and
+        """The elements that the busiest device receives: those that it needs and does not hold, and
         padding.
         """
         if self.block is not None:
@@ -129,7 +129,7 @@ class AllToAll(Step):
             most_local(self.shape, chains, self.mesh) for chains in (self.source, self.target)
         )
         if self.block is not None and self.along is not None:
-            # Blocks of the first dim lie one after the other.
+            # Blocks of the first dim are already in order, one behind the other.
             copied = any(n != 1 for n in self.shape[: self.along.gathered])
             return source + parts * self.block + max(self.block, target * copied)
         if parts <= PEERS:
@@ -138,7 +138,7 @@ class AllToAll(Step):
             prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains))
             for chains in (self.source, self.target)
         )
-        # All that is asked for, evenly among those that have it.
+        # All requested elements, sent in equal parts by the devices that hold them.
         sent = -(-source * users // owners)
         if self.rounds > 1:
             return source + target + -(-(sent + self.received_elements) // self.rounds)
@@ -149,7 +149,7 @@ class AllToAll(Step):
         if self.rounds == 1:
             part = self.gathering if self.gathers else self.transfer
             return part(rank, group).peak_elements
-        # The target is there all the while; the last share is never the smaller.
+        # The target exists in every round; the last share is never smaller than others.
         last = self.transfer(rank, group, self.rounds - 1)
         kept = prod(last.source_shape()) + prod(last.target_shape())
         return kept + sum(last.sends) + sum(last.receives)
@@ -158,11 +158,11 @@ class AllToAll(Step):
         if not self.communicates:
             return 0.0
         dims = sorted(self.mesh_dims, key=lambda m: network.link(m).beta)
-        # Where an element takes as long on all of them, which one it crosses need not be known.
+        # If elements take equal time on all mesh dims, it does not matter which ones they cross.
         alike = network.within is None and len({network.link(m).beta for m in dims}) == 1
         total, left = 0.0, self.received_elements
         for i, m in enumerate(dims):
-            # What comes from beyond the dims up to this one.
+            # The elements from beyond the mesh dims up to this one.
             last = alike or i + 1 == len(dims)
             beyond = 0 if last else self._received_beyond(frozenset(dims[: i + 1]))
             total += network.collective(
@@ -176,8 +176,8 @@ class AllToAll(Step):
         return total
 
     def _received_beyond(self, near: frozenset[int]) -> int:
-        """What the busiest device receives from devices that differ from it on other mesh dims than
-        ``near``; where sizes do not divide, as if they did.
+        """The elements that the busiest device receives from devices that differ from it on mesh
+        dims other than ``near``; if sizes do not divide, an estimate as if they did.
         """
         found = received_by_digits(self.shape, self.source, self.target, self.mesh, near)
         if found is not None:
@@ -188,7 +188,7 @@ class AllToAll(Step):
 
     @property
     def _specimens(self) -> Sequence[int]:
-        """All ranks of a small mesh; of a larger one some from its corners."""
+        """All ranks of a small mesh; of a larger one the first, the last and a middle one."""
         mesh = self.flow.source.mesh
         if len(mesh.ranks) <= 8:
             return mesh.ranks
@@ -197,8 +197,8 @@ class AllToAll(Step):
     # -- on one rank -------------------------------------------------------------------------------
 
     def transfer(self, rank: int, peers: Sequence[int], turn: int = 0) -> Part:
-        """The part of a rank in an all-to-all among ``peers``, in their order. It keeps its own in
-        the first round.
+        """The part of a rank in an all-to-all among ``peers``, in their order. It copies what it
+        keeps in the first round.
         """
         shapes, own = self._shapes(rank), self.flow.kept_by(rank)
         pack_free = unpack_free = False
@@ -226,8 +226,8 @@ class AllToAll(Step):
     def _buffers(
         self, rank: int, peers: Sequence[int], own: LinkMessage | None, turn: int
     ) -> tuple[Buffer, Buffer]:
-        """What is sent in that round and what is received; with what the rank keeps among it, if
-        that is given.
+        """The buffers that are sent and received in that round; with ``own``, what the rank keeps
+        is among the messages.
         """
         sending, receiving = (
             self._at_once(rank, peers, own, into=into)
@@ -248,7 +248,7 @@ class AllToAll(Step):
     def _at_once(
         self, rank: int, peers: Sequence[int], own: LinkMessage | None, *, into: bool
     ) -> Buffer | None:
-        """The messages to all of many peers as a few copies; None where no layout says them."""
+        """The messages to all of many peers as a few copies; None if no layout describes them."""
         if len(peers) <= MANY or self.exchange.spread or self.rounds > 1:
             return None
         if (own is None and len(self.mesh_dims) != 1) or [*peers] != self.group(rank):
@@ -261,7 +261,7 @@ class AllToAll(Step):
         """The part of a rank in an all-gather among ``peers``."""
         shapes, own = self._shapes(rank), self.flow.kept_by(rank)
         by_peer = {each.peer: each for each in self._messages(rank, peers, own, 0, into=True)}
-        # The send buffer is the whole source, as it lies, and a block of each peer's.
+        # The send buffer is the whole source as it is, and each peer's is one block received.
         from_each = [by_peer[peer].copies if peer in by_peer else () for peer in peers]
         blocks = [([copy.flipped for copy in some], shapes[0]) for some in from_each]
         receives, copies = as_blocks(blocks, shapes[1])

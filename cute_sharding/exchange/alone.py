@@ -1,8 +1,8 @@
-"""Messages of one tensor that go by themselves, beside those in which many are packed.
+"""Messages of one tensor that are sent by themselves, beside the packed ones of many tensors.
 
-What is sent of one tensor goes by itself where it is long, and lies as one run in the tensor that
-it comes from or in the one that it goes to: it is not copied there. Sender and receiver decide
-alike, from the exchange alone.
+A tensor's message is sent by itself if it is long and is one run of memory in the source or in the
+target, so that it need not be copied there. Sender and receiver decide alike, from the exchange
+alone.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from cute_sharding.layout.layout import row_major
 
 ByPeer: TypeAlias = "Mapping[int, list[Message]]"
 
-# From so many bytes on: to copy them takes longer than a message does.
+# The least bytes of a long message: to copy more takes longer than another message does.
 LONG = 2 << 20
 
 
 class Single(NamedTuple):
-    """A message of one tensor by itself, as one of its two ranks sees it.
+    """A message of one tensor that is sent by itself, as one of its two ranks sees it.
 
     Attributes:
-        peer: the other one.
+        peer: the other rank.
         size: in elements.
-        start: where the run begins that it is in this rank's tensor, if that lies row by row; None:
-            it is none.
-        copies: between the tensor and a buffer of its own.
-        is_run: whether it is a run where it comes from. Those that are go first.
+        start: the start of its run in this rank's contiguous tensor; None: it is no run there.
+        copies: between the tensor and a buffer of the message's own.
+        is_run: whether it is a run in the sender's tensor. Those that are go first.
     """
 
     peer: int
@@ -42,7 +41,7 @@ class Single(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """What one rank sends and receives of a tensor in messages by themselves."""
+    """The messages of one tensor that a rank sends and receives by themselves."""
 
     sent: tuple[Single, ...] = ()
     taken: tuple[Single, ...] = ()
@@ -55,12 +54,12 @@ def alone(
     least: int,
     as_they_are: tuple[bool, bool],
 ) -> Alone:
-    """The messages that go by themselves, of those that a rank sends and receives of one tensor.
+    """The messages of one tensor that a rank sends and receives by themselves.
 
     Args:
-        least: how many elements a long one has.
-        as_they_are: whether elements are on their way as they are in the source, and as they are to
-            be in the target; else they are cast there, and so copied.
+        least: the number of elements from which a message is long.
+        as_they_are: whether elements travel as they are in the source, and as they are in the
+            target; otherwise they are cast there, and so copied.
     """
     if not any(as_they_are):
         return Alone()
@@ -83,7 +82,7 @@ def _starts(
     messages: Sequence[Message],
     as_they_are: tuple[bool, bool],
 ) -> tuple[int | None, int | None]:
-    """Where the message is a run, in the tensors of its sender and of its receiver."""
+    """The start of the message if it is a run: in its sender's tensor, in its receiver's tensor."""
     into, out_of = (in_a_row(messages, is_sent=is_sent) for is_sent in (True, False))
     source, target = exchange.sources[0], exchange.targets[0]
     return (

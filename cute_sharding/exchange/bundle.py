@@ -1,9 +1,9 @@
-"""The exchanges of many tensors in one: what a rank sends another of all of them is one message.
+"""The exchanges of many tensors in one: all that a rank sends another is one message.
 
-In a message stands what is sent of each tensor, one behind the other as bytes: first those of the
-widest elements, so that each begins at a multiple of its own width without gaps. A message ends at
-a multiple of the widest. Sender and receiver work the order out from the exchanges alone. Long
-messages of one tensor may go by themselves (:mod:`.alone`), in front of the packed one.
+In a message the tensors' parts follow one another as bytes: the widest elements first, so each
+part starts at a multiple of its element size, without gaps. The message is padded to a multiple of
+the widest element. Sender and receiver compute this order from the exchanges alone. Long messages
+of one tensor may be sent by themselves (:mod:`.alone`), before the packed one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Item(NamedTuple):
     """One tensor of a bundle (or operands and results of one relation).
 
     Attributes:
-        exchange: what goes where.
-        itemsize: the bytes of an element on its way.
-        as_they_are: whether elements are on their way as they are in the source, and as they are to
-            be in the target; else they are cast there, or are not to go by themselves.
+        exchange: who sends what to whom.
+        itemsize: the bytes of an element while it travels.
+        as_they_are: whether elements travel as they are in the source, and as they are in the
+            target; otherwise they are cast there, or must not be sent by themselves.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows, columns = (Placed.of(Sharding((4, 6), (2,), (Shard(d),))) for d in (0, 1))
@@ -44,8 +44,8 @@ class Item(NamedTuple):
     as_they_are: tuple[bool, bool] = (False, False)
 
     def alone(self, rank: int, long: int = 0) -> Alone:
-        """What a rank sends and receives of it in messages by themselves, of ``long`` bytes at the
-        least.
+        """The messages of this item that a rank sends and receives by themselves: those of at least
+        ``long`` bytes.
         """
         least = max(-(-max(long, LONG) // self.itemsize), 1)
         return _alone(self.exchange, rank, least, self.as_they_are)
@@ -57,11 +57,11 @@ class BundlePart:
 
     Attributes:
         peers: the ranks that it sends to or receives from, ascending.
-        sends, receives: bytes to and from each of them. In the buffers messages lie in the order of
-            the peers.
-        parts: its part in each of the exchanges, whose copies count the buffers in elements of that
-            exchange, and whose ``sends`` and ``receives`` are elements as well.
-        alone: of each of the exchanges what goes by itself, and is none of the above.
+        sends, receives: bytes to and from each of them. In the buffers, messages are in the order
+            of the peers.
+        parts: its part in each exchange. Copies, ``sends`` and ``receives`` of a part count in
+            elements of that exchange.
+        alone: for each exchange the messages that are sent by themselves, not in the buffers.
 
     >>> BundlePart(peers=(1,), sends=(32,), receives=(8,), parts=()).singles(is_run=True)
     []
@@ -74,8 +74,8 @@ class BundlePart:
     alone: tuple[Alone, ...] = ()
 
     def singles(self, *, is_run: bool) -> list[tuple[int, bool, Single]]:
-        """Messages that go by themselves, in the order in which they go: the number of the
-        exchange, and whether this rank sends it.
+        """Messages that are sent by themselves, in their order: (number of the exchange, whether
+        this rank sends it, message).
         """
         return [
             (i, is_sent, single)
@@ -87,8 +87,8 @@ class BundlePart:
 
 
 def among(part: _Own, ranks: Sequence[int]) -> _Own:
-    """The part with all of ``ranks`` as its peers, also those with which it has nothing to do. Its
-    own follow one another in the same order there.
+    """The part with all of ``ranks`` as its peers, also those without messages. They must contain
+    its own peers in the same order.
 
     >>> part = among(BundlePart((1, 3), (32, 8), (32, 0), ()), (0, 1, 2, 3))
     >>> part.peers, part.sends, part.receives
@@ -108,9 +108,8 @@ class Bundle:
     """Exchanges that run as one.
 
     Attributes:
-        items: of each tensor one.
-        long: from how many bytes on a message of one tensor may go by itself; never if it has less
-            than 2 MiB.
+        items: one for each tensor.
+        long: the least bytes of a message that may be sent by itself; at least 2 MiB in any case.
 
     >>> from cute_sharding.exchange import Placed, identity
     >>> from cute_sharding.sharding import Shard, Sharding
@@ -130,7 +129,7 @@ class Bundle:
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The different ones: layers of a model are alike."""
+        """The different exchanges: layers of a model have equal ones."""
         return tuple(dict.fromkeys(item.exchange for item in self.items))
 
     @cached_property
@@ -145,7 +144,7 @@ class Bundle:
 
     @cached_property
     def most_peers(self) -> int:
-        """With how many others a rank exchanges messages, at the most, of those looked at."""
+        """The most peers that a rank has, among the ranks looked at."""
         return max([len(self._peers(rank)) for rank in self.looked_at], default=0)
 
     def _peers(self, rank: int) -> set[int]:
@@ -154,13 +153,13 @@ class Bundle:
 
     @cached_property
     def looked_at(self) -> tuple[int, ...]:
-        """The ranks that stand for all."""
+        """The ranks that stand for all ranks, on large meshes."""
         meshes = [p.mesh for each in self.exchanges for p in (*each.sources, *each.targets)]
         return tuple(standing_for_all(meshes))
 
     @cached_property
     def seal(self) -> bytes:
-        """Eight bytes that are the same where all exchanges are, in every process."""
+        """Eight bytes that are equal in all processes that have the same exchanges."""
         said = [(item.exchange.seal, item.itemsize) for item in self.items]
         return sha256(repr((said, self.long)).encode()).digest()[:8]
 
@@ -169,18 +168,18 @@ class Bundle:
         return any(rank in each for each in self.exchanges)
 
     def received_by(self, rank: int) -> int:
-        """What a rank receives of the tensors, in bytes."""
+        """The bytes that a rank receives."""
         received = {each: each.received_by(rank) for each in self.exchanges}
         return sum(received[item.exchange] * item.itemsize for item in self.items)
 
     def amount(self, sender: int, receiver: int) -> int:
-        """How many bytes a rank sends another; of one rank, how many it keeps."""
+        """The bytes that a rank sends another; for one rank, the bytes that it keeps."""
         amounts = {each: each.amount(sender, receiver) for each in self.exchanges}
         return sum(amounts[item.exchange] * item.itemsize for item in self.items)
 
     def part(self, rank: int, room: int = 0) -> BundlePart:
-        """The part of a rank, of one of the meshes or of none. In front of each message there is
-        ``room`` for so many bytes more.
+        """The part of a rank, which may be on none of the meshes. In front of each message ``room``
+        bytes are left free.
         """
         mine = {each: own_part(each, rank) for each in self.exchanges}
         alone = tuple([item.alone(rank, self.long) for item in self.items])
@@ -205,8 +204,8 @@ class Bundle:
         )
 
     def _placed(self, every: list[ByPeer], alone: list[tuple[Single, ...]], room: int) -> _Buffer:
-        """Where in a buffer there is what of each item, but for what goes by itself. Who is sent
-        anything gets a message, where there is room in front of it.
+        """The places of each item's packed messages in a buffer. With ``room``, a peer whose
+        messages are all sent by themselves still gets an empty packed one.
         """
         of_items = [_without(some, singles) for some, singles in zip(every, alone)]
         widest = max([item.itemsize for item in self.items], default=1)
@@ -227,14 +226,14 @@ class Bundle:
 
 
 class _Buffer(NamedTuple):
-    """How many bytes each message has, and for each item where its own begin, in its elements."""
+    """The bytes of each message, and for each item the starts of its parts, in its elements."""
 
     sizes: dict[int, int]
     starts: list[dict[int, int]]
 
 
 class OwnPart(NamedTuple):
-    """One rank's part in an exchange by itself, and its messages by peer, ascending."""
+    """One rank's part in a single exchange, and its messages by peer, ascending."""
 
     part: Part
     sent: ByPeer
@@ -242,24 +241,24 @@ class OwnPart(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """How many elements the rank copies from what it has."""
+        """The number of elements that the rank copies from its own operands."""
         return sum(prod(copy.sizes) for _, _, copies in self.part.own for copy in copies)
 
     @property
     def needed(self) -> int:
-        """How many elements it is to hold."""
+        """The number of elements of the rank's results."""
         return sum(prod(shape) for shape in self.part.target_shapes if shape is not None)
 
 
 @lru_cache(maxsize=1 << 12)
 def own_part(exchange: Exchange, rank: int) -> OwnPart:
-    """What a rank does in an exchange."""
+    """A rank's part in an exchange, and its messages."""
     messages = list(exchange.sent_by(rank)), list(exchange.sent_to(rank))
     return OwnPart(exchange.part_of(rank, messages), *map(_by_peer, messages))
 
 
 def size_of(messages: ByPeer) -> int:
-    """The elements of all messages."""
+    """The number of elements of all messages."""
     return sum(message.size for some in messages.values() for message in some)
 
 
@@ -271,7 +270,7 @@ def _by_peer(messages: Iterable[Message]) -> ByPeer:
 
 
 def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int, int]) -> Part:
-    """A part whose messages begin at those places of the buffers."""
+    """The part, with messages at these starts of the buffers."""
     sent, taken = (_one_by_one(*side) for side in ((mine.sent, out), (mine.taken, into)))
     return replace(
         mine.part,
@@ -281,7 +280,7 @@ def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int
 
 
 def _one_by_one(by_peer: ByPeer, starts: dict[int, int]) -> Iterable[tuple[Message, int]]:
-    """Each message that is packed, and where in the buffer it begins."""
+    """Each packed message, and its start in the buffer."""
     for peer, at in starts.items():
         for message in by_peer[peer]:
             yield message, at

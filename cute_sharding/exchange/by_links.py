@@ -1,5 +1,5 @@
-"""What flows from an operand to one result dim by dim: boxes of rows, where those that a class of
-ranks holds, taken through the link, meet those that a rank is to hold.
+"""The flow from an operand to one result, dim by dim: boxes of rows, the intersections of the rows
+that a class of ranks holds, mapped through a link, with those that a rank needs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cute_sharding.sharding.meeting import Chain, Runs, count_rows, span
 
 
 class LinkMessage(NamedTuple):
-    """What one rank sends another through one link: for each dim of the link, rows x of the sender
-    and y of the receiver.
+    """The elements that one rank sends another through one link: for each dim of the link, rows x
+    of the sender and y of the receiver.
     """
 
     peer: int
@@ -31,20 +31,20 @@ class LinkMessage(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In elements."""
+        """The number of elements."""
         return prod(map(count_rows, self.runs))
 
     @property
     def copies(self) -> list[Copy]:
-        """One for each choice of one run of each dim."""
+        """One copy for each choice of one run of each dim."""
         return [copy_of(self.link, runs) for runs in product(*self.runs)]
 
     def to(self, peer: int) -> LinkMessage:
-        """As of any message."""
+        """See :meth:`.flow.Message.to`."""
         return LinkMessage(peer, self.link, self.runs)
 
     def share(self, first: int, stop: int, parts: int) -> LinkMessage | None:
-        """As of any message: of the dim that divides best as many of the rows, so it is a box."""
+        """See :meth:`.flow.Message.share`; a box: rows of the dim that divides best."""
         size = self.size
         if first <= 0 and stop >= size:
             return self
@@ -57,17 +57,17 @@ class LinkMessage(NamedTuple):
         return self._replace(runs=runs) if low < high else None
 
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """As of any message."""
+        """See :meth:`.flow.Message.into`."""
         return [(self.link.source, _packed(self.copies, at))]
 
     def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """As of any message."""
+        """See :meth:`.flow.Message.out_of`."""
         copies = _packed([copy.flipped for copy in self.copies], at)
         return [(self.link.target, [copy.flipped for copy in copies])]
 
 
 def _packed(copies: Sequence[Copy], at: int) -> list[Copy]:
-    """The elements of copies, one behind the other in a buffer."""
+    """The copies, with their elements one behind the other in a buffer."""
     found = []
     for copy in copies:
         found.append(packed(copy, at))
@@ -82,11 +82,11 @@ def missed(
     onto: tuple[int, ...],
     wanted: Sequence[Chain],
 ) -> int:
-    """How many elements of the link's result a rank is to have and has not.
+    """The number of elements of the link's result that a rank needs and does not hold.
 
     Args:
         shape, onto: of the operand, and of the result.
-        had, wanted: how each of their dims is cut, with the rank's coordinates. None: it is not on
+        had, wanted: the cuts of each of their dims, with the rank's coordinates. None: it is not on
             the operand's mesh.
     """
     need, has = 1, int(had is not None)
@@ -102,12 +102,12 @@ def missed(
 
 @dataclass(frozen=True, eq=False)
 class LinkFlow(Flow[LinkMessage]):
-    """From an operand that lies as ``source`` says to a result that is to lie as ``target`` says.
+    """The flow from an operand placed as ``source`` to a result placed as ``target``.
 
     Attributes:
-        link: which rows of the result are which of the operand.
-        aligned: mesh dims, of the one mesh that both are on, that replicate the operand, and on
-            which a rank takes from those with its own coordinates.
+        link: maps rows of the operand to rows of the result.
+        aligned: mesh dims that replicate the operand, if both are on one mesh, and on which a rank
+            receives only from ranks with its own coordinates.
     """
 
     link: Link
@@ -116,7 +116,7 @@ class LinkFlow(Flow[LinkMessage]):
     aligned: tuple[int, ...]
 
     def missed_by(self, rank: int) -> int:
-        """As of any flow, without looking for who has it."""
+        """See :meth:`.flow.Flow.missed_by`; computed without a search for the holders."""
         source, target = self.source, self.target
         wanted = target.mesh.coordinates(rank)
         if wanted is None:
@@ -133,7 +133,7 @@ class LinkFlow(Flow[LinkMessage]):
         return found if found.size else None
 
     def of_devices(self, had: Device, wanted: Device) -> LinkMessage:
-        """What one device holds and another needs."""
+        """The elements that the first device holds and the second needs."""
         runs = [
             between(
                 one, *side_of(self.source, one, had), other, *side_of(self.target, other, wanted)
@@ -187,15 +187,15 @@ class LinkFlow(Flow[LinkMessage]):
             yield device, LinkMessage(rank, self.link, runs)
 
     def _fixed(self, device: Device) -> tuple[tuple[int, int], ...]:
-        """The coordinates that senders and receivers have alike."""
+        """The coordinates that are equal on senders and receivers."""
         return tuple([(m, device[m]) for m in self.aligned])
 
 
 def _met(
     placed: Placed, fixed: Iterable[tuple[int, int]], mets: Sequence[Met]
 ) -> Iterator[tuple[Device, tuple[Runs, ...]]]:
-    """The devices where something of every dim is met, and the rows; one of those that hold the
-    same.
+    """Devices on which every dim has rows in common, and these rows; one device for those that hold
+    the same.
     """
     for some in product(*[zip(found.places, found.runs) for found in mets]):
         at = {**dict(fixed), **dict(chain.from_iterable(place for place, _ in some))}

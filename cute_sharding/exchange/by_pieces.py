@@ -1,12 +1,12 @@
-"""What flows through a relation by pieces, from an operand to all results.
+"""The flow through a relation by pieces, from an operand to all results.
 
-What a rank needs of an operand is a relation, from the operand to the rank's results; so is what
-ranks hold of it; and one after the other they are what the rank takes of those ranks
-(:mod:`cute_sharding.relations`). Of that each element is sent once, however often it is needed: by
-a cat of a tensor with itself, a repeat, or several results.
+The elements of an operand that a rank needs are a relation, from the operand to the rank's results;
+the elements that ranks hold are a relation too, and their composition is what the rank receives
+from these ranks (:mod:`cute_sharding.relations`). Each of its elements is sent once, however often
+it is needed: by a cat of a tensor with itself, a repeat, or several results.
 
-The *place* of an element is its number in the local tensor, row-major. So a run of rows that begins
-amid one is one run of places, and one copy of a tensor that is contiguous.
+The *place* of an element is its row-major number in the local tensor. So a run that starts in the
+middle of a row is one run of places, and one copy of a contiguous tensor.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cute_sharding.sharding.meeting import Run, count_rows, span
 
 
 class Line(NamedTuple):
-    """In which dim of a contiguous tensor, of so many, elements that follow one another are one
-    apart: the last of more than one row. (torch minds no strides of the others.)
+    """The dim of a contiguous tensor of ``dims`` dims in which consecutive elements have stride 1:
+    the last with more than one row. (torch ignores the strides of the dims behind it.)
 
     >>> line_of((4, 3, 1)), line_of(())
     (Line(dims=3, at=1), Line(dims=0, at=0))
@@ -45,13 +45,13 @@ BUFFER = Line(1, 0)
 
 @lru_cache(maxsize=1 << 12)
 def line_of(shape: tuple[int, ...]) -> Line:
-    """That of a local tensor of that shape."""
+    """The line of a local tensor of that shape."""
     return Line(len(shape), max([d for d, n in enumerate(shape) if n > 1], default=0))
 
 
 def copy_between(one: Piece, source: Line, target: Line) -> Copy:
-    """A piece from places to places as a copy between contiguous tensors, or buffers: all of it is
-    said of one dim, whose rows go on in those of the dims before.
+    """A piece from places to places as a copy between contiguous tensors, or buffers. It counts all
+    elements in one dim, past the end of its rows.
 
     >>> copy_between(piece(0, 0, 4, 0, [(5, 1, 1)]), line_of((4, 3)), BUFFER)  # elements 4 to 8
     Copy(sizes=(5,), x=(0, 4), dx=((0, 1),), y=(0,), dy=((1,),))
@@ -70,12 +70,12 @@ def _on(line: Line, place: int) -> Vector:
 
 
 class Box(NamedTuple):
-    """What ranks that need the same take of those that hold the same of an operand.
+    """The elements that ranks with equal needs receive from ranks that hold the same.
 
     Attributes:
-        pieces: from places of the operand's local tensor to those of the results'.
-        runs: these places, each once.
-        size: how many they are.
+        pieces: from places of the operand's local tensor to places of the results'.
+        runs: the places in the operand, each once.
+        size: their number.
     """
 
     pieces: tuple[Piece, ...]
@@ -84,14 +84,14 @@ class Box(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank sends another of one operand: of a box the elements from ``first`` on.
+    """The elements of one operand that one rank sends another: part of a box.
 
     Attributes:
         peer: the other rank.
         operand: its number.
         box, first, stop: the elements, by their number in the box.
-        lines: as what elements of the sender's local tensor, or of the receiver's results, are
-            counted.
+        lines: the lines of the sender's local tensor, or of the receiver's results, in which places
+            are counted.
     """
 
     peer: int
@@ -103,30 +103,30 @@ class Share(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In elements."""
+        """The number of elements."""
         return self.stop - self.first
 
     def to(self, peer: int) -> Share:
-        """As of any message."""
+        """See :meth:`.flow.Message.to`."""
         return self._replace(peer=peer)
 
     def share(self, first: int, stop: int, parts: int) -> Share | None:
-        """As of any message, to the element."""
+        """See :meth:`.flow.Message.share`; exact to the element."""
         low, high = self.first + max(first, 0), min(self.first + stop, self.stop)
         return self._replace(first=low, stop=high) if low < high else None
 
     @property
     def _numbered(self) -> list[Piece]:
-        """From the sender's places to the elements, by number."""
+        """From the sender's places to the numbers of the elements."""
         return numbered(span(self.box.runs, self.first, self.stop))
 
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """As of any message."""
+        """See :meth:`.flow.Message.into`."""
         pieces = [each._replace(y=each.y + at) for each in self._numbered]
         yield self.operand, [copy_between(each, self.lines[0], BUFFER) for each in pieces]
 
     def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """As of any message. An element may go to several places."""
+        """See :meth:`.flow.Message.out_of`. An element may go to several places."""
         pieces = through([each.turned for each in self._numbered], self.box.pieces)
         for _, target, x, y, modes in pieces:
             copy = copy_between(Piece(0, 0, x + at, y, modes), BUFFER, self.lines[target])
@@ -134,7 +134,7 @@ class Share(NamedTuple):
 
 
 def numbered(runs: Sequence[Run]) -> list[Piece]:
-    """The elements of runs, one after the other: from them to their numbers."""
+    """From the elements of runs to their numbers, one run after the other."""
     found, first = [], 0
     for run in runs:
         below = run.length
@@ -150,8 +150,8 @@ def numbered(runs: Sequence[Run]) -> list[Piece]:
 def flows_of(
     relation: Relation, sources: Sequence[Placed], targets: tuple[Placed, ...], ranks: Sequence[int]
 ) -> tuple[Flow[Any], ...]:
-    """From each operand to all results, also from each constant: an operand of one element, behind
-    the others, that all ranks hold.
+    """The flows from each operand to all results. Each constant is an operand too: of one element,
+    after the others, and held by all ranks.
     """
     wants = Wants(relation, targets)
     constant = Placed((1,), Mesh((len(ranks),), ranks), ((),))
@@ -162,12 +162,12 @@ def flows_of(
 
 @dataclass(frozen=True, eq=False)
 class PieceFlow(Flow[Share]):
-    """From an operand that lies as ``source`` says to results that are to lie as ``wants`` says.
+    """The flow from an operand placed as ``source`` to the results of ``wants``.
 
     Attributes:
         operand: its number.
-        number: that of the pieces that are of it.
-        wants: who needs what of it, through the relation.
+        number: the number by which pieces name it.
+        wants: which rank needs what of it, through the relation.
     """
 
     operand: int
@@ -180,7 +180,7 @@ class PieceFlow(Flow[Share]):
         return {}
 
     def _box(self, holder: Device, wanting: Wanting) -> Box:
-        """What ranks take of those that hold the same."""
+        """The elements that ranks with these needs receive from ranks that hold the same."""
         key = holder, wanting
         if key not in self._boxes:
             wanted = self.wants.of(wanting, self.number)
@@ -211,7 +211,7 @@ class PieceFlow(Flow[Share]):
                     yield holder, found
 
     def _lines(self, rank: int) -> tuple[Line, ...]:
-        """As what the elements of a rank's results are counted."""
+        """The lines in which places of a rank's results are counted."""
         return tuple([line_of(placed.local_shape(rank) or ()) for placed in self.wants.targets])
 
     def own(self, rank: int) -> Iterator[Own]:

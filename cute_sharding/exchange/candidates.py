@@ -1,5 +1,5 @@
-"""All the ways from one sharding to another: reductions where some are pending, then one exchange,
-or two where the network is not flat.
+"""All the ways from one sharding to another: reductions if some are pending, then one exchange, or
+two if the network is not flat.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cute_sharding.sharding.chains import Chains, appended, cutting
 
 @dataclass(frozen=True)
 class Task:
-    """From what to what a tensor is to be brought, and by what means.
+    """A redistribution to plan, and the means for it.
 
     Attributes:
         shape: the global shape.
         mesh: the number of devices of each mesh dim.
         source, target: what is held before and after.
-        network: by which ways are judged.
+        network: by which ways are compared.
         groups: the sets of mesh dims whose ranks have a process group.
         native: whether the backend gathers and reduce-scatters better than it exchanges.
     """
@@ -41,20 +41,20 @@ class Task:
     native: bool = False
 
     def admits(self, mesh_dims: Sequence[int]) -> bool:
-        """Whether the ranks that differ on ``mesh_dims`` have a group of their own."""
+        """Whether the ranks that differ on ``mesh_dims`` have their own process group."""
         return admits(self.groups, mesh_dims)
 
     def is_within(self, source: Chains, target: Chains) -> bool:
-        """Whether every device already holds what it is to hold."""
+        """Whether every device already holds what it needs."""
         return within(self.shape, self.mesh, source, target)
 
     def by_way_of(self, stations: Iterable[Chains]) -> tuple[Step, ...]:
-        """An exchange from each of them to the next."""
+        """An exchange from each of the stations to the next."""
         pairs = pairwise(dict.fromkeys(stations))
         return tuple([AllToAll(self.shape, self.mesh, *both) for both in pairs])
 
     def reduction(self, before: Chains, after: Chains, among: Sequence[int]) -> Reduction:
-        """Of what is pending, that of the mesh dims ``among``."""
+        """The reduction of what is pending on the mesh dims ``among``."""
         ops = {m: op for m, op in self.source.pending if m in among}
         op = "sum" if {*ops.values()} <= {"sum", "avg"} else next(iter(ops.values()))
         divisor = prod(self.mesh[m] for m in ops if ops[m] == "avg")
@@ -62,7 +62,7 @@ class Task:
 
 
 def candidates(task: Task) -> Iterator[tuple[Step, ...]]:
-    """The ways that are weighed, each a tuple of steps; some may take steps that have no group."""
+    """The ways to compare, each a tuple of steps; some may have steps without a process group."""
     if not task.source.pending or not prod(task.shape):
         yield from _moves(task, task.source.chains)
     else:
@@ -70,11 +70,11 @@ def candidates(task: Task) -> Iterator[tuple[Step, ...]]:
 
 
 def _moves(task: Task, source: Chains) -> Iterator[tuple[Step, ...]]:
-    """One exchange; and where some links are slower than others, two: of the slow links one first,
-    of shares that the fast links then gather, or the mesh dims of one kind before those of the
-    other.
+    """One exchange; and if some links are slower than others, also two: first one over the slow
+    links, of shares that the fast links then gather; or the mesh dims of one kind before those of
+    the other.
 
-    Where the ranks of the one have no group, a way of several (:mod:`routes`).
+    If the single exchange has no process group, also ways of several (:mod:`routes`).
     """
     mesh, target, kept, network = task.mesh, task.target, task.source.kept, task.network
     if source == target:
@@ -88,8 +88,8 @@ def _moves(task: Task, source: Chains) -> Iterator[tuple[Step, ...]]:
     if not has_group or (not flat and len(direct.mesh_dims) > 1):
         weights = tuple([1.0 if flat else network.link(m).beta for m in range(len(mesh))])
         starts = dict.fromkeys((source, sliced(source, target, mesh, kept)))
-        # Also without the groups of several: a step among these that turns out to move fewer mesh
-        # dims than it might has no group.
+        # Also without the groups of several mesh dims: a step among them that turns out to move
+        # fewer mesh dims than it might has no group.
         groups = dict.fromkeys((task.groups or frozenset(), frozenset()))
         for start, sets in product(starts, groups):
             way = (
@@ -128,12 +128,12 @@ def _moves(task: Task, source: Chains) -> Iterator[tuple[Step, ...]]:
 
 def _gathered(task: Task, source: Chains) -> tuple[Step, ...]:
     """Steps that each communicate on one mesh dim, whatever groups there are. They move more than
-    they must: the source gives up its cuts, the last first, until every device holds what it needs.
+    necessary: the source gives up its cuts, the last first, until every device holds what it needs.
     """
     at, stations = source, [source]
     while not task.is_within(at, task.target):
-        # A cut that the target lacks, or has in another place; the last of its tensor dim, so that
-        # the others stay as they are.
+        # A cut that the target lacks or has elsewhere; the last of its tensor dim, so that the
+        # other cuts stay as they are.
         pairs = enumerate(zip(at, task.target))
         d = next(d for d, (before, after) in pairs if before != after[: len(before)])
         at = tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)])
@@ -144,10 +144,10 @@ def _gathered(task: Task, source: Chains) -> tuple[Step, ...]:
 def _reductions(task: Task) -> Iterator[tuple[Step, ...]]:
     """Ways to reduce, each followed by the exchange that is still needed.
 
-    Before reducing a device may drop what it need not hold, which is free: the cuts of the target
-    on mesh dims that replicate the source. A reduce-scatter hands out what is left along one tensor
-    dim or another, or as the target will have it; an all-reduce leaves it where it is. Mesh dims
-    that have no group together are reduced one after the other.
+    Before a reduction a device may drop what it need not hold, for free: the cuts of the target on
+    mesh dims that replicate the source. A reduce-scatter hands out the rest along one tensor dim,
+    or as the target needs it; an all-reduce leaves it in place. Mesh dims without a common process
+    group are reduced one after the other.
     """
     source, target = task.source.chains, task.target
     dims = tuple([m for m, _ in task.source.pending])
@@ -171,15 +171,15 @@ def _reductions(task: Task) -> Iterator[tuple[Step, ...]]:
 
 
 def _alike(among: Sequence[int], to: Chains) -> bool:
-    """All of them cut it, or none."""
+    """Whether all of these mesh dims cut ``to``, or none does."""
     return len({m in cutting(to) for m in among}) == 1
 
 
 def _shares(
     base: Chains, among: Sequence[int], wanted: dict[int, tuple[int, int]]
 ) -> Iterator[Chains]:
-    """What devices can hold once ``among`` are reduced: all that they had, or a share cut on one
-    tensor dim or as the target is.
+    """The chains that devices can hold after ``among`` are reduced: all that they had, or a share,
+    cut along one tensor dim or as in the target.
     """
     yield base
     for options in dict.fromkeys(
@@ -199,8 +199,8 @@ def _by_parts(
     dims: tuple[int, ...],
     wanted: dict[int, tuple[int, int]],
 ) -> Iterator[tuple[Step, ...]]:
-    """Each part that has a group by itself: an all-reduce, or a reduce-scatter as the target is. In
-    which order matters, as cuts follow one another.
+    """Reduce each part of the mesh dims that has a group alone: by an all-reduce, or a
+    reduce-scatter as in the target. The order matters, because cuts follow one another.
     """
     for parts, base in product(_ordered_parts(task, dims), bases):
         may_scatter = [(False, True) if wanted.keys() >= {*part} else (False,) for part in parts]
@@ -215,7 +215,7 @@ def _by_parts(
 
 
 def _ordered_parts(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """The dims in parts that have a group each, in every order."""
+    """The mesh dims, divided into parts with a group each, in every order."""
     if not dims:
         yield ()
     for count in range(len(dims), 0, -1):
@@ -226,8 +226,8 @@ def _ordered_parts(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[tuple[in
 
 
 def _sums_of_sums(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[Step, ...]]:
-    """One part of the mesh dims after the other. Where blocks differ in size a sum of sums receives
-    less than all the contributions at once.
+    """Reduce one part of the mesh dims after the other. If blocks differ in size, a sum of sums
+    receives less than all contributions at once.
     """
     source, target = task.source.chains, task.target
     for count in range(1, len(dims)):

@@ -1,15 +1,15 @@
-"""What a rank sends and receives in one collective, in elements: the rule for all of them, ours and
-torch's.
+"""The elements that a rank sends and receives in one collective: one rule for all collectives, ours
+and torch's.
 
-Reductions and gathers count as rings do, which is the least for each rank (Chan, Heimlich,
+Reductions and gathers count as in rings, which is the least for each rank (Chan, Heimlich,
 Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", 2007):
 
 - all-gather: each rank receives the blocks of all others, padding included;
-- reduce-scatter: each rank receives a contribution to its block from each other;
-- all-reduce: one after the other, 2 (n - 1) / n of the elements;
+- reduce-scatter: each rank receives a contribution to its block from each other rank;
+- all-reduce: a reduce-scatter and an all-gather: 2 (n - 1) / n of the elements;
 - all-to-all: what the others send to this rank; its own block stays;
 - broadcast, reduce: every rank but one receives (but one sends) all elements once, as in a chain;
-- scatter, gather: a block a rank, by all but the root, or by the root.
+- scatter, gather: one block for each rank but the root, sent or received by the root.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 
 class Amount(NamedTuple):
-    """Elements that a rank has of one collective.
+    """The elements of one collective, for a rank.
 
     Attributes:
-        received: by this rank, of others.
+        received: by this rank, from others.
         sent: by this rank, to others.
-        busiest: received by the rank that receives the most; None where this rank cannot know.
+        busiest: received by the rank that receives the most; None if this rank cannot know.
     """
 
     received: int
@@ -32,7 +32,7 @@ class Amount(NamedTuple):
 
 
 def all_reduced(parts: int, elements: int) -> int:
-    """What a rank receives, and sends, of an all-reduce of so many elements.
+    """The elements that a rank receives, and sends, in an all-reduce of ``elements``.
 
     >>> all_reduced(4, 10)
     15
@@ -41,7 +41,7 @@ def all_reduced(parts: int, elements: int) -> int:
 
 
 def of_blocks(parts: int, block: int) -> int:
-    """What a rank receives, and sends, where it gets a block from each other one.
+    """The elements that a rank receives, and sends, if it gets a block from each other rank.
 
     >>> of_blocks(4, 10)
     30
@@ -50,25 +50,25 @@ def of_blocks(parts: int, block: int) -> int:
 
 
 def all_reduce(parts: int, elements: int) -> Amount:
-    """Of an all-reduce of ``elements`` among ``parts`` ranks."""
+    """An all-reduce of ``elements`` among ``parts`` ranks."""
     n = all_reduced(parts, elements)
     return Amount(n, n, n)
 
 
 def reduce_scatter(parts: int, block: int) -> Amount:
-    """Of a reduce-scatter that leaves ``block`` elements on each rank."""
+    """A reduce-scatter that leaves ``block`` elements on each rank."""
     n = of_blocks(parts, block)
     return Amount(n, n, n)
 
 
 def all_gather(parts: int, blocks: list[int], own: int) -> Amount:
-    """Of an all-gather of those blocks; a block may be ``own`` long and others not."""
+    """An all-gather of these blocks; this rank's has ``own`` elements, others may differ."""
     return Amount(sum(blocks) - own, of_blocks(parts, own), sum(blocks) - min(blocks, default=0))
 
 
 def all_to_all(receives: list[int], sends: list[int], at: int) -> Amount:
-    """Of an all-to-all in which this rank, ``at`` that place of the group, receives and sends so
-    much from and to each. What others receive shows where all messages are alike.
+    """An all-to-all in which this rank, at place ``at`` of the group, receives and sends these
+    numbers of elements. What other ranks receive is known only if all messages are equal.
     """
     received, sent = (sum(each) - each[at] for each in (receives, sends))
     is_even = len({*receives, *sends}) == 1
@@ -76,21 +76,21 @@ def all_to_all(receives: list[int], sends: list[int], at: int) -> Amount:
 
 
 def from_root(elements: int, *, is_root: bool) -> Amount:
-    """Of a broadcast."""
+    """A broadcast."""
     return Amount(0 if is_root else elements, elements if is_root else 0, elements)
 
 
 def to_root(elements: int, *, is_root: bool) -> Amount:
-    """Of a reduction to one rank."""
+    """A reduction to one rank."""
     return Amount(elements if is_root else 0, 0 if is_root else elements, elements)
 
 
 def scatter(parts: int, block: int, *, is_root: bool) -> Amount:
-    """Of a scatter of a block for each rank."""
+    """A scatter of one block for each rank."""
     return Amount(0 if is_root else block, of_blocks(parts, block) if is_root else 0, block)
 
 
 def gather(parts: int, block: int, *, is_root: bool) -> Amount:
-    """Of a gather of a block of each rank."""
+    """A gather of one block from each rank."""
     at_root = of_blocks(parts, block)
     return Amount(at_root if is_root else 0, 0 if is_root else block, at_root)

@@ -38,7 +38,7 @@ def flat(vector: Vector, strides: Sequence[int]) -> int:
 
 
 def copy_of(link: Link, runs: Sequence[Run]) -> Copy:
-    """From the source of a link to its target the box of one run of each dim of the exchange."""
+    """The copy from a link's source to its target of the box of one run of each dim."""
     source, target = (_by_dim([pair[side].dim for pair in link.pairs]) for side in (0, 1))
     loops = [
         (d, *loop)
@@ -60,7 +60,7 @@ def copy_of(link: Link, runs: Sequence[Run]) -> Copy:
 
 
 def _by_dim(dims: Sequence[int | None]) -> list[int]:
-    """The places of the dims, in the order of the dims."""
+    """The indices of the dims, sorted by dim; None is left out."""
     return [i for _, i in sorted([(d, i) for i, d in enumerate(dims) if d is not None])]
 
 
@@ -74,8 +74,8 @@ def packed(copy: Copy, at: int) -> Copy:
 
 
 def as_it_lies(copy: Copy, shape: tuple[int, ...], at: int) -> Copy:
-    """The same elements of x, to where they lie in a tensor y of that shape, row by row in a flat
-    buffer from ``at`` on.
+    """The same elements of x, to a flat buffer that has the elements of y, a tensor of that shape,
+    row-major from ``at`` on.
     """
     strides = row_major(shape)
     steps = tuple([(flat(step, strides),) for step in copy.dy])
@@ -83,8 +83,8 @@ def as_it_lies(copy: Copy, shape: tuple[int, ...], at: int) -> Copy:
 
 
 def folded(copies: Sequence[Copy]) -> list[Copy]:
-    """The same copies, to places that do not overlap, in fewer: those of one form that are a step
-    apart are turns of a loop.
+    """The same copies, to places that do not overlap, as fewer copies: those of one form that are a
+    step apart become turns of a loop.
     """
     before, after = list(copies), _fold_once(copies)
     while len(after) < len(before):
@@ -93,7 +93,7 @@ def folded(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _fold_once(copies: Sequence[Copy]) -> list[Copy]:
-    # Where sizes do not divide, whole blocks and short ones take turns: so one form at a time.
+    # If sizes do not divide, whole and short blocks alternate, so each form is folded by itself.
     forms: dict[tuple[Any, ...], list[Copy]] = {}
     for copy in copies:
         forms.setdefault((copy.sizes, copy.dx, copy.dy), []).append(copy)
@@ -123,8 +123,8 @@ def minus(a: Vector, b: Vector) -> Vector:
 
 @lru_cache(maxsize=1 << 12)
 def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
-    """Whether it is one copy, which fills a tensor y of that shape from its first element to its
-    last.
+    """Whether there is one copy, and it fills a tensor y of that shape from its first element to
+    its last.
     """
     if len(copies) != 1 or prod(copies[0].sizes) != prod(shape):
         return False
@@ -133,7 +133,7 @@ def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
 
 def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:
     """Whether every element of x, flat by ``strides``, is copied to the same position of the buffer
-    y: then x may stand for the buffer.
+    y: then x can be used as the buffer.
     """
     return all(
         flat(copy.x, strides) == copy.y[0]
@@ -143,8 +143,8 @@ def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:
 
 
 def run_of(copies: Sequence[Copy], strides: Sequence[int]) -> int | None:
-    """Where the elements of x that are copied, one copy after the other, lie as one run in a tensor
-    of those strides; None: they do not.
+    """The start of the copied elements of x, one copy after the other, as one run in a tensor of
+    these strides; None: they are no run.
 
     >>> rows = Copy((2, 3), (1, 0), ((1, 0), (0, 1)), (0,), ((3,), (1,)))
     >>> run_of([rows], (3, 1)), run_of([rows], (4, 1))
@@ -164,7 +164,7 @@ def run_of(copies: Sequence[Copy], strides: Sequence[int]) -> int | None:
 
 
 def cut_up(copy: Copy, most: int) -> Iterator[Copy]:
-    """The same copy, in its order, as copies of at most so many elements.
+    """The same copy, in its order, as copies of at most ``most`` elements.
 
     >>> rows = Copy((2, 3), (0,), ((3,), (1,)), (0,), ((3,), (1,)))
     >>> [(piece.sizes, piece.x) for piece in cut_up(rows, 2)]

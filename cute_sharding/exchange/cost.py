@@ -1,4 +1,4 @@
-"""What going from one sharding to another costs, in elements held and received. Seconds, and so
+"""The cost of going from one sharding to another, in elements held and received. Seconds, and so
 latency, are in :mod:`.network`.
 """
 
@@ -15,8 +15,8 @@ from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.sharding.digits import common, digits
 from cute_sharding.sharding.meeting import Chain, count_rows, meet, rows_held
 
-# Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all,
-# where sizes do not divide.
+# Meshes of up to so many devices are looked at one by one; on larger ones a few coordinates of each
+# mesh dim stand for all, if sizes do not divide.
 DEVICES = 64
 
 
@@ -37,9 +37,9 @@ def received_elements(
     """The elements that the busiest device must receive: what it needs under ``target`` and does
     not hold under ``source``.
 
-    Where sizes divide, from the digits that each mesh dim fixes, on meshes of any size. Elsewhere
-    device by device from the rows each holds: exact on meshes of up to 64 devices; on larger ones
-    the first, a middle and the last coordinates of each mesh dim stand for the rest.
+    If sizes divide, it follows from the digits that each mesh dim fixes, on meshes of any size.
+    Otherwise devices are counted one by one: all on meshes of up to 64 devices; on larger ones the
+    first, a middle and the last coordinates of each mesh dim stand for the rest.
 
     >>> received_elements((8, 8), [(0, 1)], [(1, 1)], (4,))  # Shard(0) to Shard(1): 3/4 of 16
     12
@@ -51,7 +51,7 @@ def received_elements(
 
 
 def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> int:
-    """:func:`received_elements` of chains."""
+    """:func:`received_elements` for chains."""
     if source == target or 0 in shape:
         return 0
     found = received_by_digits(shape, source, target, mesh)
@@ -63,7 +63,7 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
 
 
 def within(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains) -> bool:
-    """Whether every device already holds what it is to hold. Never a mistaken yes."""
+    """Whether every device already holds what it needs. May be False by mistake, but never True."""
     if all(after[: len(before)] == before for before, after in zip(source, target)):
         return True
     if prod(mesh) > DEVICES:
@@ -81,8 +81,8 @@ def received_by_digits(
     mesh: tuple[int, ...],
     near: frozenset[int] = frozenset(),
 ) -> int | None:
-    """:func:`received`, where sizes divide and the digits line up; else None. ``near``: but what
-    comes from devices that differ on those mesh dims alone.
+    """:func:`received`, if sizes divide and the digits line up; else None. ``near``: without
+    elements from devices that differ on these mesh dims alone.
     """
     need = have = 1
     for n, before, after in zip(shape, source, target):
@@ -99,11 +99,11 @@ def received_by_digits(
 def most_local(
     shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...], least_of: Sequence[int] = ()
 ) -> int:
-    """The most elements a device holds. Not always device 0: of fewer rows, in pieces that are
-    shorter, a device may get more.
+    """The most elements that a device holds. Not always device 0's: of fewer rows, in shorter
+    pieces, a device may get more.
 
-    Of the devices that differ on the mesh dims ``least_of`` the one with the fewest counts: that
-    one receives most where they gather.
+    Among devices that differ on the mesh dims ``least_of``, the one with the fewest counts: it
+    receives most when they gather.
     """
     most = 1
     for n, chain in zip(shape, chains):
@@ -116,8 +116,8 @@ def most_local(
 
 @lru_cache(maxsize=1 << 12)
 def rows_of_devices(n: int, chain: tuple[tuple[int, int, bool], ...]) -> frozenset[int]:
-    """How many of ``n`` rows some device holds after cuts of (split factor, devices, whether of
-    these the one with the fewest counts).
+    """The numbers of rows, of ``n``, that devices hold after a chain of cuts: (split factor,
+    devices, whether only the device with the fewest of these counts).
 
     >>> sorted(rows_of_devices(10, ((1, 4, False),)))
     [1, 3]
@@ -138,7 +138,7 @@ def rows_of_devices(n: int, chain: tuple[tuple[int, int, bool], ...]) -> frozens
 def devices_of(
     shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]
 ) -> list[tuple[int, int]]:
-    """(elements wanted, elements of them held) of each device, or of those that stand for all."""
+    """(elements needed, elements of these held) of each device, or of those that stand for all."""
     dims = [d for d in range(len(shape)) if source[d] or target[d]]
     whole = prod(n for d, n in enumerate(shape) if d not in dims)
     used = {m for chains in (source, target) for chain in chains for m, _ in chain}
@@ -163,5 +163,5 @@ def coordinates(n: int, devices: int) -> Sequence[int]:
 
 @lru_cache(maxsize=1 << 14)
 def _counts(n: int, before: Chain, after: Chain) -> tuple[int, int]:
-    """(rows wanted after, rows of them held before) of a dim of ``n`` rows."""
+    """(rows needed after, rows of these held before) of a dim of ``n`` rows."""
     return count_rows(rows_held(n, after)), count_rows(meet(n, before, after))

@@ -1,22 +1,22 @@
 """One exchange through a relation, between any ranks: every element that a rank needs and does not
 hold reaches it once.
 
-Operands lie on the ranks of one mesh and results on those of another, which may be the same, or the
-same ranks under other coordinates, or share some or none with it. Ranks that differ on mesh dims
-which cut an operand hold different rows of it, so these coordinates number the *classes* of ranks
-that hold the same. What a rank needs of a class is a box: dim by dim the meeting of the rows that
-the class holds, taken through the relation, with those that the rank is to hold.
+Operands are on one mesh and results on another, which may be the same, have the same ranks at other
+coordinates, or share some ranks or none. Ranks that differ on mesh dims which cut an operand hold
+different rows of it. So their coordinates number the *classes* of ranks that hold the same. What a
+rank needs of a class is a box: dim by dim the intersection of the rows that the class holds, mapped
+through the relation, with the rows that the rank needs.
 
-1. A rank keeps what its own class has of what it needs.
-2. The other classes each send it their box. Of a class with several ranks, all send alike
-   (:mod:`.flow`): a share of what the ranks outside the class need of it.
-3. On one mesh a rank takes from those with its own coordinates on the mesh dims that replicate an
-   operand: these ask each of them for as much, and only ranks that differ on other mesh dims
-   exchange anything; but where they would not be asked alike (:attr:`Exchange.spread`).
+1. A rank keeps what its own class holds of what it needs.
+2. The other classes each send it their box. Several ranks of a class share equally in sending all
+   that ranks outside the class need of it (:mod:`.flow`).
+3. On one mesh a rank receives only from ranks with its own coordinates on the mesh dims that
+   replicate an operand: these are all asked for the same amount, and only ranks that differ on
+   other mesh dims communicate. Exception: they would be asked unequally (:attr:`Exchange.spread`).
 
-Both sides work out the same, from the two shardings alone. Through a move boxes are met dim by dim
-(:mod:`.by_links`); through a relation by pieces (:class:`~cute_sharding.relations.Relation`), which
-may take one element of several operands to several results, piece by piece (:mod:`.by_pieces`).
+Sender and receiver compute the same, from the two shardings alone: for a move dim by dim
+(:mod:`.by_links`); for a relation by pieces (:class:`~cute_sharding.relations.Relation`), which may
+map one element of several operands to several results, piece by piece (:mod:`.by_pieces`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def identity(shape: tuple[int, ...]) -> Move:
 
 @dataclass(frozen=True)
 class Exchange:
-    """From operands that lie as ``sources`` say to results that are to lie as ``targets`` say.
+    """An exchange from operands placed as ``sources`` to results placed as ``targets``.
 
     Attributes:
         relation: on the global shapes: dim by dim, as a move (:func:`identity` redistributes), or
@@ -95,7 +95,7 @@ class Exchange:
         sources: Sequence[Chains],
         targets: Sequence[Chains],
     ) -> Exchange:
-        """On one mesh, whose ranks are numbered, of cuts of each dim of operands and results.
+        """An exchange on one mesh with numbered ranks, from the chains of operands and results.
 
         >>> from cute_sharding.relations.table import BY_OP
         >>> cut = (((0, 1),),)  # dim 0, by mesh dim 0
@@ -111,22 +111,22 @@ class Exchange:
         )
 
     def of_result(self, k: int) -> Exchange:
-        """That for one of the results."""
+        """The exchange to a single result."""
         return Exchange(self.move.of_result(k), self.sources, self.targets[k : k + 1])
 
     def turned(self) -> Exchange:
-        """Of one operand and one result, that from the result to the operand."""
+        """The exchange from the single result to the single operand."""
         return Exchange(self.move.turned(), self.targets, self.sources)
 
     # -- how much ----------------------------------------------------------------------------------
 
     @cached_property
     def received_elements(self) -> int:
-        """What the busiest rank receives: what it needs and does not hold, each element once; of a
-        sum, one contribution of each other rank that has some.
+        """The elements that the busiest rank receives: those that it needs and does not hold, each
+        once; for a sum, one contribution of each other rank that has some.
 
         On meshes of more than 64 ranks the first, a middle and the last coordinates of each mesh
-        dim stand for the others; not where sizes divide, of a redistribution on one mesh.
+        dim stand for the others, except for a redistribution on one mesh if sizes divide.
         """
         if self._redistributes and self.mesh is not None:
             source, target = self._all
@@ -135,19 +135,19 @@ class Exchange:
 
     @cached_property
     def received_by_all(self) -> int:
-        """What all ranks receive together; on large meshes as if each received what the busiest
-        does.
+        """The elements that all ranks receive together; on large meshes as if each received what
+        the busiest does.
         """
         ranks = {rank for target in self.targets for rank in target.mesh.ranks}
         if not self._looks_at_all:
             return self.received_elements * len(ranks)
         total = sum(map(self.received_by, self._looked_at))
-        # On one mesh, ranks that differ on mesh dims that cut nothing are looked at once.
+        # On one mesh, only one of the ranks that differ on mesh dims without cuts is looked at.
         return total if self.mesh is None else total * len(ranks) // len(self._looked_at)
 
     @property
     def looks_free(self) -> bool:
-        """Whether no rank receives anything, of those looked at: as soon as one does is enough."""
+        """Whether no rank looked at receives anything; stops at the first that does."""
         return not any(map(self.received_by, self._looked_at))
 
     @cached_property
@@ -170,13 +170,13 @@ class Exchange:
 
     @cached_property
     def is_in_place(self) -> bool:
-        """Whether each rank's results lie as its operands do, of those looked at."""
+        """Whether the results of each rank looked at are its operands, unchanged."""
         parts = map(self.part, self._looked_at)
         return self.is_free and all(is_whole for part in parts for is_whole in part.are_whole)
 
     def peak_in(self, rounds: int) -> int:
         """The most elements that a rank holds at once: operands, results, and what is sent and
-        received between in one of so many rounds.
+        received between in one of ``rounds`` rounds.
         """
         most = 0
         for rank in self._looked_at:
@@ -188,16 +188,16 @@ class Exchange:
 
     @cached_property
     def most_peers(self) -> int:
-        """With how many others a rank exchanges messages, at the most, of those looked at."""
+        """The most peers that a rank has, among the ranks looked at."""
         peers = ({message.peer for message in self._messages(rank)} for rank in self._looked_at)
         return max(map(len, peers), default=0)
 
     def _messages(self, rank: int) -> Iterator[Message]:
-        """What a rank sends, and what it receives."""
+        """The messages that a rank sends, and those that it receives."""
         return chain(self.sent_by(rank), self.sent_to(rank))
 
     def received_by(self, rank: int) -> int:
-        """What one rank receives, in elements."""
+        """The number of elements that a rank receives."""
         if self.adds:
             return sum(message.size for message in self.sent_to(rank))
         return sum([flow.missed_by(rank) for flow in self.flows])
@@ -206,14 +206,14 @@ class Exchange:
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """The one mesh that all is on; None: there are several."""
+        """The one mesh of all operands and results; None: there are several."""
         first = self._all[0].mesh
         return first if all(placed.mesh == first for placed in self._all[1:]) else None
 
     @cached_property
     def mesh_dims(self) -> tuple[int, ...]:
-        """The mesh dims, of the one mesh, over which messages go; none where all ranks have what
-        they need.
+        """The mesh dims of the one mesh over which messages go; none if all ranks hold what they
+        need.
         """
         if not self.received_elements and self._looks_at_all:
             return ()
@@ -221,9 +221,9 @@ class Exchange:
 
     @cached_property
     def spread(self) -> tuple[int, ...]:
-        """Of a redistribution on one mesh, mesh dims on which the source is replicated, and the
-        target takes from a tensor dim that the source cuts: there the target's choice of rows is a
-        choice of senders as well.
+        """Mesh dims that replicate the source of a redistribution on one mesh, while the target
+        cuts with them a tensor dim that the source cuts too: there the rows that the target gives a
+        rank also choose the ranks that send.
         """
         if not self._redistributes or self.mesh is None:
             return ()
@@ -244,8 +244,8 @@ class Exchange:
 
     @cached_property
     def _moving(self) -> frozenset[int]:
-        """Mesh dims that cut an operand, and on which some element may have to change its
-        coordinate; of a relation by pieces all, since replicas share the sending.
+        """Mesh dims that cut an operand, and on which some element may change its coordinate; for a
+        relation by pieces all of its mesh, since replicas share the sending.
         """
         if isinstance(self.relation, Relation):
             return frozenset(m for m, n in enumerate(self.sources[0].mesh.sizes) if n > 1)
@@ -260,7 +260,7 @@ class Exchange:
 
     @property
     def communicates(self) -> bool:
-        """Whether ranks, all on one mesh, send anything to one another."""
+        """Whether ranks, all on one mesh, send one another anything."""
         return bool(self.mesh_dims)
 
     def _is_stationary(self, link: Link, m: int) -> bool:
@@ -283,7 +283,7 @@ class Exchange:
 
     @cached_property
     def seal(self) -> bytes:
-        """Eight bytes that are the same where all shardings are, in every process."""
+        """Eight bytes that are equal in all processes whose shardings are."""
         said = [(p.shape, p.mesh.sizes, [*p.mesh.ranks], p.chains) for p in self._all]
         if isinstance(self.relation, Relation):
             return sha256(repr((said, self.relation.pieces)).encode()).digest()[:8]
@@ -299,8 +299,8 @@ class Exchange:
 
     @cached_property
     def _looked_at(self) -> list[int]:
-        """Of one mesh, those that differ on mesh dims that cut nothing once, where replicas are
-        asked alike.
+        """The ranks to look at. On one mesh, if replicas are asked equally: one of the ranks that
+        differ on mesh dims without cuts.
         """
         alike = self.mesh is not None and isinstance(self.relation, Move)
         used = {m for placed in self._all for m in placed.cut} if alike else None
@@ -318,11 +318,11 @@ class Exchange:
 
     @cached_property
     def flows(self) -> tuple[Flow[Any], ...]:
-        """From each operand to each result that something of it goes to; of pieces to all results,
-        also from each constant: an operand of one element, behind the others, that all hold.
+        """From each operand to each linked result; for a relation by pieces from each operand to
+        all results, and from each constant, an operand of one element that all ranks hold.
         """
         if isinstance(self.relation, Relation):
-            # Ops on one mesh go dim by dim: their programs do not wait for this to be imported.
+            # Ops on one mesh go dim by dim: their programs do not import this.
             from cute_sharding.exchange.by_pieces import flows_of
 
             return flows_of(self.relation, self.sources, self.targets, self.ranks)
@@ -335,20 +335,20 @@ class Exchange:
         return tuple(found)
 
     def kept_by(self, rank: int) -> list[Own]:
-        """What a rank has itself of what it needs."""
+        """The copies of what a rank needs and holds itself."""
         return [own for flow in self.flows for own in flow.own(rank)]
 
     def sent_by(self, rank: int) -> Iterator[Message]:
-        """What a rank sends, receiver by receiver."""
+        """The messages that a rank sends, receiver by receiver."""
         return chain.from_iterable(flow.sent_by(rank) for flow in self.flows)
 
     def sent_to(self, rank: int) -> Iterator[Message]:
-        """What a rank receives, sender by sender."""
+        """The messages that a rank receives, sender by sender."""
         return chain.from_iterable(flow.sent_to(rank) for flow in self.flows)
 
     def amount(self, sender: int, receiver: int) -> int:
-        """How many elements a rank sends another, found out for these two alone; of one rank, how
-        many it keeps.
+        """The elements that a rank sends another, computed for these two alone; for one rank, the
+        elements that it keeps.
 
         >>> from cute_sharding.sharding import Replicate, Shard, Sharding
         >>> copies = Placed.of(Sharding((8, 6), (2,), (Replicate(),)))
@@ -367,11 +367,11 @@ class Exchange:
         """The part of a rank, of one of the meshes, both or neither.
 
         Args:
-            peers: in whose order the messages lie: all with whom it exchanges any, and maybe more.
-                By default those with whom it does, ascending.
-            room: in front of each message, for so many elements more.
-            turn: which share of each message goes, of how many. What the rank keeps is in the
-                first.
+            peers: the order of the messages: all ranks with which it exchanges any, and maybe more.
+                By default those ranks, ascending.
+            room: the elements that are left free in front of each message.
+            turn: (number of the share of each message, number of shares). What the rank keeps is
+                in the first.
         """
         messages = [*in_turn(self.sent_by(rank), turn)], [*in_turn(self.sent_to(rank), turn)]
         part = self.part_of(rank, messages, peers, room)
@@ -384,7 +384,7 @@ class Exchange:
         peers: Sequence[int] | None = None,
         room: int = 0,
     ) -> Part:
-        """The part of a rank that sends and receives those."""
+        """The part of a rank that sends and receives these messages."""
         sent, received = messages
         if peers is None:
             peers = sorted({message.peer for message in (*sent, *received)})
@@ -395,9 +395,9 @@ class Exchange:
         return part_of(self.kept_by(rank), buffers, self.shapes_on(rank), peers, adds=self.adds)
 
     def shapes_on(self, rank: int) -> tuple[list[Shape | None], list[Shape | None]]:
-        """What a rank holds of each operand and is to hold of each result, as the exchange numbers
-        their rows: of windows the rows that they are made of, in the place of two dims. None: it is
-        not on the mesh.
+        """The local shapes of each operand and of each result, as the exchange numbers their rows:
+        for windows the rows that they are made of, in place of two dims. None: the rank is not on
+        the mesh.
         """
         before, after = (
             [placed.mesh.coordinates(rank) for placed in side]
@@ -409,7 +409,7 @@ class Exchange:
         )
 
     def shape_on(self, k: int, device: Device, of_result: bool = True) -> Shape:
-        """What a device is to hold of a result, or holds of an operand."""
+        """The local shape of a result, or of an operand, on a device."""
         placed = (self.targets if of_result else self.sources)[k]
         links = self.relation.links if isinstance(self.relation, Move) else ()
         formed = {

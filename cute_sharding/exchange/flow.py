@@ -1,9 +1,9 @@
-"""What flows from one operand of an exchange: which rank sends what to whom.
+"""The flow from one operand of an exchange: which rank sends what to whom.
 
-Ranks that differ on mesh dims which cut the operand hold different elements of it; those that
-differ on others alone are a *class*, that holds the same. What the ranks outside a class need of it
-is one row of elements, receiver by receiver, of which each rank of the class sends its share. Both
-sides work it out from the shardings alone, and come to the same.
+Ranks that differ on mesh dims which cut the operand hold different elements of it; ranks that
+differ only on other mesh dims are a *class*, and hold the same. The elements that ranks outside a
+class need of it form one sequence, receiver by receiver, and each rank of the class sends an equal
+share of it. Sender and receiver compute this from the shardings alone, with the same result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.sharding.chains import Device
 
-# The share of every message that goes: its number, and how many there are.
+# The share of every message that is sent: (its number, the number of shares).
 Turn: TypeAlias = "tuple[int, int]"
 ALL: Turn = (0, 1)
-# What a rank keeps: an operand, a result, and the copies from the one to the other.
+# What a rank keeps: (operand, result, copies from the one to the other).
 Own: TypeAlias = "tuple[int, int, tuple[Copy, ...]]"
 
 
 class Message(Protocol):
-    """What one rank sends another."""
+    """The elements that one rank sends another."""
 
     @property
     def peer(self) -> int:
@@ -32,31 +32,31 @@ class Message(Protocol):
 
     @property
     def size(self) -> int:
-        """In elements."""
+        """The number of elements."""
 
     def to(self: M, peer: int) -> M:
-        """The same, to or from another rank."""
+        """The same message, to or from another rank."""
 
     def share(self: M, first: int, stop: int, parts: int) -> M | None:
-        """Of its elements those from ``first`` on and before ``stop``, or about those: each is in
-        one of shares that follow one another. None: there are none.
+        """The part of the message from element ``first`` up to ``stop``, or about these:
+        consecutive shares have each element once. None: it is empty.
 
         Args:
-            parts: how many ranks share the sending.
+            parts: the number of ranks that share the sending.
         """
 
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """Operand by operand, the copies into a buffer, from there on."""
+        """Operand by operand, the copies into a buffer in which the message starts at ``at``."""
 
     def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """Result by result, those out of a buffer in which it lies from there on."""
+        """Result by result, the copies out of a buffer in which the message starts at ``at``."""
 
 
 M = TypeVar("M", bound=Message)
 
 
 def in_turn(messages: Iterable[M], turn: Turn) -> Iterator[M]:
-    """What of messages goes in that turn: of each a share, as large as those of other turns."""
+    """The part of each message that is sent in that turn: a share, as large as in other turns."""
     k, rounds = turn
     if rounds == 1:
         yield from messages
@@ -68,7 +68,7 @@ def in_turn(messages: Iterable[M], turn: Turn) -> Iterator[M]:
 
 
 class Flow(ABC, Generic[M]):
-    """From one operand, that lies as ``source`` says, to results.
+    """The flow from one operand, placed as ``source``, to results.
 
     Attributes:
         source: the operand on its mesh.
@@ -78,35 +78,35 @@ class Flow(ABC, Generic[M]):
 
     @abstractmethod
     def between(self, holder: Device, rank: int) -> M | None:
-        """All that a rank needs of what a device holds; None: nothing."""
+        """All that a rank needs of the elements on a device; None: nothing."""
 
     @abstractmethod
     def _takers(self, holder: Device) -> Iterable[tuple[Sequence[int], M]]:
-        """The ranks that need something of it, those that need the same together, and what; all in
-        one order.
+        """The ranks that need elements of this device, with these elements; ranks with equal needs
+        together. Always in the same order.
         """
 
     @abstractmethod
     def _givers(self, rank: int) -> Iterable[tuple[Device, M]]:
-        """The classes that hold something of what a rank needs, by one device each, and what."""
+        """One device of each class that holds elements which a rank needs, with these elements."""
 
     @abstractmethod
     def own(self, rank: int) -> Iterator[Own]:
-        """What a rank has itself of what it needs."""
+        """The copies of what a rank needs and holds itself."""
 
     def _owners(self, holder: Device) -> list[int]:
-        """The ranks that hold the same and share the sending."""
+        """The ranks of the device's class, which share the sending."""
         return self.source.mesh.slice_of(holder, self.source.replicated)
 
     # -- who sends what ----------------------------------------------------------------------------
 
     def kept_by(self, rank: int) -> M | None:
-        """What a rank has itself of what it needs; None: nothing."""
+        """The elements that a rank needs and holds itself; None: there are none."""
         device = self.source.mesh.coordinates(rank)
         return None if device is None else self.between(device, rank)
 
     def sent_by(self, rank: int) -> Iterator[M]:
-        """What a rank sends, receiver by receiver."""
+        """The messages that a rank sends, receiver by receiver."""
         device = self.source.mesh.coordinates(rank)
         if device is None:
             return
@@ -127,7 +127,7 @@ class Flow(ABC, Generic[M]):
             at += len(peers) * size
 
     def sent_to(self, rank: int) -> Iterator[M]:
-        """What a rank receives, sender by sender."""
+        """The messages that a rank receives, sender by sender."""
         for holder, message in self._givers(rank):
             if self._holds_it(rank, holder):
                 continue
@@ -138,8 +138,8 @@ class Flow(ABC, Generic[M]):
                 yield from self._shares(rank, holder, message, owners)
 
     def amount(self, sender: int, receiver: int) -> int:
-        """How many elements a rank sends another, found out for these two alone; of one rank, how
-        many it keeps.
+        """The elements that a rank sends another, computed for these two alone; for one rank, the
+        elements that it keeps.
         """
         device = self.source.mesh.coordinates(sender)
         if device is None or (sender != receiver and self._holds_it(receiver, device)):
@@ -154,17 +154,17 @@ class Flow(ABC, Generic[M]):
         return sum([some.size for some in shares if some.peer == sender])
 
     def missed_by(self, rank: int) -> int:
-        """How many elements a rank is to have and has not, each counted once."""
+        """The number of different elements that a rank needs and does not hold."""
         return sum([m.size for holder, m in self._givers(rank) if not self._holds_it(rank, holder)])
 
     def _holds_it(self, rank: int, holder: Device) -> bool:
-        """Whether a rank holds the same as ``holder``."""
+        """Whether a rank is in the class of ``holder``."""
         device = self.source.mesh.coordinates(rank)
         return device is not None and all(device[m] == holder[m] for m in self.source.cut)
 
     def _asked(self, holder: Device) -> list[tuple[list[int], M]]:
-        """What ranks outside a class need of it, in the order in which its ranks share the sending:
-        those that need the same, and what.
+        """The needs of ranks outside a class, in the order in which its ranks share the sending:
+        (ranks with equal needs, these elements).
         """
         return [
             (others, message)
@@ -173,7 +173,7 @@ class Flow(ABC, Generic[M]):
         ]
 
     def _shares(self, rank: int, holder: Device, message: M, owners: Sequence[int]) -> Iterator[M]:
-        """What of a message to a rank each of those sends that hold it."""
+        """The share of a message to a rank that each of the owners sends."""
         size, many, total, before = message.size, len(owners), 0, 0
         for peers, each in self._asked(holder):
             if rank in peers:
@@ -187,5 +187,5 @@ class Flow(ABC, Generic[M]):
 
 
 def _share(total: int, k: int, parts: int) -> tuple[int, int]:
-    """The k-th of so many parts of a row: where it begins, and ends."""
+    """The start and the end of the k-th of ``parts`` shares of ``total`` elements."""
     return k * total // parts, (k + 1) * total // parts

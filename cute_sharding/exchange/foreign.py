@@ -1,5 +1,5 @@
-"""Pending reductions that others run (a norm's, a masked embedding's):
-where they stand among the steps of a plan, and which of them hand out blocks of the result.
+"""Pending reductions that placements run by their own methods (a norm's, a masked embedding's):
+their place among the steps of a plan, and which of them scatter the result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
 
 
 class Reduction(NamedTuple):
-    """One of these reductions, over a mesh dim: ``hands_out`` a block of the result to each device,
-    or the result to all.
+    """One of these reductions, over a mesh dim. It gives each device a block of the result
+    (``hands_out``), or all of it.
     """
 
     mesh_dim: int
@@ -28,7 +28,7 @@ class Reduction(NamedTuple):
     received_elements: int
 
     def seconds(self, network: Network, parts: int) -> float:
-        """What it takes by the model that plans are timed with, among ``parts`` devices."""
+        """The time that it takes among ``parts`` devices, by the model for plans."""
         return network.collective(
             self.mesh_dim,
             parts,
@@ -39,8 +39,8 @@ class Reduction(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What is done before the reductions, or None; the reductions, in order; and what is done
-    then.
+    """A plan that runs before the reductions, or None; the reductions, in order; and the plan after
+    them.
     """
 
     first: RedistributionPlan | None
@@ -53,7 +53,7 @@ class Way(NamedTuple):
 
     @property
     def received_elements(self) -> int:
-        """By the busiest device, of all of it."""
+        """The elements that the busiest device receives, in all."""
         return received_by(self.steps) + sum(each.received_elements for each in self.reductions)
 
 
@@ -68,24 +68,24 @@ def cheapest(
     *,
     may_move: bool,
 ) -> Way:
-    """The way by which the fewest elements are received: the reductions first; or first what is
-    cut before, so that there is less to reduce; or blocks handed out of what each device has.
+    """The way that receives the fewest elements: the reductions first; or after a slice of what
+    each device holds, so that there is less to reduce; or with blocks of the result handed out.
 
-    Which one it is depends on the placements alone: it is reckoned for sizes that all cuts divide.
-    So a rank that runs eagerly, and others in a graph for any sizes, do the same.
+    The choice depends on the placements alone: it is computed for sizes that all cuts divide. So a
+    rank that runs eagerly, and ranks with a graph for any sizes, do the same.
 
     Args:
-        plan: makes the steps from one to the other for a tensor of that shape.
+        plan: makes the steps between two shardings of a tensor of that shape.
         foreign: the mesh dims of these reductions.
-        shards: those of which the result has plain shards.
-        may_move: whether contributions may move before they are reduced: as those of sums do, if
-            they are reduced element by element.
+        shards: the mesh dims among them on which the result has plain shards.
+        may_move: whether contributions may move before they are reduced: they may if the reduction
+            is element by element, as a sum is.
     """
     source, blocks = held.chains, _handed_out(foreign, shards, target)
-    ways: list[tuple[Chains, tuple[int, ...]]] = []  # what is cut before, and what is handed out
+    ways: list[tuple[Chains, tuple[int, ...]]] = []  # (cuts made before, blocks handed out)
     if foreign and not held.pending:
         for between in dict.fromkeys((_until(target, blocks), source)):
-            # Devices that reduce together have to hold the same rows still.
+            # Devices that reduce together still have to hold the same rows.
             if cutting(between).isdisjoint(foreign) and (source == between or may_move):
                 ways.append((between, blocks))
     if not ways:
@@ -111,7 +111,7 @@ def _reductions(
     blocks: tuple[int, ...],
     target: Chains,
 ) -> tuple[Reduction, ...]:
-    """Of what is cut as ``between`` says: first those over ``blocks``, which hand these out."""
+    """The reductions of a tensor cut as ``between``, first those that hand out ``blocks``."""
     found = []
     for k, m in enumerate(blocks):
         block = most_local(shape, _with(between, blocks[: k + 1], target), mesh)
@@ -124,7 +124,7 @@ def _reductions(
 def _divisible(
     shape: Sequence[int], mesh: Sequence[int], every: Sequence[Chains]
 ) -> tuple[int, ...]:
-    """A shape of as many dims, which all of these cuts divide."""
+    """A shape with the same number of dims that all of these cuts divide."""
     factors = [factor for chains in every for chain in chains for _, factor in chain]
     return (prod(mesh) * lcm(*factors),) * len(shape)
 
@@ -132,8 +132,8 @@ def _divisible(
 def _handed_out(
     foreign: Collection[int], shards: Collection[int], target: Chains
 ) -> tuple[int, ...]:
-    """Of each tensor dim the mesh dims, one after the other, that are the first of these to cut it;
-    all of them left to right where they may be, as torch has it.
+    """The mesh dims whose reductions can hand out blocks: for each tensor dim, the first foreign
+    ones that cut it, while they make plain shards; all left to right if possible, as in torch.
     """
     runs: list[list[int]] = []
     for chain in target:
@@ -154,7 +154,7 @@ def _handed_out(
 
 
 def _until(chains: Chains, mesh_dims: Collection[int]) -> Chains:
-    """What is cut of each tensor dim before the first of these mesh dims cuts it."""
+    """The chains of cuts up to the first cut by one of these mesh dims."""
     found = []
     for chain in chains:
         at = next((k for k, (m, _) in enumerate(chain) if m in mesh_dims), len(chain))
@@ -163,6 +163,6 @@ def _until(chains: Chains, mesh_dims: Collection[int]) -> Chains:
 
 
 def _with(chains: Chains, mesh_dims: Collection[int], target: Chains) -> Chains:
-    """The chains when these mesh dims have cut what ``target`` says, too."""
+    """The chains, followed by the cuts of these mesh dims in ``target``."""
     cuts = [tuple([cut for cut in chain if cut[0] in mesh_dims]) for chain in target]
     return tuple([(*chain, *more) for chain, more in zip(chains, cuts)])

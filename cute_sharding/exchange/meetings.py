@@ -1,4 +1,4 @@
-"""On which devices of one mesh there is something of what a device of another has, of one dim of a
+"""Finds the devices of one mesh that have rows in common with a device of another, in one dim of a
 relation.
 """
 
@@ -14,19 +14,19 @@ from cute_sharding.relations.rows import Rows, between, held_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Chain, Runs, near, rows_held
 
-# (mesh dim, split factor, devices of the mesh dim, the coordinate on it; None: any) of each cut of
-# a dim.
+# For each cut of a dim: (mesh dim, split factor, devices of the mesh dim, the coordinate on it;
+# None: any).
 Cuts: TypeAlias = "tuple[tuple[int, int, int, int | None], ...]"
-# (mesh dim, coordinate) of the mesh dims that cut a dim.
+# (mesh dim, coordinate) for the mesh dims that cut a dim.
 Place: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
 class Met(NamedTuple):
-    """Where there is something of what a device of the other side has, of one dim.
+    """Where there are rows in common with a device of the other side, in one dim.
 
     Attributes:
-        places: the coordinates, on the mesh dims that cut it.
-        runs: of each of them the rows, x of the source and y of the target.
+        places: coordinates on the mesh dims that cut it.
+        runs: for each place the common rows, x of the source and y of the target.
     """
 
     places: tuple[Place, ...]
@@ -34,8 +34,8 @@ class Met(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Of the dims of a tensor that the rows of an exchange are made of: their sizes, and how a
-    device holds each.
+    """The dims of a tensor that the rows of an exchange are made of: their sizes, and how a device
+    holds each.
     """
 
     sizes: tuple[int, ...]
@@ -43,12 +43,12 @@ class Side(NamedTuple):
 
 
 def sizes_of(placed: Placed, rows: Rows) -> tuple[int, ...]:
-    """Those of the dims that rows are of."""
+    """The sizes of the dims that the rows are made of."""
     return tuple([placed.shape[d] for d in rows.dims])
 
 
 def side_of(placed: Placed, rows: Rows, device: Device) -> Side:
-    """The dims that rows are of, as a device holds them."""
+    """The dims that the rows are made of, as a device holds them."""
     dims = rows.dims
     chains = [placed.chain(d, device) for d in dims]
     return Side(tuple([placed.shape[d] for d in dims]), tuple(chains))
@@ -57,7 +57,7 @@ def side_of(placed: Placed, rows: Rows, device: Device) -> Side:
 def of_every(
     placed: Placed, rows: Rows, fixed: tuple[tuple[int, int], ...] = ()
 ) -> tuple[tuple[int, ...], tuple[Cuts, ...]]:
-    """The dims that rows are of: their sizes, and what cuts them, for all devices of the
+    """The dims that the rows are made of: their sizes, and their cuts for all devices with the
     coordinates ``fixed`` on some mesh dims.
     """
     sizes, at = placed.mesh.sizes, dict(fixed)
@@ -78,8 +78,8 @@ def met(
     cuts: tuple[Cuts, ...],
     is_target: bool,
 ) -> Met:
-    """What meets ``one``, as one device holds it, on each device that holds ``other``.
-    ``is_target``: the one is of the target.
+    """The rows in common with ``one``, as a device holds it, on each device that holds ``other``.
+    ``is_target``: ``one`` belongs to the target.
     """
     places: list[Place] = []
     runs: list[Runs] = []
@@ -99,8 +99,8 @@ def met(
 
 
 def _near(rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs) -> Iterator[Place]:
-    """Coordinates on which there may be some of the rows. Of plain rows those near them by the
-    first cut, and with some in their range after each of the others.
+    """Coordinates at which there may be some of the rows. For plain rows: those near the rows by
+    the first cut, and with rows in their range after each further cut.
     """
     if not rows.is_plain:
         every = {m: _coordinates(parts, at) for some in cuts for m, _, parts, at in some}
@@ -120,7 +120,7 @@ def _coordinates(parts: int, at: int | None) -> range:
 
 
 def _in_range(n: int, cuts: Cuts, done: Place, first: int, stop: int) -> Iterator[Place]:
-    """Coordinates on which rows of ``n`` lie in ``[first, stop)``, or around it, cut by cut."""
+    """Coordinates at which rows of ``n`` are in ``[first, stop)``, or around it, cut by cut."""
     if len(done) == len(cuts):
         yield done
         return

@@ -1,5 +1,5 @@
-"""How a tensor gets from one mesh to another: what is pending is finished on the mesh that it has,
-in shares as small as can be, and then every element moves once.
+"""Plans how a tensor gets from one mesh to another: what is pending is reduced on its own mesh, in
+shares as small as possible, and then every element moves once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cute_sharding.exchange.routes import Groups
 from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains, appended
 
-# A mesh dim, and the op of the reduction that is pending on it.
+# Mesh dims, each with the op of its pending reduction.
 Pending = tuple[tuple[int, str], ...]
 
 
@@ -59,7 +59,7 @@ class Crossing(Stage):
 
     @property
     def most_rounds(self) -> int:
-        """A row of the longest dim at a time."""
+        """As many as the longest dim has rows: a round for each row."""
         return max(self.ends[0].shape, default=1) if self.communicates else 1
 
     def in_rounds(self, rounds: int) -> Crossing:
@@ -93,15 +93,15 @@ class Crossing(Stage):
 
 @dataclass(frozen=True)
 class ExchangePlan(Plan):
-    """What runs, and what it takes, in elements and seconds.
+    """A plan between two meshes, and its cost in elements and seconds.
 
     Attributes:
         before: what the ranks of the source hold, and what is pending there.
         steps: what is done on the mesh of the source, to finish what is pending.
-        crossing: from there to the target.
+        crossing: the exchange from there to the target.
         network: the links of the source's mesh dims.
-        itemsize: the bytes of an element, for which these times are.
-        mesh_names, target_names: of the mesh dims of the source and of the target, to be shown;
+        itemsize: the bytes of an element, for which the times are.
+        mesh_names, target_names: the mesh dims' names to show, of the source and of the target;
             None: they are shown by number.
 
     >>> from cute_sharding.exchange import Placed
@@ -152,7 +152,7 @@ class ExchangePlan(Plan):
 
     @property
     def exchange(self) -> Exchange:
-        """Who sends what to whom, behind the steps."""
+        """The exchange after the steps: who sends what to whom."""
         return self.crossing.exchange
 
     @property
@@ -161,7 +161,7 @@ class ExchangePlan(Plan):
 
     @property
     def kind(self) -> str:
-        """What the exchange is."""
+        """The kind of the exchange."""
         return self.crossing.kind
 
     @property
@@ -223,13 +223,13 @@ def plan_exchange(
     groups: Groups = None,
     native: bool = False,
 ) -> ExchangePlan:
-    """The plan from ``source``, of which the reductions ``pending`` are to be finished, to
-    ``target``. The other arguments are those of ``plan_steps`` (``exchange/planner.py``), of the
-    source's mesh; ``network`` is by default the one that programs are planned by.
+    """The plan from ``source``, after its ``pending`` reductions, to ``target``. The other
+    arguments are those of ``plan_steps`` (``exchange/planner.py``) for the source's mesh;
+    ``network`` is by default the one for programs.
 
     Raises:
-        ValueError: no plan keeps every rank within ``memory_limit`` elements. It names the least
-            that would do.
+        ValueError: no plan keeps every rank within ``memory_limit`` elements. The message names the
+            smallest limit that would do.
 
     >>> from cute_sharding.exchange import Placed
     >>> from cute_sharding.sharding import Replicate, Shard, Sharding
@@ -257,9 +257,9 @@ def plan_exchange(
 
 
 def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:
-    """What cuts the tensor once all is finished: each of the ranks that contribute to the same has
-    a share of it, of the dim of which least is left to be received then; all of it, where no dim
-    has as many rows.
+    """The chains after all reductions: each of the ranks that contribute to the same elements gets
+    a share, along the dim that leaves the fewest elements to receive; all elements if no dim has
+    enough rows.
     """
     mesh, shape = source.mesh.sizes, source.shape
 

@@ -1,5 +1,5 @@
-"""Steps that are one collective of a whole tensor dim, as every library has it: blocks of rows are
-put together (all-gather), or handed out (reduce-scatter), or both (all-to-all).
+"""Steps that are one collective of a whole tensor dim, as every library has it: it joins blocks of
+rows (all-gather), hands them out (reduce-scatter), or both (all-to-all).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from cute_sharding.sharding.digits import digits
 
 
 class Along(NamedTuple):
-    """Among the devices of ``mesh_dims``, in the order in which they cut, blocks of rows of the
-    tensor dim ``gathered`` are put together, and rows of ``scattered`` handed out in blocks; None:
-    neither.
+    """A collective among the devices of ``mesh_dims``, in the order in which they cut: it joins
+    blocks of rows of the tensor dim ``gathered``, and hands out blocks of rows of ``scattered``;
+    None: it does not.
 
-    ``base`` are the other cuts, in front of these: what the devices hold together. ``even``: all
-    blocks are as long.
+    ``base``: the other cuts, which come first: they say what the devices hold together. ``even``:
+    all blocks are equally long.
     """
 
     mesh_dims: tuple[int, ...]
@@ -29,7 +29,7 @@ class Along(NamedTuple):
 
     @property
     def dim_of_blocks(self) -> int | None:
-        """The one tensor dim whose blocks are put together or handed out; None: there are two."""
+        """The one tensor dim whose blocks are joined or handed out; None: there are two."""
         dims = [dim for dim in (self.gathered, self.scattered) if dim is not None]
         return dims[0] if len(dims) == 1 else None
 
@@ -41,10 +41,10 @@ def along(
     target: Chains,
     dims: tuple[int, ...],
 ) -> Along | None:
-    """The step between two shardings as a collective of whole tensor dims; None where it is none.
+    """The step between two shardings as a collective of whole tensor dims; None if it is none.
 
-    The mesh dims that change must be the last to cut, in plain blocks. Several stand for one only
-    where sizes divide.
+    The mesh dims that change must cut last, in plain blocks. Several of them count as one only if
+    sizes divide.
     """
     (before, gathered), (after, scattered) = (_last(chains, dims) for chains in (source, target))
     if (
@@ -72,7 +72,7 @@ def _last(
     chains: Chains, dims: tuple[int, ...]
 ) -> tuple[tuple[Chains, tuple[int, ...]] | None, int | None]:
     """((the chains without ``dims``, these in their order), the tensor dim that they cut), if they
-    are the last to cut one dim, in plain blocks, or cut nothing.
+    are the last cuts of one dim, in plain blocks, or cut nothing.
     """
     cut = [d for d, chain in enumerate(chains) if any(m in dims for m, _ in chain)]
     if not cut:
@@ -93,8 +93,8 @@ def _last(
 
 
 def room_for(mesh: tuple[int, ...], step: Along, dim: int) -> int:
-    """The rows that ``dim`` needs for blocks to be made equal at the price of half as much again at
-    most: fewer than one row is added for each device.
+    """The rows that ``dim`` needs so that padding to equal blocks adds at most half: fewer than one
+    row is added for each device.
     """
     return (
         2 * (prod(mesh[m] for m in step.mesh_dims) - 1) * prod(mesh[m] for m, _ in step.base[dim])
@@ -102,7 +102,7 @@ def room_for(mesh: tuple[int, ...], step: Along, dim: int) -> int:
 
 
 def padded_elements(shape: tuple[int, ...], mesh: tuple[int, ...], step: Along) -> int:
-    """The elements of one block, padded, on the device with the most."""
+    """The elements of one padded block, on the device with the most."""
     dim = step.dim_of_blocks
     parts = prod(mesh[m] for m in step.mesh_dims)
     whole = 1

@@ -1,20 +1,20 @@
-"""What a step takes on a network: latency and time per element of each mesh dim.
+"""The time of a step on a network: latency, and time per element, for each mesh dim.
 
-The times are the usual lower bounds of collectives in which a device sends and receives one message
-at a time (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
-practice, and experience", 2007): ceil(log2 p) latencies, and the time of the elements that the
-busiest device receives. Elements are charged to the slowest mesh dim that they cross.
+Times are the usual lower bounds of collectives in which a device sends and receives one message at
+a time (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+and experience", 2007): ceil(log2 p) latencies, and the time of the elements that the busiest device
+receives. Elements count on the slowest mesh dim that they cross.
 
-Devices of one mesh dim may be several to a host. In an all-to-all each receives for itself what
-comes from other hosts. In a gather or a reduction that a backend has as one collective a host
-brings each element in once, by all of its devices' network cards, and hands it on inside: a w-th of
-the elements crosses each card, where w devices of the mesh dim share a host.
+Several devices of one mesh dim may share a host. In an all-to-all each receives its own elements
+from other hosts. In a gather or a reduction that the backend has as one collective, a host receives
+each element once, through all its devices' network cards, and passes it on inside: 1 / w of the
+elements crosses each card, if w devices of the mesh dim share a host.
 
-What a collective takes stands in :meth:`Network.collective` alone, for our plans as for torch's.
-The plans that programs run are chosen without latency (:meth:`Network.of_programs`); and of
-messages there is one factor more, by which plans are chosen and not timed (MANY_MESSAGES of
-:mod:`.planner`). Which network it is, a setting says (network_in_force of
-:mod:`cute_sharding._settings`); who plans hands it on, as a part of what the plan is kept under.
+Only :meth:`Network.collective` says what a collective takes, for our plans and for torch's. The
+plans of programs are chosen without latency (:meth:`Network.of_programs`), and with one more factor
+for messages that is not part of shown times (MANY_MESSAGES of :mod:`.planner`). A setting says
+which network it is (network_in_force of :mod:`cute_sharding._settings`); callers pass it on, as
+part of the key of a plan.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ DEVICES_PER_HOST = 8
 @dataclass(frozen=True)
 class Network:
     """The link of each mesh dim, or one for all; and for mesh dims that cross hosts, how many of
-    their devices are together in one.
+    their devices share a host.
 
     Attributes:
-        links: of each mesh dim, or one.
-        within: for each mesh dim, how many of its neighbours share a host; 1 where all that they
-            send goes by the mesh dim's link. None: 1 for all.
-        inner: the link between those.
+        links: one for each mesh dim, or a single one.
+        within: for each mesh dim, how many neighbours share a host; 1 if all its messages use the
+            mesh dim's link. None: 1 for all.
+        inner: the link inside a host.
 
     Raises:
         ValueError: ``within`` has a number below 1.
@@ -165,8 +165,8 @@ class Network:
 
     @classmethod
     def of(cls, mesh: Sequence[int], chosen: Chosen = None) -> Network:
-        """The network that was chosen, as itself or its text; :meth:`default` where none was, and
-        for a mesh that it does not fit, as one of other mesh dims.
+        """The ``chosen`` network, a value or a text; :meth:`default` for None, and for a mesh that
+        it does not fit, such as one with another number of dims.
         """
         return _of(tuple(mesh), chosen)
 
@@ -176,15 +176,15 @@ class Network:
 
     @classmethod
     def of_programs(cls, mesh: Sequence[int], chosen: Chosen = None) -> Network:
-        """What the plans that programs run are judged by, eager and compiled: :meth:`of` without
-        latency, so that ranks that hold graphs for many sizes choose as the others do.
+        """The network by which programs' plans are chosen, eager and compiled: :meth:`of` without
+        latency, so that ranks with graphs for many sizes choose as the others do.
         """
         return _of_programs(tuple(mesh), chosen)
 
     @classmethod
     def of_elements(cls, mesh: Sequence[int], chosen: Chosen, itemsize: int) -> Network:
-        """:meth:`of`, by which plans are shown for elements of so many bytes: links that have a
-        name, which are timed for two, take as much longer; others are as their user says.
+        """:meth:`of`, to show plans for elements of ``itemsize`` bytes: named links are timed for
+        two bytes, so their times are scaled; other links are as given.
         """
         is_named = chosen is None or (isinstance(chosen, str) and not chosen.startswith("flat:"))
         network = cls.of(mesh, chosen)
@@ -201,7 +201,7 @@ class Network:
         )
 
     def checked(self, mesh: Sequence[int]) -> Network:
-        """Itself, if it fits the mesh.
+        """The network itself, if it fits the mesh.
 
         Raises:
             ValueError: it does not.
@@ -220,8 +220,8 @@ class Network:
 
     @property
     def without_latency(self) -> Network:
-        """The same links, judged by the elements that they carry. What is fastest then does not
-        depend on the sizes of a tensor, as long as they divide.
+        """The same links, compared by the elements that they carry. The fastest plan then does not
+        depend on a tensor's sizes, as long as they divide.
         """
         return Network(
             tuple([Link(0.0, link.beta) for link in self.links]),
@@ -230,8 +230,8 @@ class Network:
         )
 
     def of_itemsize(self, itemsize: int) -> Network:
-        """Named and default links, which are timed for elements of two bytes, for elements of
-        ``itemsize`` bytes.
+        """The network for elements of ``itemsize`` bytes, from named and default links, which are
+        timed for elements of two bytes.
         """
         factor = itemsize / LINK_ITEMSIZE
         return Network(
@@ -243,22 +243,22 @@ class Network:
     def collective(
         self, mesh_dim: int, parts: int, elements: float, *, together: bool, times: int = 1
     ) -> float:
-        """Seconds of one collective among the ``parts`` devices of a mesh dim: the one place that
+        """Seconds of one collective among the ``parts`` devices of a mesh dim: the only place that
         says what a collective takes, ours or torch's.
 
         Args:
-            elements: what a device receives of it, in all.
-            together: whether it is a gather or a reduction, of which a host brings each element in
+            elements: the elements that a device receives, in all.
+            together: whether it is a gather or a reduction, in which a host receives each element
                 once; False: an all-to-all.
-            times: how often the devices go from first to last message: an all-reduce does twice,
-                an all-to-all in rounds once in each.
+            times: how often it passes from the first to the last message: twice in an all-reduce,
+                once for each round of an all-to-all.
         """
         latency = times * messages(parts, together=together) * self.link(mesh_dim).alpha
         return latency + self._carrying(mesh_dim, parts, elements, together=together)
 
     def _carrying(self, mesh_dim: int, parts: int, elements: float, *, together: bool) -> float:
-        """Seconds for ``elements`` that a device receives from the others of a mesh dim of
-        ``parts``, of all alike.
+        """Seconds for ``elements`` that a device receives in equal parts from the others of a mesh
+        dim of ``parts``.
         """
         link, w = self.link(mesh_dim), self.within[mesh_dim] if self.within is not None else 1
         if w == 1 or parts == 1:
@@ -269,15 +269,15 @@ class Network:
 
     @property
     def is_flat(self) -> bool:
-        """Whether an element takes as long whatever it crosses: then plans are chosen by elements
-        alone. Hosts make a difference where the link inside them is another.
+        """Whether an element takes equal time whatever it crosses: plans are then chosen by
+        elements alone. Hosts make a difference if their inner link is another one.
         """
         across_hosts = self.within is not None and max(self.within, default=1) > 1
         return len({*self.links, self.inner} if across_hosts else {*self.links}) <= 1
 
     @property
     def slowest(self) -> Link:
-        """Of all, that by which an exchange with another mesh is timed."""
+        """The slowest link, by which an exchange with another mesh is timed."""
         return max(self.links, key=lambda link: (link.beta, link.alpha))
 
 
@@ -296,8 +296,8 @@ def _of_programs(mesh: tuple[int, ...], chosen: Chosen) -> Network:
 
 
 def messages(parts: int, *, together: bool) -> int:
-    """How many messages one collective of ``parts`` devices takes, one after the other: ceil(log2
-    parts), the lower bound of Chan et al. for an all-to-all as for those ``together`` (gathers and
-    reductions).
+    """The number of messages, one after the other, of a collective of ``parts`` devices: ceil(log2
+    parts), the lower bound of Chan et al. both for an all-to-all and for those ``together``
+    (gathers and reductions).
     """
     return (parts - 1).bit_length()

@@ -1,5 +1,5 @@
-"""One rank's part in an exchange: strided copies into a buffer, who gets what of it, and strided
-copies out of what is received.
+"""One rank's part in an exchange: strided copies into a send buffer, the peers' messages in it, and
+strided copies out of the receive buffer.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Part:
     """One rank's part in an exchange.
 
     Attributes:
-        peers: the ranks in whose order messages lie.
-        sends, receives: elements to and from each of them.
-        packs: for each operand, copies into the send buffer; None: the operand is the buffer, as it
-            lies (if it is contiguous).
-        own: for each operand and result, copies from the one to the other. Constants of a relation
-            are operands of one element behind the others.
-        unpacks: for each result, copies out of the receive buffer; of sums those of each message
-            by themselves, since they are added. None: the receive buffer is the result.
-        target_shapes: of each result what the rank is to hold, as the exchange numbers its rows; of
-            windows the rows that they are made of, each once. None: it is not on the mesh.
-        filled: whether each result has rows that nothing is copied to.
-        source_shapes: of each operand what it holds, where that is asked for.
+        peers: the order of the messages.
+        sends, receives: elements to and from each peer.
+        packs: for each operand, copies into the send buffer; None: the operand, if contiguous, is
+            the send buffer.
+        own: (operand, result, copies from the one to the other). Constants of a relation are
+            operands of one element, after the others.
+        unpacks: for each result, copies out of the receive buffer; for sums one list for each
+            message, since they are added. None: the receive buffer is the result.
+        target_shapes: the rank's local shape of each result, as the exchange numbers its rows; for
+            windows of the rows that they are made of, each once. None: it is not on the mesh.
+        filled: for each result, whether it has rows that nothing is copied to.
+        source_shapes: the local shapes of operands, where they are needed.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows, columns = (Placed.of(Sharding((4, 6), (2,), (Shard(d),))) for d in (0, 1))
@@ -54,30 +54,30 @@ class Part:
     source_shapes: tuple[Shape | None, ...] = ()
 
     def source_shape(self, i: int = 0) -> Shape:
-        """Of an operand on a rank of its mesh."""
+        """The local shape of an operand on a rank of its mesh."""
         shape = self.source_shapes[i]
         assert shape is not None
         return shape
 
     def target_shape(self, k: int = 0) -> Shape:
-        """Of a result on a rank of its mesh."""
+        """The local shape of a result on a rank of its mesh."""
         shape = self.target_shapes[k]
         assert shape is not None
         return shape
 
     def kept(self, k: int = 0) -> list[tuple[int, Copy]]:
-        """Of a result the operands and copies from them that no message has to do with."""
+        """The copies to a result that need no message: (operand, copy)."""
         return [(i, copy) for i, onto, copies in self.own if onto == k for copy in copies]
 
     @cached_property
     def sent(self) -> InOrder | None:
-        """The copies that are the send buffer, one behind the other; None where they are not."""
+        """The copies that make up the send buffer one behind the other; None if they do not."""
         some = [(i, copy) for i, copies in enumerate(self.packs) for copy in copies or ()]
         return in_order(some, (sum(self.sends),))
 
     @cached_property
     def made(self) -> tuple[InOrder | None, ...]:
-        """Of each result the copies that are all of it, one behind the other; None where they are
+        """For each result, the copies that make up all of it one behind the other; None if they do
         not.
         """
         return tuple(
@@ -93,8 +93,8 @@ class Part:
 
     @cached_property
     def whole(self) -> tuple[tuple[int, Copy] | None, ...]:
-        """Of each result the one copy that is all of it, and the operand that it is from; None
-        where there are several, or it is received.
+        """For each result that is one copy of an operand: (operand, copy); None for other results,
+        and if it is received.
         """
         found: list[tuple[int, Copy] | None] = []
         for some in self.made:
@@ -104,8 +104,8 @@ class Part:
 
     @cached_property
     def joined(self) -> Callable[..., tuple[Joined | None, ...]]:
-        """Of what pieces the results are, and last the send buffer, by the strides of each operand;
-        None of what is not pieces one behind the other.
+        """A function of the operands' strides: the pieces of each result, and last those of the
+        send buffer; None for what is not pieces one behind the other.
         """
         return lru_cache(maxsize=1 << 5)(self._joined)
 
@@ -120,7 +120,7 @@ class Part:
 
     @cached_property
     def are_whole(self) -> tuple[bool, ...]:
-        """Of each result whether it is one operand as it lies."""
+        """For each result, whether it is one operand, unchanged."""
         return tuple(
             [
                 shape is None or 0 in shape or (own is not None and fills((own[1].flipped,), shape))
@@ -130,8 +130,8 @@ class Part:
 
     @property
     def peak_elements(self) -> int:
-        """The most elements alive at once: the operands, and two of send buffer, receive buffer and
-        results.
+        """The most elements that are alive at once: the operands, and two of send buffer, receive
+        buffer and results.
         """
         source, target = (
             sum(prod(shape) for shape in shapes if shape is not None)
@@ -146,8 +146,8 @@ class Buffer(NamedTuple):
     """Messages one after the other in a flat buffer.
 
     Attributes:
-        sizes: of the message of each peer.
-        copies: of each tensor, the copies into the buffer, or out of it.
+        sizes: of each peer's message.
+        copies: for each tensor, the copies into the buffer, or out of it.
     """
 
     sizes: tuple[int, ...]
@@ -163,8 +163,8 @@ def one_by_one(
     room: int = 0,
     adds: bool = False,
 ) -> Buffer:
-    """Messages in the order of ``peers``; ``into``: those that the tensors are made of. In front of
-    each there is ``room`` for so many elements more.
+    """A buffer of messages in the order of ``peers``; ``into``: those that the tensors receive. In
+    front of each, ``room`` elements are left free.
     """
     order = {peer: at for at, peer in enumerate(peers)}
     sizes, placed, at = [0] * len(order), [], 0
@@ -178,8 +178,8 @@ def one_by_one(
 def copies_of(
     placed: Iterable[tuple[Message, int]], tensors: int, *, into: bool, adds: bool = False
 ) -> tuple[tuple[Copy, ...], ...]:
-    """Of each tensor the copies of messages that begin at those places of a buffer. Where elements
-    that reach the same row are added up, those of each message by themselves.
+    """For each tensor, the copies of messages that start at these places of a buffer. With
+    ``adds``, elements that reach the same row are added up, so each message keeps its own copies.
     """
     found: list[list[Copy]] = [[] for _ in range(tensors)]
     for message, at in placed:
@@ -196,8 +196,8 @@ def part_of(
     *,
     adds: bool,
 ) -> Part:
-    """The part of a rank that keeps that, and has those buffers, to send and to receive, and
-    operands and results of those shapes. ``adds``: elements that reach the same row are added up.
+    """The part of a rank, from what it keeps, its send and receive buffers, and the local shapes of
+    operands and results. ``adds``: elements that reach the same row are added up.
     """
     sending, receiving = buffers
     filled = []
@@ -221,8 +221,8 @@ def part_of(
 def as_blocks(
     messages: Iterable[tuple[Iterable[Copy], Shape]], tensor: Shape
 ) -> tuple[tuple[int, ...], tuple[Copy, ...] | None]:
-    """Copies out of a tensor as a block for each peer, which lies as a tensor of its own shape
-    does: the sizes of these, and the copies; None: the tensor is the buffer, as it lies.
+    """Copies out of a tensor as one block for each peer, row-major in the block's own shape: the
+    sizes of the blocks, and the copies; None: the tensor itself is the buffer.
     """
     sizes: list[int] = []
     copies: list[Copy] = []
@@ -240,8 +240,8 @@ def part_of_one(
     shapes: tuple[Shape, Shape],
     own: tuple[Copy, ...] | None = None,
 ) -> Part:
-    """Of one operand and one result, all of whose rows are of it: by the sizes of messages, and
-    copies; None: the operand is the send buffer, or the receive buffer the result.
+    """The part with one operand and one result, which has all its rows: from the sizes of messages,
+    and copies; None: the operand is the send buffer, or the receive buffer is the result.
     """
     return Part(
         tuple(peers),
@@ -259,10 +259,9 @@ def part_of_one(
 def as_they_lie(
     whole: tuple[Buffer, Buffer], kept: int, shapes: tuple[Shape, Shape]
 ) -> tuple[bool, bool]:
-    """Whether the one operand is to be the send buffer and the receive buffer the one result, as
-    they lie. That needs no copy, but what the rank keeps, so many elements, then travels along, as
-    the buffers ``whole`` have it: worth it where less is its own than would be copied, and within
-    memory.
+    """Whether the operand itself can be the send buffer, and the receive buffer the result. That
+    saves copies, but the ``kept`` elements then travel along, as in the buffers ``whole``. It is
+    done if a rank keeps less than would be copied, and memory suffices.
     """
     sending, receiving = whole
     sent, got = sum(sending.sizes), sum(receiving.sizes)
@@ -275,7 +274,7 @@ def as_they_lie(
 
 
 def _lies_as(buffer: Buffer, shape: Shape, *, into: bool) -> bool:
-    """Whether a tensor of that shape, as it lies, is the buffer."""
+    """Whether the contiguous elements of a tensor of that shape are the buffer."""
     copies = buffer.copies[0]
     return sum(buffer.sizes) == prod(shape) and in_place(
         [copy.flipped for copy in copies] if into else copies, row_major(shape)

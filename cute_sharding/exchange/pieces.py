@@ -1,8 +1,8 @@
-"""Tensors that are made of pieces of others, one behind the other: what is sent, and what results.
+"""Tensors that are concatenations of pieces of other tensors: send buffers and results.
 
-Copies say where elements go by rows of dims, whatever memory they lie in. By the strides of that
-each is a layout. Where they follow one another in what they fill, that is a concatenation along a
-dim, if each composes with so many rows of it.
+Copies are given by rows of dims, whatever the memory layout. By the strides of a memory each is a
+layout. If copies fill a tensor one after the other, they are a concatenation along a dim, provided
+that each composes with a whole number of its rows.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from cute_sharding.exchange.copies import Copy, flat, run_of
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition
 from cute_sharding.layout.layout import row_major
 
-# A concatenation of more pieces is not looked for: to find out takes longer than it saves.
+# The most pieces of a concatenation: to find one of more takes longer than it saves.
 MOST = 64
-# Copies in order, each with the operand that it is from; None: the receive buffer.
+# Copies in order, each with its operand; None: from the receive buffer.
 InOrder: TypeAlias = "tuple[tuple[int | None, Copy], ...]"
 
 
 class Piece(NamedTuple):
-    """Elements of a tensor by the strides of its memory, in the order in which they are wanted.
+    """Elements of a tensor in their wanted order, by the strides of its memory.
 
     Attributes:
         of: the number of the operand; None: the receive buffer.
         sizes, strides: loops, in elements.
-        first: where they begin, counted from the first element of the tensor.
+        first: the first element, counted from the tensor's first one.
     """
 
     of: int | None
@@ -42,7 +42,7 @@ class Joined(NamedTuple):
     Attributes:
         pieces: what is concatenated.
         dim: along which dim.
-        shape: in which it is to be seen then; None: it is of its shape.
+        shape: the shape to view the concatenation in; None: it has its shape.
     """
 
     pieces: tuple[Piece, ...]
@@ -51,8 +51,8 @@ class Joined(NamedTuple):
 
 
 def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) -> InOrder | None:
-    """The copies one behind the other, as they fill a tensor y of that shape from its first element
-    to its last; None: they do not, or are more than :data:`MOST`.
+    """The copies in the order in which they fill a tensor y of that shape from its first element to
+    its last; None: they do not, or are more than :data:`MOST`.
 
     >>> rows = [(0, Copy((3,), (), (), (3,), ((1,),))), (1, Copy((3,), (), (), (0,), ((1,),)))]
     >>> [of for of, _ in in_order(rows, (6,)) or ()], in_order(rows, (7,))
@@ -78,8 +78,8 @@ def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) 
 def joined(
     some: InOrder, strides: Sequence[tuple[int, ...]], shape: tuple[int, ...]
 ) -> Joined | None:
-    """Copies that are in order in a tensor of that shape, by the strides of the operands. None:
-    they cannot be concatenated, as one goes backward, or their inner loops differ.
+    """The concatenation of copies that are in order in a tensor of that shape, by the strides of
+    the operands. None: it is none, as a copy goes backward, or their inner loops differ.
 
     >>> rows = Copy((2, 4), (1, 0), ((1, 0), (0, 1)), (0, 0), ((1, 0), (0, 1)))
     >>> joined(((0, rows),), [(6, 1)], (2, 4)).pieces
@@ -105,7 +105,7 @@ def joined(
 def _piece(
     of: int | None, layout: Layout, first: int, ones: tuple[int, ...], inner: tuple[int, ...]
 ) -> Piece | None:
-    """A layout as so many times what has the sizes ``inner``; None: it is not."""
+    """A layout as a piece with the sizes (``ones``, count, ``inner``); None: it is not one."""
     count, rest = divmod(layout.size, prod(inner))
     sizes = (*ones, count, *inner)
     try:
@@ -118,6 +118,6 @@ def _piece(
     for n, step in zip(reversed(sizes), reversed(found.stride)):
         strides.append(
             below if n == 1 else step
-        )  # of one row any is right: what a torch tensor has
+        )  # any stride is right for one row: this is that of a contiguous torch tensor
         below = strides[-1] * n
     return Piece(of, sizes, tuple(reversed(strides)), first)

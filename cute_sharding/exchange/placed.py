@@ -1,4 +1,4 @@
-"""A tensor on the ranks of a device mesh: which rank stands where, and what cuts the tensor."""
+"""A tensor on the ranks of a device mesh: where each rank is, and the cuts of the tensor."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cute_sharding.sharding.chains import (
 from cute_sharding.sharding.digits import layout_of
 from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
-# So many runs of ranks are written out; of more, as many and the last.
+# The most runs of ranks that are written out, beside the last one.
 RUNS_SHOWN = 8
 
 
 def ranks_text(
     ranks: Sequence[int], to: str = " to ", joint: str = ", ", most: int | None = RUNS_SHOWN
 ) -> str:
-    """Ranks in their order, three and more that follow one another as a run.
+    """Ranks in their order; three or more consecutive ones are written as a run.
 
     >>> ranks_text(range(8, 12)), ranks_text((4, 6, 5, 7)), ranks_text((0, 1, 2, 8, 9), "-", ",")
     ('8 to 11', '4, 6, 5, 7', '0-2,8,9')
@@ -64,10 +64,10 @@ class Mesh:
 
     Attributes:
         sizes: the number of ranks of each mesh dim.
-        ranks: the rank at each place; those that follow one another are kept as a range.
+        ranks: the rank at each place; consecutive ones are kept as a range.
 
     Raises:
-        ValueError: there are more or fewer ranks than places, or a rank stands twice.
+        ValueError: the number of ranks is not that of places, or a rank is repeated.
 
     >>> mesh = Mesh((2, 2), (4, 6, 5, 7))
     >>> mesh.coordinates(5), mesh.rank((0, 1)), mesh.coordinates(0)
@@ -95,7 +95,7 @@ class Mesh:
     @staticmethod
     @lru_cache(maxsize=1 << 8)
     def numbered(sizes: tuple[int, ...]) -> Mesh:
-        """Of ranks that are numbered by their places.
+        """The mesh whose ranks are the numbers of their places.
 
         >>> Mesh.numbered((2, 2)).ranks
         range(0, 4)
@@ -107,7 +107,7 @@ class Mesh:
         return {rank: at for at, rank in enumerate(self.ranks)}
 
     def coordinates(self, rank: int) -> Device | None:
-        """Where a rank stands; None where it is not on the mesh."""
+        """The coordinates of a rank; None if it is not on the mesh."""
         if isinstance(self.ranks, range):
             at = rank - self.ranks.start if rank in self.ranks else None
         else:
@@ -117,14 +117,14 @@ class Mesh:
         return _place(at, self.sizes)
 
     def rank(self, device: Device) -> int:
-        """The rank at those coordinates."""
+        """The rank at these coordinates."""
         at = 0
         for n, k in zip(self.sizes, device):
             at = at * n + k
         return self.ranks[at]
 
     def slice_of(self, device: Device, dims: Sequence[int]) -> list[int]:
-        """The ranks that differ from a device on those mesh dims alone, row-major.
+        """The ranks that differ from a device only on these mesh dims, row-major.
 
         >>> Mesh((2, 2), (4, 6, 5, 7)).slice_of((1, 0), (0,))
         [4, 5]
@@ -151,8 +151,8 @@ class Mesh:
 
 
 def standing_for_all(meshes: Iterable[Mesh], used: Collection[int] | None = None) -> list[int]:
-    """The ranks of meshes, ascending; of one of more than 64 those at the first, a middle and the
-    last coordinates of each mesh dim. Of mesh dims that are not ``used``, the first coordinate.
+    """The ranks of meshes, ascending; of a mesh of more than 64, those at the first, a middle and
+    the last coordinates of each mesh dim. On mesh dims that are not ``used``, coordinate 0 alone.
 
     >>> standing_for_all([Mesh.numbered((2, 2))]), standing_for_all([Mesh.numbered((100,))])
     ([0, 1, 2, 3], [0, 1, 50, 99])
@@ -172,7 +172,7 @@ def standing_for_all(meshes: Iterable[Mesh], used: Collection[int] | None = None
 
 @lru_cache(maxsize=1 << 12)
 def _place(at: int, sizes: tuple[int, ...]) -> Device:
-    """The coordinates of the place of that number."""
+    """The coordinates of the place with that row-major number."""
     found = []
     for n in reversed(sizes):
         at, k = divmod(at, n)
@@ -182,7 +182,7 @@ def _place(at: int, sizes: tuple[int, ...]) -> Device:
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor of global ``shape`` on ``mesh``, of which ``chains`` say what cuts each dim.
+    """A tensor of global ``shape`` on ``mesh``; ``chains`` are the cuts of each dim.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> placed = Placed.of(Sharding((5, 4), (2,), (Shard(0),)), range(6, 8))
@@ -196,10 +196,10 @@ class Placed:
 
     @classmethod
     def of(cls, sharding: Sharding, ranks: Sequence[int] | None = None) -> Placed:
-        """Of a sharding, on those ranks; by default on 0 and those that follow.
+        """From a sharding, on these ranks; by default on 0, 1, and so on.
 
         Raises:
-            ValueError: something is pending, so that no rank holds elements of the tensor.
+            ValueError: something is pending, so no rank holds elements of the tensor.
         """
         if any(isinstance(p, Partial) for p in sharding.placements):
             raise ValueError(f"{sharding}: reduce its Partial first")
@@ -209,22 +209,22 @@ class Placed:
 
     @cached_property
     def cut(self) -> tuple[int, ...]:
-        """The mesh dims that cut something."""
+        """The mesh dims that cut a dim."""
         return tuple(sorted(m for chain in self.chains for m, _ in chain))
 
     @cached_property
     def replicated(self) -> tuple[int, ...]:
-        """The others: ranks that differ on those alone hold the same."""
+        """The mesh dims that cut nothing: ranks that differ only on them hold the same."""
         return tuple(m for m in range(len(self.mesh.sizes)) if m not in self.cut)
 
     @property
     def copies(self) -> int:
-        """How many ranks hold the same, where each holds something."""
+        """The number of ranks that hold the same, if each holds something."""
         return prod(self.mesh.sizes[m] for m in self.replicated)
 
     @cached_property
     def classes(self) -> tuple[Device, ...]:
-        """One device of each class of those that hold the same: the first.
+        """The first device of each class of devices that hold the same.
 
         >>> from cute_sharding.sharding import Replicate, Shard, Sharding
         >>> rows = Placed.of(Sharding((4, 2), (2, 2), (Replicate(), Shard(0))))
@@ -235,16 +235,16 @@ class Placed:
         return tuple(product(*[range(n if m in self.cut else 1) for m, n in enumerate(sizes)]))
 
     def class_of(self, device: Device) -> Device:
-        """The class of a device."""
+        """The first device of a device's class."""
         return tuple([k if m in self.cut else 0 for m, k in enumerate(device)])
 
     def chain(self, dim: int, device: Device) -> Chain:
-        """What cuts a dim, with the coordinates of a device."""
+        """The cuts of a dim, with the coordinates of a device."""
         chain = self.chains[dim]
         return chain_of(chain, self.mesh.sizes, device) if chain else ()
 
     def held_on(self, device: Device) -> tuple[Chain, ...]:
-        """What cuts each dim, with the coordinates of a device."""
+        """The cuts of each dim, with the coordinates of a device."""
         return tuple([self.chain(d, device) for d in range(len(self.shape))])
 
     def pieces(self, device: Device) -> tuple[Piece, ...]:
@@ -252,33 +252,31 @@ class Placed:
         return local(self.shape, self.held_on(device))
 
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
-        """The shape of what a rank holds; None where it is not on the mesh."""
+        """The local shape of a rank; None if it is not on the mesh."""
         device = self.mesh.coordinates(rank)
         return None if device is None else self.shape_of(device)
 
     def shape_on(self, rank: int) -> tuple[int, ...]:
-        """The same of a rank that is on the mesh."""
+        """The local shape of a rank that is on the mesh."""
         shape = self.local_shape(rank)
         assert shape is not None, f"rank {rank} is not on the {self.mesh}"
         return shape
 
     def shape_of(self, device: Device) -> tuple[int, ...]:
-        """The shape of what a device holds."""
+        """The local shape of a device."""
         held = map(rows_held, self.shape, self.held_on(device))
         return tuple(map(count_rows, held))
 
     @cached_property
     def layout(self) -> Layout | None:
-        """((devices), (local)) -> flat index, the devices by their places; None where sizes do not
-        divide.
-        """
+        """((devices), (local)) -> flat index, devices by place; None if sizes do not divide."""
         try:
             return layout_of(self.shape, self.chains, self.mesh.sizes)
         except LayoutError:
             return None
 
     def placements_text(self, names: Sequence[str] | None = None) -> str:
-        """The placements that say what the chains do.
+        """The placements that make these cuts.
 
         >>> from cute_sharding.sharding import Replicate, Shard, Sharding
         >>> placed = Placed.of(Sharding((8, 4), (2, 2, 2), (Shard(0), Replicate(), Shard(1, 2))))

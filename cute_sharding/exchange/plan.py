@@ -1,5 +1,5 @@
-"""A redistribution plan: what is held before and after, the steps between, what they cost. Which
-steps, :mod:`.planner` says.
+"""A redistribution plan: what is held before and after, the steps between, and their cost.
+:mod:`.planner` chooses the steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cute_sharding.sharding.chains import Chains
 
 @dataclass(frozen=True)
 class Held:
-    """What the devices hold: the chains, and the mesh dims on which each device has but a
-    contribution, with the op that reduces them. On mesh dims in ``kept`` it stays so.
+    """What the devices hold: the chains, and (mesh dim, reduction) pairs on which each device has
+    only a contribution. On the mesh dims ``kept`` it stays pending.
     """
 
     chains: Chains
@@ -28,13 +28,13 @@ class Held:
 
 
 class Plan(ABC):
-    """What a plan takes, in elements and seconds.
+    """The cost of a plan, in elements and seconds.
 
     Attributes:
-        steps: on the mesh of the source, in order.
-        network: the links of its mesh dims, by which the seconds are reckoned.
+        steps: on the source's mesh, in order.
+        network: the links of its mesh dims, by which seconds are computed.
         itemsize: the bytes of an element, to be shown.
-        mesh_names: of the mesh dims, to be shown; None: they are shown by number.
+        mesh_names: the mesh dims' names to show; None: they are shown by number.
     """
 
     steps: tuple[Step, ...]
@@ -44,14 +44,14 @@ class Plan(ABC):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All that is done, in order."""
+        """All steps, and the exchange between meshes, in order."""
         return self.steps
 
     @property
     @abstractmethod
     def lower_bound(self) -> int | None:
-        """What a device must receive at the least: what it needs and does not hold. None where
-        something is to be reduced.
+        """The elements that some device must receive in any plan: those that it needs and does not
+        hold. None if something is reduced.
         """
 
     @property
@@ -63,21 +63,21 @@ class Plan(ABC):
 
     @abstractmethod
     def _where(self) -> dict[str, Any]:
-        """Of what shape, on which meshes, as plain data."""
+        """The shape and the meshes, as plain data."""
 
     @cached_property
     def received_elements(self) -> int:
-        """What the busiest device receives, step by step."""
+        """The elements that the busiest device receives, summed over the steps."""
         return received_by(self.stages)
 
     @cached_property
     def seconds(self) -> float:
-        """What the steps take by the network model."""
+        """The time of the steps by the network model."""
         return sum(stage.seconds(self.network) for stage in self.stages)
 
     @property
     def collectives(self) -> int:
-        """How many collectives the steps are; between meshes, or batches of messages."""
+        """The number of collectives, or between meshes of batches of messages."""
         return collectives(self.stages)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Plan(ABC):
         return "\n".join([*(line for stage in self.stages for line in self._lines(stage)), total])
 
     def _lines(self, stage: Stage) -> list[str]:
-        """A step in words, and its layouts where it has both."""
+        """A step in words, with its layouts if it has both."""
         where = ", ".join(str(self._name(m)) for m in stage.mesh_dims)
         layouts = stage.layouts
         return [
@@ -128,17 +128,17 @@ class Plan(ABC):
 
 @dataclass(frozen=True)
 class RedistributionPlan(Plan):
-    """Steps that take a tensor of ``shape`` on ``mesh`` from one sharding to another, and what they
-    cost on ``network``. :func:`cute_sharding.plan_redistribution` makes it.
+    """Steps that take a tensor of ``shape`` on ``mesh`` from one sharding to another, and their
+    cost on ``network``. Made by :func:`cute_sharding.plan_redistribution`.
 
     Attributes:
         shape: the global shape, in elements.
         mesh: the number of devices of each mesh dim.
         source, target: what the devices hold before and after.
-        steps: the collectives, and what each device does by itself, in order.
-        network: by which the seconds are reckoned.
+        steps: the collectives, and what each device does alone, in order.
+        network: by which seconds are computed.
         itemsize: the bytes of an element, to be shown.
-        mesh_names: of the mesh dims, to be shown; None: they are shown by number.
+        mesh_names: the mesh dims' names to show; None: they are shown by number.
 
     >>> from torch.distributed.tensor import Shard
     >>> from cute_sharding import plan_redistribution
@@ -177,7 +177,7 @@ class RedistributionPlan(Plan):
 
 
 def received_by(steps: Sequence[Stage]) -> int:
-    """The elements that the busiest device receives, step by step."""
+    """The elements that the busiest device receives, summed over the steps."""
     return sum(step.received_elements for step in steps)
 
 
@@ -187,22 +187,22 @@ def received_by_all(steps: Sequence[Stage]) -> int:
 
 
 def collectives(steps: Sequence[Stage]) -> int:
-    """How many collectives the steps are."""
+    """The number of collectives of the steps."""
     return sum(step.collectives for step in steps)
 
 
 def within_memory(
     ways: Sequence[Sequence[Stage]], source: int, limit: int, what: str
 ) -> list[tuple[Stage, ...]]:
-    """Those of several ways that keep every device within ``limit`` elements, each stage in as many
-    rounds as that takes.
+    """The ways that keep every device within ``limit`` elements, with as many rounds for each stage
+    as that takes.
 
     Args:
-        source: as :func:`peak_of` has it.
-        what: is planned, for the error.
+        source: as for :func:`peak_of`.
+        what: names the task in the error.
 
     Raises:
-        ValueError: none does. It names the least that would do.
+        ValueError: none does. The message names the smallest limit that would do.
     """
     found = [_fitted(stages, source, limit) for stages in ways]
     fitting = [stages for stages in found if stages is not None]
@@ -231,7 +231,7 @@ def _fitted(stages: Sequence[Stage], source: int, limit: int) -> tuple[Stage, ..
 
 
 def peak_of(steps: Sequence[Stage], source: int) -> int:
-    """``source``, the most elements of the tensor that a device holds, stays all the while."""
+    """The most elements held at once; ``source``, the tensor's most on a device, always stays."""
     return max(
         [step.peak_elements + (source if i else 0) for i, step in enumerate(steps)], default=source
     )

@@ -1,5 +1,5 @@
-"""The search for the steps from one sharding to another: of the ways in :mod:`.candidates` the
-cheapest, on layouts alone.
+"""The search for the steps from one sharding to another: the cheapest of the ways in
+:mod:`.candidates`, by layouts alone.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def plan_steps(
     groups: Groups = None,
     native: bool = False,
 ) -> tuple[Step, ...]:
-    """The steps that reduce everything pending of ``source`` and lead to ``target``: where the
-    links of ``network`` differ, the fastest; of several, and where all links are alike, those by
-    which the fewest elements are received, and of these the fewest collectives.
+    """The steps that reduce everything in ``source.pending`` and lead to ``target``. If the links
+    of ``network`` differ, the fastest; among equals, and if all links are equal, those that receive
+    the fewest elements, then those with the fewest collectives.
 
-    ``source.pending`` are the reductions to finish; those that stay pending commute with moving
-    elements, between devices that hold the same contribution. Every step communicates among ranks
-    that have a process group: those of one mesh dim, or of a set in ``groups``. With None, which
-    stands for all sets, on a flat network at most one collective moves elements, and at most one
-    reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges; without
-    a ``memory_limit`` steps are then turned into such collectives.
+    Reductions that stay pending (``source.kept``) commute with moving elements, between devices
+    that hold the same contribution. Every step communicates among ranks that have a process group:
+    those of one mesh dim, or of a set in ``groups``. With None, which stands for all sets, at most
+    one collective moves elements on a flat network, and at most one reduces. ``native``: the
+    backend gathers and reduce-scatters better than it exchanges; without a ``memory_limit`` steps
+    are then turned into such collectives.
 
     Raises:
-        ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least
-            that would do.
+        ValueError: no plan keeps every device within ``memory_limit`` elements. The message names
+            the smallest limit that would do.
     """
     task = Task(shape, mesh, source, target, network, groups, native)
     if memory_limit is not None:
@@ -58,20 +58,20 @@ def plan_steps(
 
 
 def _within(memory_limit: int, task: Task) -> tuple[Step, ...]:
-    """The cheapest of the steps, cut into rounds, that keep every device within the limit."""
+    """The cheapest ways, with exchanges in rounds, that keep every device within the limit."""
     start = most_local(task.shape, task.source.chains, task.mesh)
     what = f"{task.shape} on mesh {task.mesh}"
     fitting: list[Any] = within_memory(_admitted(task), start, memory_limit, what)
     return min(fitting, key=lambda steps: _cost(steps, task.network))
 
 
-# More messages than that at once are reckoned to take longer than a few more bytes.
+# Gathers from more peers at once are taken to be slower than ones that move some more elements.
 MANY_PEERS = 64
 
 
 def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps for a backend that gathers better than it exchanges. Where blocks differ in size, a
-    gather from many devices over several mesh dims is better one after the other, the last to cut
+    """The steps for a backend that gathers better than it exchanges. If blocks differ in size, a
+    gather from many devices over several mesh dims becomes one gather after the other, the last cut
     first.
     """
     found: list[Step] = []
@@ -103,20 +103,20 @@ def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(found)
 
 
-# Sizes that stand for all that do not divide: primes, so that nothing divides them.
+# Sizes that stand for all sizes that do not divide: primes.
 STAND_INS = (1009, 10007, 100003, 1000003)
 
 
 def nominal(
     shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups
 ) -> tuple[int, ...]:
-    """A shape for which the steps are chosen in the place of ``shape``: one for all shapes that
-    answer alike to the same :func:`questions`.
+    """A shape for which steps are chosen in place of ``shape``: the same for all shapes with the
+    same answers to :func:`questions`.
 
-    So ranks that run a graph for many sizes take the steps that a rank takes which runs eagerly.
-    Steps are right for any sizes; which are the cheapest hardly depends on them, but for dims that
-    are shorter than the devices that share them: these stand for themselves, as do dims of which
-    split factors do not divide.
+    So ranks with a graph for many sizes take the same steps as ranks that run eagerly. Steps are
+    right for any sizes, and the cheapest ones hardly depend on them. Exceptions keep their own
+    sizes: dims shorter than the number of devices that share them, and dims that split factors do
+    not divide.
     """
     prime = next((p for p in STAND_INS if p > 8 * prod(mesh)), STAND_INS[-1])
     sizes = []
@@ -137,11 +137,11 @@ def nominal(
 def questions(
     shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """What the choice of steps asks of each tensor dim: whether it is as long as the devices are
-    many, and which numbers of blocks divide it.
+    """The questions that the choice of steps asks about each tensor dim: (the least size that is as
+    long as the devices are many, the numbers of blocks that may divide it).
 
-    Those are the blocks that source and target cut it into; and where several steps go in the place
-    of one, all devices.
+    These are the blocks into which source and target cut it; and if several steps may replace one,
+    the blocks of all devices.
     """
     counts = [
         lcm(*(prod(factor * mesh[m] for m, factor in chain) for chain in (before, after)))
@@ -156,7 +156,7 @@ def questions(
         ]
     )
     least = prod(mesh[m] for m in changed)
-    # At some sizes a mesh dim that changes has no part in what is exchanged.
+    # For some sizes a mesh dim that changes takes no part in the exchange.
     parts = (some for k in range(2, len(changed) + 1) for some in combinations(changed, k))
     if all(admits(groups, some) for some in parts):
         return [(least if source.pending else 0, (count,)) for count in counts]
@@ -164,16 +164,14 @@ def questions(
 
 
 def _is_right(step: Step) -> bool:
-    """Whether every device has what it is to reduce. (What it has not is exchanged, whatever it
-    is.)
-    """
+    """Whether every device holds what it reduces. (Exchanges are right for any sizes.)"""
     return not isinstance(step, Reduction) or within(
         step.shape, step.mesh, step.source, step.target
     )
 
 
-# What an all-to-all of many messages over several mesh dims is reckoned to take longer than
-# collectives that a backend has natively, of as many elements.
+# The factor by which an all-to-all of many messages over several mesh dims is taken to be slower
+# than native collectives of as many elements.
 MANY_MESSAGES = 1.5
 
 
@@ -203,6 +201,6 @@ def _cheapest(task: Task) -> tuple[Step, ...]:
 
 
 def _admitted(task: Task) -> list[tuple[Step, ...]]:
-    """The ways whose steps all have a group; one at the least."""
+    """The ways whose steps all have a group; there is at least one."""
     every = dict.fromkeys(candidates(task))
     return [steps for steps in every if all(task.admits(step.mesh_dims) for step in steps)]

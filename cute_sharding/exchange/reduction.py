@@ -1,5 +1,5 @@
-"""Finishing a pending reduction: all devices of a group hold contributions to the same elements,
-and each is to have some of the elements, reduced.
+"""Reduces what is pending: all devices of a group hold contributions to the same elements, and each
+gets some of these elements, reduced.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cute_sharding.sharding.chains import cutting
 
 @dataclass(frozen=True)
 class Reduction(Step):
-    """Reduce over ``mesh_dims``, from the chains ``source`` to ``target``, where every
-    device's target lies within its source.
+    """A reduction over ``mesh_dims``, from the chains ``source`` to ``target``; every device's
+    target is part of its source.
 
-    Either none of these cuts the target (an all-reduce, of what the target keeps), or all do (a
-    reduce-scatter). ``op`` is the name of torch's reduction, and ``divisor`` what the result is
-    divided by: the number of contributions to an average. ``padded``: blocks of rows that differ by
-    a row or so are made equal, for a native reduce-scatter.
+    Either none of these mesh dims cuts the target (an all-reduce, of what the target keeps), or all
+    do (a reduce-scatter). ``op`` is torch's name of the reduction, and the result is divided by
+    ``divisor``, the number of contributions to an average. ``padded``: blocks that differ by about
+    a row are padded to one size, for a native reduce-scatter.
 
     >>> step = Reduction((8, 8), (4,), source=((), ()), target=(((0, 1),), ()), mesh_dims=(0,))
     >>> step.kind, step.received_elements  # three contributions to 16 elements
@@ -40,7 +40,7 @@ class Reduction(Step):
 
     @cached_property
     def along(self) -> Along | None:
-        """The reduce-scatter as one of a whole tensor dim."""
+        """The reduce-scatter as a collective of a whole tensor dim."""
         return (
             along(self.shape, self.mesh, self.source, self.target, self.mesh_dims)
             if self.scatters
@@ -54,7 +54,7 @@ class Reduction(Step):
 
     @cached_property
     def even(self) -> bool:
-        """Whether every device of a group gets as much: what a native reduce-scatter wants."""
+        """Whether all devices of a group get equally much, as a native reduce-scatter requires."""
         return self._are_even(self.target)
 
     @property
@@ -66,8 +66,8 @@ class Reduction(Step):
 
     @property
     def received_elements(self) -> int:
-        """By the busiest device: each contribution to its share by the others, and for an
-        all-reduce the shares of the others as well (Chan et al. 2007).
+        """The elements that the busiest device receives: the others' contributions to its share,
+        and for an all-reduce also the others' shares (Chan et al. 2007).
         """
         most = most_local(self.shape, self.target, self.mesh)
         if self.scatters:
@@ -110,8 +110,8 @@ class Reduction(Step):
         return total if self.scatters else 2 * total  # scattered, and then gathered
 
     def transfer(self, rank: int, peers: Sequence[int]) -> Part:
-        """The part of a rank: one block for each of ``peers``, as the peer's target lies; as many
-        blocks of its own target come back, and are the receive buffer.
+        """The part of a rank: it sends each peer a block, in the layout of the peer's target, and
+        receives as many blocks of its own target, which are the receive buffer.
         """
         source, target = self.ends
         shapes = source.shape_on(rank), target.shape_on(rank)

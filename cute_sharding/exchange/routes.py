@@ -1,13 +1,13 @@
 """Ways from one sharding to another by exchanges that each stay within a process group.
 
-Every mesh dim has a group of its own; several together have one only where the program has made it.
-An exchange that moves one mesh dim's cut, and leaves every other mesh dim the rows that it has,
-stays within the group of that mesh dim. So a way is a sequence of such moves: a cut is given up
-(gather), taken to where the target has it or parked in another place (all-to-all), or made (slice).
-The cheapest is found by A* (Hart, Nilsson and Raphael 1968) over what the devices hold, with the
-elements that are still missing as the bound; where that takes too long, weighted (Pohl 1970), a
-cheap one. Parking is what makes it cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1),
-Shard(0)] needs no gather, but three all-to-alls of a local tensor each.
+Every mesh dim has a process group; several together have one only if the program has made it. An
+exchange that moves one mesh dim's cut, and leaves every other mesh dim its rows, stays within the
+group of that mesh dim. So a way is a sequence of such moves: a cut is given up (gather), moved to
+the target's place or parked in another one (all-to-all), or made (slice). A* finds the cheapest
+way (Hart, Nilsson and Raphael 1968) over what the devices hold, with the elements that are still
+missing as the bound; if that takes too long, weighted A* (Pohl 1970) finds a cheap one. Parking
+makes ways cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1), Shard(0)] needs no gather,
+but three all-to-alls of a local tensor each.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from cute_sharding.exchange.cost import most_local, received_by_digits
 from cute_sharding.sharding.chains import Chains, appended, cuts_up_to, cutting
 from cute_sharding.sharding.digits import chosen_by, digits
 
-# Sets of two or more mesh dims that have a process group together; those of one always have. None:
-# all have.
+# The sets of two or more mesh dims that have a common process group; one mesh dim always has one.
+# None: all sets have one.
 Groups: TypeAlias = "frozenset[tuple[int, ...]] | None"
-# (shardings looked at before a search is given up for the next, weight of what is still missing):
-# two mesh dims are searched whole, for the best way; more go straight for the target in the end.
+# (shardings to look at before the next search starts, weight of missing elements): two mesh dims
+# are searched completely, for the best way; in the end, more go straight for the target.
 SEARCHES = ((60, 1.0), (120, 3.0), (1000, 10.0))
 
 
 def admits(groups: Groups, mesh_dims: Sequence[int]) -> bool:
-    """Whether the ranks that differ on ``mesh_dims`` have a group of their own."""
+    """Whether the ranks that differ on ``mesh_dims`` have their own process group."""
     return groups is None or len(mesh_dims) < 2 or tuple(sorted(mesh_dims)) in groups
 
 
 def sliced(source: Chains, target: Chains, mesh: tuple[int, ...], kept: tuple[int, ...]) -> Chains:
-    """The source with the cuts of the target on mesh dims that cut nothing yet, where those can be
-    made as they are: for nothing, and most often what moves after them is less.
+    """The source with the target's cuts by mesh dims that cut nothing yet, if they can be made in
+    place. That is free, and mostly leaves less to move.
     """
     for d, chain in enumerate(target):
         for i, (m, split_factor) in enumerate(chain):
@@ -49,7 +49,7 @@ def sliced(source: Chains, target: Chains, mesh: tuple[int, ...], kept: tuple[in
 
 
 class _At(NamedTuple):
-    least: float  # what the whole way costs at the least
+    least: float  # a lower bound for the cost of the whole way
     hops: int
     tie: int
     cost: float  # so far
@@ -67,11 +67,11 @@ def route(
     groups: Groups,
     weights: tuple[float, ...],
 ) -> tuple[Chains, ...] | None:
-    """The shardings between ``source`` and ``target``, the latter last, of the cheapest way: by
-    elements received times the ``weights`` of the mesh dims that they cross, then by moves.
+    """The shardings after each exchange of the cheapest way, the last one ``target``: by elements
+    received times the ``weights`` of the mesh dims that they cross, then by moves.
 
-    ``kept`` mesh dims hold contributions to a reduction that stays pending, so nothing may be asked
-    of them but what they hold. None where no way is found.
+    ``kept`` mesh dims hold contributions to a reduction that stays pending, and keep what they
+    hold. None if no way is found.
     """
     moving = [
         m
@@ -113,7 +113,7 @@ def _search(
         if key == goal:
             return (*at.way[:-1], target) if at.way else (target,)
         if done.get(key, (at.cost, at.hops)) < (at.cost, at.hops):
-            continue  # there is a better way here by now
+            continue  # there is already a better way to this sharding
         budget -= 1
         cuts = cutting(at.chains)
         for moved in sets:
@@ -146,7 +146,7 @@ def _search(
 
 
 def _missing(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, target: Chains) -> int:
-    """No more than what the busiest device has yet to receive."""
+    """A lower bound for the elements that the busiest device still has to receive."""
     found = received_by_digits(shape, chains, target, mesh)
     return (
         max(0, most_local(shape, target, mesh) - most_local(shape, chains, mesh))
@@ -163,7 +163,7 @@ def _moves(
     target: Chains,
     wanted: dict[int, Any],
 ) -> Iterator[Chains]:
-    """What the devices can hold after one exchange among those that differ on ``moved`` alone."""
+    """The chains that one exchange among devices that differ only on ``moved`` can reach."""
     bare = chains
     for m in reversed(_by_depth(moved, bare)):
         without = _without(shape, bare, m, mesh)
@@ -183,7 +183,7 @@ def _moves(
 
 
 def _by_depth(moved: Sequence[int], chains: Chains) -> Sequence[int]:
-    """The mesh dims, those first that cut before others."""
+    """The mesh dims, sorted by the depth of their cuts: earlier cuts first."""
     return moved if len(moved) < 2 else sorted(moved, key=lambda m: _depth(chains, m))
 
 
@@ -193,8 +193,8 @@ def _depth(chains: Chains, m: int) -> int:
 
 
 def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int) -> Any:
-    """Which rows the coordinate on ``m`` chooses: the tensor dim and the digits, or the cuts up to
-    it where there are none. None where it cuts nothing.
+    """The rows that the coordinate on ``m`` selects: the tensor dim and the digits, or the cuts up
+    to it if there are no digits. None if it cuts nothing.
     """
     for d, (n, chain) in enumerate(zip(shape, chains)):
         chosen = chosen_by(m, n, chain, mesh)
@@ -204,7 +204,7 @@ def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int)
 
 
 def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:
-    """Equal where devices hold the same, for all that digits can tell."""
+    """A key that is equal if devices hold the same, as far as digits tell."""
     return tuple(
         [
             chain
@@ -216,8 +216,8 @@ def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:
 
 
 def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]) -> Chains | None:
-    """The chains without the cut of ``m``, every other mesh dim choosing the rows that it chose;
-    None where that cannot be said.
+    """The chains without the cut of ``m``, while every other mesh dim selects the same rows; None
+    if no split factors do that.
     """
     for d, chain in enumerate(chains):
         at = next((i for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
@@ -241,8 +241,8 @@ def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]
 def _placed(
     shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: tuple[int, ...]
 ) -> Chains | None:
-    """The chains with a cut of ``m`` that chooses the rows that the target's chooses; None where
-    others are in the way.
+    """The chains with a cut of ``m`` that selects the same rows as the target's; None if other cuts
+    are in the way.
     """
     d, i = next(
         (d, i)
@@ -257,7 +257,7 @@ def _placed(
     if here is None or there is None or len(there.devices[m]) != 1:
         return None
     ((size, stride),) = there.devices[m]
-    # As many pieces as the local digits count above it.
+    # The number of pieces is the size of the local digits above it.
     pieces = prod(min(count, max(1, count * step // (size * stride))) for count, step in here.local)
     after = digits(n, (*chain, (m, pieces)), mesh)
     return (

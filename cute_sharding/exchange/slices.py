@@ -1,5 +1,5 @@
-"""Results of a movement op that are slices of what each device has of the operand, so that local
-tensors are views as the whole ones are.
+"""Results of a movement op that are slices of each device's local operand, so that local tensors
+are views if the global ones are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cute_sharding.sharding.meeting import Run, count_rows, rows_held
 
 
 class Slice(NamedTuple):
-    """Local rows of a dim of an operand; of one that is not kept, the one row."""
+    """Local rows of an operand's dim; if the dim is not kept, the single row."""
 
     first: int
     rows: int
@@ -25,8 +25,8 @@ class Slice(NamedTuple):
 
 
 def is_view(exchange: Exchange) -> bool:
-    """Whether what each device needs of each result is a slice of its own of the one operand, one
-    step in each dim; windows of it, at one step; a diagonal of rows that lie together.
+    """Whether each device's part of every result is a view of its local operand: a slice with one
+    step in each dim, windows one step apart, or a diagonal of consecutive rows.
     """
     mesh = exchange.mesh
     if mesh is None or exchange.communicates or exchange.move.adds or len(exchange.sources) != 1:
@@ -50,8 +50,8 @@ def _are_views(exchange: Exchange, link: Link, device: Device) -> bool:
 
 
 def slices(exchange: Exchange, output: int, device: Device) -> list[Slice] | None:
-    """Of each dim of the operand, which local rows the result has; None where they are not evenly
-    spaced, or some come from elsewhere.
+    """For each dim of the operand, the local rows that the result has; None if they are not evenly
+    spaced, or some come from other devices.
     """
     links = [link for link in exchange.move.links if link.target == output]
     if len(links) != 1 or any(source.dim is None for source, _ in links[0].pairs):
@@ -74,7 +74,7 @@ def slices(exchange: Exchange, output: int, device: Device) -> list[Slice] | Non
 
 
 def keeps(exchange: Exchange, link: Link, d: int) -> bool:
-    """Whether a dim of a link stays as it is, on each device, whatever its size is."""
+    """Whether a dim of a link stays the same on each device, whatever its size."""
     one, other = link.pairs[d]
     return (
         one.is_plain
@@ -87,7 +87,7 @@ def keeps(exchange: Exchange, link: Link, d: int) -> bool:
 
 
 def _evenly(run: Run) -> Slice:
-    """The rows x of a run; of those that are not evenly spaced, a count of -1."""
+    """The rows x of a run; with a count of -1 if they are not evenly spaced."""
     if not run.loops:
         return Slice(run.x, run.length, 1)
     if len(run.loops) == 1 and run.length == 1:

@@ -1,4 +1,4 @@
-"""What all steps of a redistribution have in common, and one device's part in them."""
+"""The base of all steps of a redistribution, and one device's part in them."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from cute_sharding.sharding.digits import digits
 
 
 class Stage(ABC):
-    """What a plan is made of: on one mesh a :class:`Step`; or from one mesh to another."""
+    """A stage of a plan: a :class:`Step` on one mesh, or an exchange from one mesh to another."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What it is in the language of collectives."""
+        """Its name as a collective."""
 
     @property
     @abstractmethod
     def mesh_dims(self) -> tuple[int, ...]:
-        """The mesh dims of one mesh on which it communicates."""
+        """The mesh dims of the one mesh on which it communicates."""
 
     @property
     @abstractmethod
     def received_elements(self) -> int:
-        """What the busiest device receives."""
+        """The elements that the busiest device receives."""
 
     @property
     @abstractmethod
     def peak_elements(self) -> int:
-        """The most elements that a device holds at once, buffers included, and the source, which
-        stays.
+        """The most elements that a device holds at once, with buffers and the source, which stays
+        until the end.
         """
 
     @property
     @abstractmethod
     def received_by_all(self) -> int:
-        """What all devices receive together, padding included; on meshes of more than 64 as if each
-        received what the busiest does.
+        """The elements that all devices receive together, with padding; on meshes of more than 64
+        devices as if each received what the busiest does.
         """
 
     @abstractmethod
     def seconds(self, network: Network) -> float:
-        """What it takes on a network."""
+        """The time that it takes on a network."""
 
     @property
     @abstractmethod
@@ -65,21 +65,21 @@ class Stage(ABC):
 
     @property
     def communicates(self) -> bool:
-        """Whether devices send anything to one another."""
+        """Whether devices send one another anything."""
         return bool(self.mesh_dims)
 
     @property
     def collectives(self) -> int:
-        """How many collectives it is."""
+        """The number of collectives."""
         return int(self.communicates)
 
     @property
     def most_rounds(self) -> int:
-        """In how many rounds it can go, at the most."""
+        """The most rounds in which it can run."""
         return 1
 
     def in_rounds(self, rounds: int) -> Stage:
-        """The same in so many rounds, up to :attr:`most_rounds`."""
+        """The same in ``rounds`` rounds, up to :attr:`most_rounds`."""
         return self
 
     @property
@@ -91,7 +91,7 @@ class Stage(ABC):
         return source.layout, target.layout
 
     def to_dict(self, network: Network, name: Callable[[int], int | str]) -> dict[str, Any]:
-        """As plain data; ``name`` is that of a mesh dim."""
+        """As plain data; ``name`` gives the name of a mesh dim."""
         before, after = (None if layout is None else str(layout) for layout in self.layouts)
         return {
             "kind": self.kind,
@@ -107,13 +107,13 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class Step(Stage):
-    """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``: an
-    :class:`AllToAll` or a :class:`Reduction`.
+    """A step from the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on
+    ``mesh``: an :class:`AllToAll` or a :class:`Reduction`.
 
     Attributes:
         shape: the global shape, in elements.
         mesh: the number of devices of each mesh dim.
-        source, target: for each tensor dim the (mesh dim, split factor) that cut it, in order.
+        source, target: for each tensor dim its cuts (mesh dim, split factor), in order.
 
     >>> step: Step = AllToAll((8, 8), (4,), source=(((0, 1),), ()), target=((), ((0, 1),)))
     >>> step.kind, step.mesh_dims, step.received_elements, step.layouts[1]
@@ -128,7 +128,7 @@ class Step(Stage):
     @property
     @abstractmethod
     def padded(self) -> bool:
-        """Whether blocks of rows that differ by a row or so are made equal."""
+        """Whether blocks of rows that differ by about a row are padded to one size."""
 
     @property
     @abstractmethod
@@ -137,18 +137,18 @@ class Step(Stage):
 
     @property
     def parts(self) -> int:
-        """How many devices communicate together."""
+        """The number of devices that communicate together."""
         return prod(self.mesh[m] for m in self.mesh_dims)
 
     @cached_property
     def exchange(self) -> Exchange:
-        """From the source to the target, as if nothing were to be reduced."""
+        """The exchange from the source to the target, without reductions."""
         chains = (self.source,), (self.target,)
         return Exchange.on_mesh(identity(self.shape), self.mesh, *chains)
 
     @cached_property
     def flow(self) -> LinkFlow:
-        """Which rank has what of what another one needs."""
+        """The flow of that exchange: which rank holds what another one needs."""
         (flow,) = self.exchange.flows
         assert isinstance(flow, LinkFlow)
         return flow
@@ -169,7 +169,7 @@ class Step(Stage):
         return () if own is None else tuple(folded(own.copies))
 
     def group(self, rank: int) -> list[int]:
-        """The ranks among which one communicates, in the order of their places."""
+        """The ranks with which a rank communicates, in the order of their places."""
         return self.flow.source.mesh.slice_of(self.place(rank), self.mesh_dims)
 
     def place(self, rank: int) -> Device:
@@ -179,8 +179,8 @@ class Step(Stage):
         return device
 
     def natively(self) -> Step:
-        """The step for a backend that gathers and reduce-scatters better than it exchanges: also
-        where blocks of rows differ by a little.
+        """The step for a backend that gathers and reduce-scatters better than it exchanges: as such
+        a collective, also if blocks of rows differ a little.
         """
         found = self.along
         dim = None if found is None or found.even else found.dim_of_blocks
@@ -191,13 +191,13 @@ class Step(Stage):
 
     @property
     def block(self) -> int | None:
-        """The elements of one block, where blocks are padded, on the device with the most."""
+        """The elements of one padded block, on the device with the most; None without padding."""
         if not self.padded or self.along is None:
             return None
         return padded_elements(self.shape, self.mesh, self.along)
 
     def _are_even(self, chains: Chains) -> bool:
-        """Whether blocks of the tensor dims that are cut among a group are of one size."""
+        """Whether all blocks of the tensor dims that a group cuts have one size."""
         return all(
             digits(n, chain, self.mesh) is not None
             for n, chain in zip(self.shape, chains)
@@ -205,7 +205,7 @@ class Step(Stage):
         )
 
     def _blocks_by_all(self, placed: Placed) -> int:
-        """What all ranks receive together, where each block is as long as the longest."""
+        """The elements that all ranks receive together, with blocks padded to the longest."""
         ranks = placed.mesh.ranks
         if len(ranks) > DEVICES:
             return len(ranks) * self.received_elements

@@ -1,5 +1,5 @@
-"""Which ranks need the same of a relation's operands, and what: by the results that they are to
-hold.
+"""The elements of a relation's operands that ranks need for their results, and which ranks have
+equal needs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
 
-# The coordinates of a rank on each mesh that results are on, as far as they tell what it needs.
+# The coordinates of a rank on each mesh with results, on the mesh dims that cut a result.
 Wanting: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
 @dataclass(frozen=True, eq=False)
 class Wants:
-    """What ranks need of the operands of a relation whose results are to lie as ``targets`` say.
+    """The needs of ranks for the operands of a relation whose results are placed as ``targets``.
 
     >>> from cute_sharding.relations.table import relation_of
     >>> from cute_sharding.sharding import Shard, Sharding
@@ -33,14 +33,14 @@ class Wants:
 
     @cached_property
     def _cuts(self) -> dict[Mesh, list[int]]:
-        """The mesh dims that cut some result, of each mesh that has results."""
+        """For each mesh with results, the mesh dims that cut some result."""
         found: dict[Mesh, set[int]] = {}
         for target in self.targets:
             found.setdefault(target.mesh, set()).update(target.cut)
         return {mesh: sorted(dims) for mesh, dims in found.items()}
 
     def wanting(self, rank: int) -> Wanting:
-        """Ranks of which that is the same need the same."""
+        """The rank's key: ranks with equal keys have equal needs."""
         found = []
         for mesh, dims in self._cuts.items():
             device = mesh.coordinates(rank)
@@ -49,7 +49,7 @@ class Wants:
 
     @cached_property
     def takers(self) -> dict[Wanting, list[int]]:
-        """Those that need the same, ascending."""
+        """The ranks with each key, ascending."""
         found: dict[Wanting, list[int]] = {}
         for rank in sorted({rank for target in self.targets for rank in target.mesh.ranks}):
             found.setdefault(self.wanting(rank), []).append(rank)
@@ -64,8 +64,8 @@ class Wants:
         return {}
 
     def of(self, wanting: Wanting, operand: int) -> tuple[Piece, ...]:
-        """What ranks need of an operand: from its elements to places of their results. Constants
-        are operands of numbers below 0.
+        """The elements of an operand that ranks with this key need: from these to places of their
+        results. Constants are operands with negative numbers.
         """
         if wanting not in self.takers:
             return ()
@@ -77,7 +77,7 @@ class Wants:
         return self._of[key]
 
     def _held(self, rank: int) -> list[Piece]:
-        """What a rank is to have of the results, from their elements to its places."""
+        """The part of the results that a rank needs, from their elements to its places."""
         return [
             each.turned._replace(source=t, target=t)
             for t, placed in enumerate(self.targets)

@@ -1,9 +1,8 @@
-"""What the propagator answers for an op: placements in torch's form, and one frozen value with all
-that the run needs beside.
+"""The answers that the propagator gives for ops: placements in torch's form, and one frozen value
+(:class:`.answers.Answer`) with everything else that running the op needs.
 
-Only that value is put on an object of torch's, the schema that an answer redistributes to; the
-local arguments of the call at hand may be exchanged.
-
+The value is stored as an attribute of the OpSchema that an answer redistributes to. Nothing else
+is put on torch's objects; but the local arguments of a running call may be replaced.
 - :mod:`.answers`: answers, made and remade
-- :mod:`.running`: ops that run as their answers say
+- :mod:`.running`: runs ops as their answers say
 """

@@ -1,8 +1,8 @@
-"""Answers of the propagator: OutputSharding and OpSpec
-(torch/distributed/tensor/_op_schema.py), made and remade.
+"""Makes and changes answers of the propagator: OutputSharding and OpSpec
+(torch/distributed/tensor/_op_schema.py).
 
-What the run of an op needs beside torch's answer is an :class:`Answer`, a frozen value on the
-schema that the answer redistributes to: the one thing that is put on an object of torch's here.
+An :class:`Answer` is a frozen value that holds what running an op needs beside torch's answer. It
+is an attribute of the schema that the answer redistributes to: the only one put on torch's objects.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ Prepare = Callable[[Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the run of an op needs beside torch's answer.
+    """What running an op needs beside torch's answer.
 
     Attributes:
-        by_plan: whether its arguments are redistributed by plan.
-        keywords: keyword arguments that are redistributed too, with the spec that each has and the
-            one that it is to have: torch does so with positional ones alone.
-        prepare: what its local arguments, in order, are made into before it runs: the same values,
-            as its kernel wants them.
-        takes_all: whether the function that runs in the op's place takes the local tensors as they
-            are.
-        read: what is done first with the dispatcher's notes of the call at hand: they are made
-            those of operands on one mesh.
-        copied: of a view whose operand is redistributed first, the specs of that before and after:
-            the view is then a copy.
-        reduced: of each number that the function of the op finishes, the spec with what is pending.
+        by_plan: whether the arguments are redistributed by plan.
+        keywords: keyword arguments to redistribute: name -> (current spec, wanted spec). torch
+            redistributes positional arguments only.
+        prepare: converts the local arguments, in order, just before the op runs: the same values,
+            in the form that the kernel expects.
+        takes_all: whether the function that runs in place of the op takes the local tensors without
+            redistribution.
+        read: called first, with the dispatcher's OpInfo of this call: it rewrites operands on
+            several meshes as operands on one mesh.
+        copied: for a view whose input is redistributed first: the input's specs before and after.
+            The output is then a copy, not a view.
+        reduced: for each number that is reduced together with the op: its spec with the Partial.
     """
 
     by_plan: bool = False
@@ -81,25 +81,23 @@ _NAME = "_cute_sharding_answer"
 
 
 def answer_of(schema: OpSchema) -> Answer | None:
-    """What the run of an op needs that is redistributed to this schema; None where that is
-    nothing.
-    """
+    """The :class:`Answer` of the op that is redistributed to this schema; None if it has none."""
     return getattr(schema, _NAME, None)
 
 
 def _with(schema: OpSchema, **changes: Any) -> OpSchema:
-    """The schema, which is ours to change, with an answer that says so much more."""
+    """The schema, which must be one that we made, with these fields changed in its answer."""
     setattr(schema, _NAME, replace(answer_of(schema) or Answer(), **changes))
     return schema
 
 
 def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
-    """The schema that the answer redistributes to, or one that changes nothing; a new one, for
-    torch caches its own.
+    """A new copy of the schema that the answer redistributes to, or of ``schema`` if nothing is
+    redistributed. (torch caches its own schemas, so they are not changed.)
     """
     wanted: Any = found.redistribute_schema or schema
     copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
-    copied.op = wanted.op  # or what runs in its place
+    copied.op = wanted.op  # the function that runs in place of the op, if there is one
     answer = answer_of(wanted)
     return _with(copied, **vars(answer)) if answer else copied
 
@@ -109,12 +107,12 @@ def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
 
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
-    """The shapes of all tensors that come of an op; None for one that is left out."""
+    """The shapes of all tensors that an op returns; None for one that is left out."""
     return [None if meta is None else tuple(meta.shape) for meta in listed(metas)]
 
 
 def dtypes_of_results(metas: Any) -> set[torch.dtype]:
-    """The dtypes of all tensors that come of an op."""
+    """The dtypes of all tensors that an op returns."""
     every = listed(metas)
     return {meta.dtype for meta in every if meta is not None}
 
@@ -128,8 +126,8 @@ def op_sharding(
     *,
     as_order: bool,
 ) -> OutputSharding:
-    """torch's answer for an op whose tensors are to have the placements ``wanted``, and whose
-    results then have those ``given``; None for one that is no DTensor.
+    """torch's answer for an op that needs its tensors in the placements ``wanted`` and then returns
+    results in the placements ``given``; None in ``given`` for a result that is no DTensor.
     """
     mesh = specs[0].mesh
 
@@ -165,9 +163,9 @@ def op_sharding(
 def _with_local_arguments(
     schema: OpSchema, given: Sequence[tuple[Placement, ...] | None], metas: Any, outputs: Any
 ) -> OpSchema | None:
-    """The op with the sizes of local tensors, where it is told those of its result; and with the
-    dims that are of size 1 on the whole, where it squeezes those that are: a device may have one
-    row of others. None where it runs as it is.
+    """The op with local arguments in place of global ones; None if it runs unchanged. An op that
+    takes the sizes of its result gets the local sizes. A squeeze gets the dims that have size 1
+    globally, because a device may have one row of a longer dim.
     """
     placements = given[0] if given else None
     if schema.op in propagator().op_to_shape_and_stride_idx:
@@ -179,15 +177,15 @@ def _with_local_arguments(
 
 
 def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
-    """torch's answer for the op on the specs of ``schema``, as one for an op that has others and is
-    redistributed to these first, by plan.
+    """torch's answer for the op on the specs of ``schema``, turned into an answer for an op on
+    other specs, whose operands are first redistributed to those of ``schema`` by plan.
     """
     return saying(found, schema, by_plan=True)
 
 
 def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
-    """The answer, with the keyword arguments of ``schema`` (a mask) that are to be redistributed
-    too.
+    """The answer, with a note of the keyword arguments of ``schema`` (such as a mask) that have to
+    be redistributed too.
     """
     wanted = found.redistribute_schema
     if wanted is None or not schema.kwargs_schema:
@@ -206,13 +204,13 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
 
 
 def saying(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
-    """The answer, with so much more that its run needs, as of an :class:`Answer`."""
+    """The answer, with the fields ``says`` of its :class:`Answer` changed."""
     return _that_runs(found, _with(_copy_of(found, schema), **says))
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
-    """The answer for a view, with the note that it is a copy, where its operand is redistributed
-    first, ``by_plan`` or by torch.
+    """The answer for a view. If its input is redistributed first, by plan (``by_plan``) or by
+    torch, the answer notes that the output is a copy.
     """
     wanted = found.redistribute_schema
     if wanted is None:
@@ -231,9 +229,9 @@ def instead(
     function: Callable[..., Any],
     **says: Any,
 ) -> OutputSharding:
-    """The answer, with ``function`` run in the op's place: on the local arguments that the op would
-    be given, or, if it ``takes_all``, on local tensors as they are. ``says``: what else is to be
-    known of it, as of an :class:`Answer`.
+    """The answer, with ``function`` run in place of the op: on the redistributed local arguments,
+    or with ``takes_all`` on the local tensors without redistribution. ``says``: further fields of
+    the :class:`Answer`.
     """
     wanted: Any = _copy_of(found, schema)
     wanted.op = function
@@ -241,18 +239,20 @@ def instead(
 
 
 def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
-    """What is run on local arguments by the answer as it is: the op, or what stands for it."""
+    """The function that the answer runs on local arguments: the op, or the one in place of it."""
     return schema.op if found.redistribute_schema is None else found.redistribute_schema.op
 
 
 def specs_of_results(found: OutputSharding) -> list[Any]:
-    """The specs of an op's results; None for what is no DTensor."""
+    """The specs of an op's results; None for a result that is no DTensor."""
     output = found.output_spec
     return list(output) if isinstance(output, (list, tuple)) else [output]
 
 
 def for_no_cache(found: Any) -> Any:
-    """The answer while a program is traced, its specs such as torch does not look up."""
+    """The answer in a traced program: a spec with symbolic strides also gets a symbolic size, by
+    which torch leaves it out of its cache.
+    """
     for spec in leaves(found.output_spec):
         if isinstance(spec, DTensorSpec):
             with_symbols_in_shape(spec)
@@ -260,19 +260,19 @@ def for_no_cache(found: Any) -> Any:
 
 
 def listed(metas: Any) -> Sequence[Any]:
-    """What torch says of the results of an op, of one as of several."""
+    """The TensorMetas of an op's results as a sequence, also for a single result."""
     return [metas] if isinstance(metas, TensorMeta) else metas
 
 
 def with_metas(metas: Any, of: Callable[[TensorMeta], TensorMeta]) -> Any:
-    """What torch says of the results, with ``of`` each in its place."""
+    """The TensorMetas of an op's results, with ``of`` applied to each."""
     if isinstance(metas, TensorMeta):
         return of(metas)
     return tuple([None if meta is None else of(meta) for meta in metas])
 
 
 def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
-    """The global shapes and strides of an op's results, where they are known."""
+    """The TensorMetas (global shapes and strides) of an op's results, as far as they are known."""
     specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
     return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
 
@@ -280,7 +280,7 @@ def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
 def with_outputs(
     found: OutputSharding, placements: Callable[[DTensorSpec], Sequence[Placement]]
 ) -> OutputSharding:
-    """torch's answer, with other placements for what comes of the op."""
+    """torch's answer, with other placements for the results: ``placements(spec)`` for each."""
     outputs: Any = tree_map(
         lambda leaf: (
             placed_as(leaf, tuple(placements(leaf))) if isinstance(leaf, DTensorSpec) else leaf
@@ -302,9 +302,9 @@ def by_function(
     given: Sequence[tuple[Placement, ...]],
     metas: Any,
 ) -> OutputSharding:
-    """torch's answer for an op that is run by ``function``, on local tensors as they are, with
-    results of the placements ``given``: as one that torch rewrites to another op. Without ``metas``
-    what the function gives is no tensor.
+    """torch's answer for an op that ``function`` runs, on local tensors without redistribution. The
+    results have the placements ``given``. Without ``metas``, ``function`` returns no tensor.
+    torch's own form of such an answer is that of an op which it rewrites to another op.
     """
     found = instead(OutputSharding(None), schema, function, takes_all=True)
     if metas is None:

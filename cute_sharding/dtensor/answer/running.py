@@ -1,5 +1,5 @@
-"""Ops that run as their answers say: what is done with local arguments beside what torch does, and
-ops past torch's fast path.
+"""Runs ops as their answers say: the changes to local arguments that torch does not make, and ops
+that skip torch's fast path.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def complete_arguments(
     answer: Answer,
     move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
 ) -> None:
-    """What is to be done with local arguments beside what torch does: it redistributes no keywords,
-    and knows nothing of what a kernel wants of strides.
+    """Change the local arguments as the answer says, where torch does not: torch redistributes no
+    keyword arguments, and does not know what memory formats a kernel expects.
     """
     for name, (spec, wanted) in answer.keywords.items():
         dispatch.observe(spec, wanted, f"argument {name}")
@@ -37,8 +37,8 @@ def complete_arguments(
 
 
 def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
-    """The function of ours that the op would be run by, None where it is run by none; and the specs
-    of its results.
+    """The function of ours that would run the op, and the specs of the op's results; (None, None)
+    if the op itself would run.
     """
     schema, propagator = dispatch.schema_of(op, args, {}), registry.propagator()
     propagate = (
@@ -52,7 +52,7 @@ def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
 
 
 def made_of(local: Any, specs: Any) -> Any:
-    """The results of an op, of local tensors."""
+    """DTensors with these specs from the local results of an op."""
     return dispatch.dispatcher().wrap(local, specs)
 
 
@@ -62,18 +62,18 @@ def _takes_all(schema: OpSchema) -> bool:
 
 
 def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op as torch's dispatcher runs it where its fast path does not, whether or not it writes
-    or draws, which the dispatcher tells by its name.
+    """Run the op on the dispatcher's slow path, whatever its name, from which the dispatcher
+    guesses whether an op writes or draws random numbers.
     """
     torchs = dispatch.dispatcher()
     info: Any = torchs.unwrap_to_op_info(op, args, kwargs)
     found: Any = torchs._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
     info.output_sharding = found
     wanted = found.redistribute_schema
-    if wanted is not None and _takes_all(wanted):  # also of ops that draw
+    if wanted is not None and _takes_all(wanted):  # also if the op draws random numbers
         results = None
         if info.compute_mesh._is_current_rank_part_of_mesh():
-            torchs.redistribute_local_args(info, wanted, False)  # which reads them at most
+            torchs.redistribute_local_args(info, wanted, False)  # at most calls answer.read
             results = wanted.op(*info.local_args, **info.local_kwargs)
     else:
         results = torchs._dispatch_get_local_results_slow_path(op, args, info)
@@ -88,6 +88,6 @@ def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 and isinstance(spec, DTensorSpec)
                 and out._spec.mesh != spec.mesh
             ):
-                out._spec = spec  # as torch's dispatcher does of what it sees to be out=
+                out._spec = spec  # as torch's dispatcher does for ops with out in their name
         return outs[0] if len(outs) == 1 else outs
     return torchs.wrap(results, found.output_spec)

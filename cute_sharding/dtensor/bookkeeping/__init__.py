@@ -1,13 +1,11 @@
-"""What this process keeps: the settings, counts of what was answered and moved, which torch runs.
+"""What this process keeps: the settings, counts of answers and redistributions, releases of torch.
 
-Plain values behind locks. Nothing here knows a rule, and nothing of torch is touched but to ask its
-version.
+Plain values behind locks. Nothing here knows a rule, and of torch only its version is read.
 
 - :mod:`.versions`: the releases that were checked
-- :mod:`.settings`: what is switched on, as a value
-- :mod:`.stats`: counts, and the log; :mod:`.telling`: what it has told of; :mod:`.names`: names in
-  errors
-- :mod:`.kept`: the list of all that is kept from one op to the next, and how it is emptied
-- :mod:`.watching`: who is told of what is sent
+- :mod:`.settings`: the settings in force, as a value
+- :mod:`.stats`: counts, and the log; :mod:`.telling`: what was logged already; :mod:`.names`: names
+  in errors
+- :mod:`.kept`: the list of all that is kept from one op to the next, and how to empty it
 - :mod:`.locks`: locks that a fork does not leave held
 """

@@ -1,9 +1,9 @@
-"""What this package keeps from one op to the next, all of it, and how it is emptied.
+"""The list of all that this package keeps from one op to the next, and how to empty it.
 
 A decision never depends on what is kept: any cache may be emptied at any time, on one rank alone,
-and changes nothing but how long the next op takes. (``tests/dtensor/promises/test_no_history.py``
-empties all of them between any two ops.) Beside caches there is what a program has asked for, and
-what tells people of it; and what is switched on (:mod:`cute_sharding._settings`).
+and only the time of the next op changes. (``tests/dtensor/promises/test_no_history.py`` empties all
+caches between any two ops.) Beside caches, the package keeps what a program has asked for, what it
+tells people, and what is switched on (:mod:`cute_sharding._settings`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 
 class Kept(NamedTuple):
-    """Something that a module keeps, and is no cache of a function's results.
+    """Something that a module keeps, other than a cache of a function's results.
 
     Attributes:
-        where: the module, below cute_sharding.dtensor, and the name there.
+        where: the module, below cute_sharding.dtensor, and the name in it.
         what: what it is.
         is_cache: whether it may be emptied at any time.
     """
@@ -52,7 +52,7 @@ TABLE = (
 
 
 def caches() -> Iterator[Any]:
-    """Every function of the package whose results are kept."""
+    """Every function of the package whose results are cached."""
     seen = set()
     for module in _modules():
         for value in list(vars(module).values()):

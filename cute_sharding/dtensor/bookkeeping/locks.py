@@ -1,4 +1,4 @@
-"""Locks of state that programs share which fork."""
+"""Locks for state in programs that fork."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def fork_safe_lock() -> Any:
-    """A lock that no thread holds while the process forks: the child would wait for ever for a
-    thread that it does not have, and find what the lock guards half changed.
+    """A lock that no thread holds while the process forks. Otherwise the child would wait forever
+    for a thread that it does not have, and find what the lock guards half changed.
     """
     lock: Any = threading.RLock()
     os.register_at_fork(

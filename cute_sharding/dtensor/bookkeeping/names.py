@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# So many names are written out in an error.
+# The most names that an error writes out.
 NAMES_SHOWN = 8
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names, as an error tells them: of many the first.
+    """Names as an error writes them; only the first if there are many.
 
     >>> listed(["a", "b"]), listed([])
     ("'a', 'b'", 'none')

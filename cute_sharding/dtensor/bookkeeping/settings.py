@@ -1,9 +1,8 @@
-"""The settings in force in this process. What settings there are is the table of
-:mod:`cute_sharding._settings`.
+"""The settings in force in this process. The table of settings is :mod:`cute_sharding._settings`.
 
-Every room reads :func:`in_force`; the switch alone changes it. Whoever keeps an answer that depends
-on a setting makes the setting a part of the key under which it is kept, or is made anew when it
-changes, as the switch makes what it installs. All ranks are to have the same settings.
+Every room reads :func:`in_force`; only the switch changes it. An answer that depends on a setting
+may be kept only under a key that has the setting, or must be made anew when it changes, as the
+switch does with what it installs. All ranks must have the same settings.
 """
 
 from __future__ import annotations

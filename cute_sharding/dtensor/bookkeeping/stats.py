@@ -1,4 +1,4 @@
-"""Counts of how propagations were answered and what redistributions moved, and the logger that
+"""Counts of how propagations were answered and of what redistributions moved, and the logger that
 explains each one. (:func:`cute_sharding.stats` shows them: :mod:`..reports.stats`.)
 """
 
@@ -15,12 +15,12 @@ from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
 logger = logging.getLogger("cute_sharding")
 
-# algebra: free, every block of one size. tracing: free, and proved for each kind of device, as
-# blocks are not known to be of one size (no graph is traced; the name is older than the method).
+# algebra: free, with blocks of one size. tracing: free, proved for each kind of device, since
+# blocks are not known to have one size (no graph is traced; the name is older than the method).
 # redistribution: the input is redistributed first. refused: an error was raised. stock: left to
-# torch's own rule (a mesh of one device, sizes that differ from rank to rank). signature: of other
-# ops, answered by their signature. gate: of other ops, given what torch would have had. free,
-# exchanged: of movement ops, without communication; with one exchange.
+# torch's own rule (a mesh of one device, sizes that differ from rank to rank). signature: another
+# op, answered by its signature. gate: another op, answered by the gate. free, exchanged: a movement
+# op, without communication; with one exchange.
 OUTCOMES = (
     "algebra",
     "tracing",
@@ -53,10 +53,10 @@ class Moved(NamedTuple):
     """What redistributions have moved.
 
     Attributes:
-        plan: redistributions that ran by plan.
-        stock: those that were left to torch.
-        collectives: of those by plan.
-        received: by those by plan.
+        plan: the number of redistributions that ran by plan.
+        stock: the number of those left to torch.
+        collectives: the number of collectives of those by plan.
+        received: the elements received by those by plan.
     """
 
     plan: int = 0
@@ -73,7 +73,7 @@ class Moved(NamedTuple):
         )
 
 
-# A redistribution: the shape, the sizes of the mesh, and the placements before and after.
+# A redistribution: (shape, sizes of the mesh, placements before, placements after).
 Redistribution: TypeAlias = tuple[Any, ...]
 
 
@@ -81,8 +81,8 @@ class Kind:
     """A redistribution that may run many times.
 
     Args:
-        redistribution: what it does; None: something that torch has no way to do.
-        moves: what it moves each time. Asked when somebody wants to know.
+        redistribution: what it does; None: torch has no such redistribution.
+        moves: computes what it moves each time; called on request.
     """
 
     def __init__(self, redistribution: Redistribution | None, moves: Callable[[], Moved]) -> None:
@@ -95,35 +95,35 @@ class Kind:
 
 
 class Place(Protocol):
-    """An op that was answered, on operands that lie in one way."""
+    """An op that was answered, on operands with certain placements."""
 
     @property
     def received(self) -> Received:
-        """What it receives each time."""
+        """The elements that it receives each time."""
 
     @property
     def redistributions(self) -> list[Redistribution]:
-        """How torch's own rule would have redistributed its operands. Raises what that raises."""
+        """The redistributions of its operands by torch's own rule. Raises what that raises."""
 
 
-_notes: list[tuple[str, str]] = []  # (op, outcome) of what is not yet added up
-_counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # of (op, outcome)
-_places: list[tuple[str, Place]] = []  # (op, place), the first that there were
+_notes: list[tuple[str, str]] = []  # (op, outcome), not yet added up
+_counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # (op, outcome) -> count
+_places: list[tuple[str, Place]] = []  # (op, place), only the first MOST_PLACES
 _moves: Counter[Kind] = (
     Counter()
-)  # how often each kind has run: what it has moved is asked when somebody wants to know
+)  # kind -> how often it has run; what it has moved is computed on request
 _moved = Moved()
 _lock = fork_safe_lock()
 
 
 def count(op: str, outcome: str) -> None:
-    _notes.append((op, outcome))  # no other thread comes between: a lock would take longer
+    _notes.append((op, outcome))  # atomic, so no lock is needed, which would take longer
     if len(_notes) > MOST_NOTES:
         _add_up()
 
 
 def count_place(op: str, place: Place) -> None:
-    """What an op receives there, each time that it runs."""
+    """Note what an op receives there each time that it runs."""
     if len(_places) < MOST_PLACES:
         _places.append((op, place))
 
@@ -135,11 +135,11 @@ def _add_up() -> None:
 
 
 def count_moves(kind: Kind) -> None:
-    """A redistribution of that kind runs by plan."""
+    """Count a redistribution of that kind that runs by plan."""
     global _moved
     with _lock:
         _moves[kind] += 1
-        if len(_moves) > MOST_KINDS:  # sizes of all kinds: too many to ask torch about
+        if len(_moves) > MOST_KINDS:  # too many kinds of sizes to compare with torch
             for known, times in _moves.items():
                 _moved = _moved.plus(known.moved, times)
             _moves.clear()
@@ -152,12 +152,12 @@ def count_left_to_torch() -> None:
 
 
 class Counted(NamedTuple):
-    """All that was counted.
+    """All counts.
 
     Attributes:
-        outcomes: the counts of (op, outcome).
-        places: what is known of (op, place).
-        moved: what redistributions moved whose kinds are no longer known.
+        outcomes: (op, outcome) -> count.
+        places: (op, place).
+        moved: what redistributions moved whose kinds are no longer kept.
         kinds: how often each of the other redistributions has run.
     """
 
@@ -169,15 +169,15 @@ class Counted(NamedTuple):
 
 @contextmanager
 def aside() -> Iterator[Counted]:
-    """What is counted inside is found in the value that is given, and nowhere else: for who asks
-    what would be answered, and runs nothing. Counts of other threads meanwhile are left out.
+    """Collect the counts inside the ``with`` block in the given value only: for callers that ask
+    what would be answered, and run nothing. Meanwhile, counts of other threads are lost.
     """
     global _moved
     found = Counted({}, [], Moved(), {})
     with _lock:
         _add_up()
         kept = dict(_counts), list(_places), _moved, Counter(_moves)
-        was, logger.disabled = logger.disabled, True  # the log tells of what runs
+        was, logger.disabled = logger.disabled, True  # the log is about what runs
         _places.clear()
         try:
             yield found

@@ -1,4 +1,4 @@
-"""What the log has told of: each thing once in a process."""
+"""What the log has written, each thing once in a process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _told: set[Hashable] = set()
 
 
 def is_new(what: Hashable) -> bool:
-    """Whether ``what`` was not told yet; it counts as told from now on. After ``MOST_TOLD`` things
-    the log may tell of one again.
+    """Whether ``what`` was not logged yet; it counts as logged from now on. After ``MOST_TOLD``
+    things the log may repeat one.
     """
     if what in _told:
         return False

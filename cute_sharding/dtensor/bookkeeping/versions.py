@@ -1,5 +1,5 @@
-"""Which releases of torch the adapter was checked with. A module of its own: it must also run where
-replaced/, which takes private names of torch, cannot be imported.
+"""The releases of torch that the adapter was checked with. This is a module of its own, because it
+must work even if replaced/, which imports private names of torch, cannot be imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _warned = False
 
 
 def release() -> tuple[int, int] | None:
-    """The running torch, as (2, 15); also of 2.15.0+cu132 and 2.15.0a0+git. None where its version
-    does not say.
+    """The running torch's release, such as (2, 15), also for 2.15.0+cu132 and 2.15.0a0+git. None if
+    its version does not say.
     """
     found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return (int(found[1]), int(found[2])) if found else None
@@ -28,7 +28,7 @@ def release() -> tuple[int, int] | None:
 def refuse_older() -> None:
     """
     Raises:
-        RuntimeError: this torch is older than any that was checked, and has not what is needed.
+        RuntimeError: this torch is older than any that was checked, and lacks what is needed.
     """
     running = release()
     if running is not None and running < FIRST:
@@ -39,8 +39,8 @@ def refuse_older() -> None:
 
 
 def check() -> None:
-    """Refuse an older torch; once in a process, warn of one that is newer than those that were
-    checked.
+    """Refuse an older torch; for one that is newer than all that were checked, warn once in a
+    process.
 
     Raises:
         RuntimeError: as :func:`refuse_older`.
@@ -54,7 +54,7 @@ def check() -> None:
             f"cute_sharding was checked with {CHECKED}, and this is torch {torch.__version__}. It "
             "goes on; results may differ, or fail, where torch's private functions have changed.",
             RuntimeWarning,
-            stacklevel=4,  # who calls enable()
+            stacklevel=4,  # the caller of enable()
         )
 
 

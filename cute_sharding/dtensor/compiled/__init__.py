@@ -1,25 +1,24 @@
-"""Compiled programs: sizes that are symbols, and the ops that a compiler does not look into.
+"""Compiled programs: symbolic sizes, and ops that a compiler does not look into.
 
-What stands in for the compiler's own functions is in :mod:`..replaced` (:mod:`.tracing`,
+Functions in place of the compiler's own are in :mod:`..replaced` (:mod:`.tracing`,
 :mod:`.compiler`). Where to look:
 
-- A guard: a fact that the algebra could not prove is asked of the trace in :mod:`.symbols`
-  (``Symbols.assume``); that two sizes are equal, in :func:`.symbols.equate`; that a size has its
-  value, by ``int(unknown(n))``, or in :func:`..replaced.symints.number_of`; that a condition
-  holds or not, in :func:`..replaced.symints.is_truly`. What torch guards itself is turned to
-  global sizes in :mod:`..replaced.compiler`.
+- Guards: for a fact that the algebra cannot prove, :mod:`.symbols` asks the trace
+  (``Symbols.assume``); that two sizes are equal: :func:`.symbols.equate`; that a size has its
+  value: ``int(unknown(n))`` or :func:`..replaced.symints.number_of`; that a condition holds or not:
+  :func:`..replaced.symints.is_truly`. :mod:`..replaced.compiler` turns torch's own guards to global
+  sizes.
 - The size of a local tensor, also of uneven blocks: :mod:`.local_sizes`, by the rule of
   :mod:`cute_sharding.sharding.deal`.
-- Where a collective is waited for: torch's functional collectives put the op that waits behind
-  themselves in a graph, and :mod:`..run.executor` asks for no other; the op of any sizes is waited
-  for in :mod:`..run.dynamic`. Inductor moves the waits down to where results are needed where a
-  program asks for that (``reorder_for_compute_comm_overlap``).
-- A view that is returned: by the view ops that have made it, :mod:`..replaced.view_replay`.
-- In what order collectives run, and in which pass: by
-  :mod:`..replaced.collective_order`. That a collective depends on the same things on every
-  rank is what ``after`` of :mod:`.library` is for.
+- Waits for collectives: in a graph, torch's functional collectives add the op that waits
+  themselves, and :mod:`..run.executor` adds no other; :mod:`..run.dynamic` waits for the op of any
+  sizes. If a program asks for it (``reorder_for_compute_comm_overlap``), Inductor moves waits down
+  to where results are needed.
+- Views that are returned: made again by their view ops, :mod:`..replaced.view_replay`.
+- The order of collectives, and their passes: :mod:`..replaced.collective_order`. ``after`` of
+  :mod:`.library` makes a collective depend on the same things on every rank.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back
 - :mod:`.local_sizes`: the sizes of local tensors
-- :mod:`.library`: the library of ops of our own
+- :mod:`.library`: the library of our own ops
 """

@@ -1,6 +1,4 @@
-"""Ops of our own, for graphs: ``after``, and the library that run/dynamic.py defines ``exchange``
-in.
-"""
+"""Our own ops for graphs: ``after``, and the library of run/dynamic.py's ``exchange``."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ library = torch.library.Library("cute_sharding", "DEF")
 
 
 def in_own_memory(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The result of an op in memory of its own, from the beginning of that on: as compilers expect
-    of what an op gives.
+    """The result of an op in memory of its own and at the start of that memory, as compilers expect
+    of an op's results.
     """
     if any(result is x for x in given) or result.storage_offset():
         return result.clone(memory_format=torch.contiguous_format)
@@ -29,13 +27,13 @@ library.impl("after", _after, "CompositeExplicitAutograd")
 
 
 def after(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as something for which the others are needed, though nothing of them is in it.
+    """``tensor``, made to depend on the others, though it contains nothing of them.
 
-    The graphs of the ranks differ in what is copied, and must not differ in what depends on a
-    collective and on what it depends: by that it is decided whether a checkpointed region runs it
-    again, and a backward graph loses what depends on no gradient and is used by nothing. So on each
-    rank what is sent needs all that any rank sends of, and a result all that any rank's result is
-    made of.
+    The graphs of ranks differ in what is copied, but must not differ in what depends on a
+    collective and what it depends on. For that decides whether a checkpointed region runs the
+    collective again, and a backward graph drops what depends on no gradient and is not used. So on
+    each rank, what is sent depends on all that any rank sends from, and a result on all that any
+    rank's result is made of.
     """
     for other in others:
         tensor = torch.ops.cute_sharding.after(tensor, other)

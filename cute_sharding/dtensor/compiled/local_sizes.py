@@ -1,11 +1,10 @@
 """The sizes of local tensors in a compiled program.
 
-The rule is that of :func:`cute_sharding.sharding.deal.local_size`, for blocks that are uneven as
-for others; here it is asked of sizes that are symbols. What it has to know becomes a guard
-(:mod:`.symbols`). Asked from: :mod:`..replaced.tracing` (tensors that enter a graph, and the
-shapes and sizes that torch works out), :mod:`..run.dynamic` (what comes of the op that
-redistributes). That the local tensor of a graph's input has the size that the rule says is made a
-guard by :func:`.symbols.equate`.
+The rule is that of :func:`cute_sharding.sharding.deal.local_size`, for even and uneven blocks; here
+it is applied to symbolic sizes. Facts that it has to know become guards (:mod:`.symbols`). Callers:
+:mod:`..replaced.tracing` (tensors that enter a graph, and shapes and sizes that torch computes),
+:mod:`..run.dynamic` (results of the op that redistributes). :func:`.symbols.equate` adds the guard
+that the local tensor of a graph's input has the size of the rule.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Cut: TypeAlias = tuple[Any, int, int]  # split factor, devices, this device's co
 
 
 def local_size_of(n: Any, *cuts: Cut) -> Any:
-    """How many of ``n`` rows a device holds after ``cuts``, each (split factor, devices, its
-    coordinate); numbers or SymInts, as what is given.
+    """The number of rows, of ``n``, that a device holds after ``cuts``, each (split factor,
+    devices, its coordinate); a number or a SymInt, like the arguments.
 
     Raises:
         Undecided: it depends on sizes that have no value yet.
@@ -38,18 +37,18 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
             now = hinted(known(given))  # None: no value yet
             if None not in now:
                 kinds = _by_kind(rows, now, cuts)
-                # A size of 0 or 1 becomes a constant, and then the compiler solves for the global
-                # size. It does not where it has been told of the fullest device.
+                # A size of 0 or 1 becomes a constant, and the compiler then solves for the global
+                # size. It does not if it has a fact about the fullest device.
                 is_truly(unknown(kinds[max(kinds)]) >= 2)
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
         local = unknown(rows, local=True)
-        # No rows are the number in a graph, as they are where a tensor of none enters one.
+        # In a graph, no rows are the number 0, as they are for an empty tensor that enters one.
         return 0 if is_empty(local) else local
 
 
 def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]:
-    """The sizes of this rank's part of a tensor that is cut as ``chains`` say."""
+    """The sizes of this rank's part of a tensor with these chains of cuts."""
     device = mesh.get_coordinate()
     return [
         local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
@@ -58,12 +57,12 @@ def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]
 
 
 def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, Any]:
-    """The rows of one device of each kind, by how many these are now, of ``rows`` that are
-    ``now[0]``; the others of ``now`` are the split factors.
+    """The rows of one device of each kind, keyed by their present number, of ``rows``, which are
+    ``now[0]`` at present; the rest of ``now`` are the split factors.
 
-    What is asked to find out a device's own is asked so of all kinds. It becomes a guard on the
-    global size, and what is a symbol or a constant, free or moved, is decided by what is known of
-    that: devices that have learnt other facts would wait in other collectives.
+    Every question about a device's own rows is asked for all kinds of device. It becomes a guard on
+    the global size, and such facts decide what is a symbol or a constant, free or moved: devices
+    that learn different facts would wait in different collectives.
     """
     kinds = {now[0]: rows}
     for factor, (split_factor, parts, _) in zip(now[1:], cuts):
@@ -76,7 +75,7 @@ def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, An
 
 
 def local_size_if_known(n: Any, *cuts: Cut) -> Any:
-    """:func:`local_size_of`; None where it cannot be said."""
+    """:func:`local_size_of`; None if it cannot be computed."""
     try:
         return local_size_of(n, *cuts)
     except Undecided:

@@ -1,11 +1,11 @@
 """The sizes of a program that is being compiled: torch's SymInts as sizes of the layout algebra,
 and back.
 
-A SymInt carries a sympy expression, so a Size of it needs no more than torch's own functions
-written as sympy's. What the algebra cannot prove it asks (cute_sharding/layout/size.py): the answer
-is what holds for the call that is being compiled, and it becomes a guard of torch's ShapeEnv, by
-evaluating the fact as a SymBool. For sizes that have no value yet (unbacked ones) only what torch
-knows for sure counts: the algebra then raises Undecided.
+A SymInt carries a sympy expression, so a Size needs only torch's own functions rewritten as
+sympy's. What the algebra cannot prove, it asks (cute_sharding/layout/size.py): the answer holds for
+the call that is being compiled, and becomes a guard of torch's ShapeEnv, by evaluating the fact as
+a SymBool. For sizes that have no value yet (unbacked ones) only what torch knows for sure counts;
+otherwise the algebra raises Undecided.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from cute_sharding.layout.symbolic import (
 
 
 class Symbols:
-    """The symbols of one trace; an Oracle for what cannot be proved of them.
+    """The symbols of one trace; an Oracle for what cannot be proved about them.
 
     Attributes:
-        guards: what was assumed, in order.
+        guards: the facts that were assumed, in order.
     """
 
     def __init__(self, shape_env: Any) -> None:
@@ -50,8 +50,8 @@ class Symbols:
         self._ours: dict[Any, Any] = {}
 
     def recall(self) -> None:
-        """Take for facts the divisibilities that the trace has been asked before, and what the
-        sizes of local tensors are. (Of other facts it is asked again, and knows.)
+        """Learn the divisibilities that the trace was asked about before, and the sizes of local
+        tensors. (Other facts are asked again, and the trace knows the answers.)
         """
         replace = self._shape_env.replace  # what has become known since
         for known in getattr(self._shape_env, "divisible", ()):
@@ -71,9 +71,7 @@ class Symbols:
         return size(self._read(value.node.expr))
 
     def symint(self, value: Int, *, local: bool = False) -> Any:
-        """The inverse of :meth:`size`; where the size is a ``local`` one, in the symbols of local
-        sizes.
-        """
+        """The inverse of :meth:`size`; for a ``local`` size, in the symbols of local sizes."""
         return (
             self._written(expression(value, self._names if local else ()))
             if isinstance(value, Size)
@@ -81,7 +79,7 @@ class Symbols:
         )
 
     def hint(self, value: Int) -> int | None:
-        """The size's value in the call that is being compiled; None where it has none yet."""
+        """The size's value in the call that is being compiled; None if it has none yet."""
         if not isinstance(value, Size):
             return value
         expr = value.expr.subs({s: self._hint_of(s) for s in value.expr.free_symbols})
@@ -139,9 +137,9 @@ class Symbols:
         return self._shape_env.create_symintnode(self._torch[ours], hint=None)
 
     def _symbol(self, expr: Any) -> Any:
-        """Our symbol for a symbol of torch, or for an expression of a kind that we do not know: a
-        positive integer, of which we know the bounds that torch has; or the number that it is now,
-        where that is none.
+        """Our symbol for a symbol of torch, or for an expression of an unknown kind: a positive
+        integer, with the bounds that torch knows. If its present value is not positive, that number
+        instead.
         """
         import sympy
 
@@ -149,7 +147,7 @@ class Symbols:
             ours = symbol(str(expr) if expr.is_Symbol else f"({expr})")
             self._ours[expr], self._torch[ours] = ours, expr
             now = self._hint_of(ours)
-            if now is not ours and now < 1:  # of an offset, or an empty dim: taken as it is
+            if now is not ours and now < 1:  # an offset, or an empty dim: taken as a number
                 self.assume(Fact("equal", ours, now))
                 self._ours[expr] = sympy.Integer(now)
                 return self._ours[expr]
@@ -157,8 +155,8 @@ class Symbols:
             if lower.is_Integer and lower > 1:
                 learn(Fact("at most", int(lower), ours))
             elif not (lower.is_Integer and lower == 1) and self._node(ours).node.has_hint():
-                # Sizes without a value may turn out to be 0: what is proved of positive ones then
-                # holds of an empty tensor, of which nothing is wrong.
+                # A size without a value may turn out to be 0: what is proved for positive sizes is
+                # then about an empty tensor, where nothing can be wrong.
                 self.assume(Fact("at most", 1, ours))
         return self._ours[expr]
 
@@ -225,24 +223,24 @@ _READ = {
 }
 
 # For each trace, torch's expressions for sizes that have a symbol of their own as well: the sizes
-# of its inputs' local tensors, which are symbols beside those of the global sizes.
+# of its inputs' local tensors, whose symbols are not those of the global sizes.
 _named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
-    """Take note of a local size that the rule says, ``value``, and that a tensor has, ``name``.
+    """Record that a local size is ``value`` by the rule and ``name`` on the tensor.
 
-    Where one of them is a number, the other is guarded to be that, if it has a value yet. Where
-    both are expressions they are guarded to be equal (or asserted to be so at run time, where they
+    If one of them is a number, the other gets a guard that it is this number, if it has a value
+    yet. If both are expressions, a guard makes them equal (or an assertion at run time, if they
     have no value yet); and ``name`` is written for ``value`` from now on, if it is a symbol and not
-    in ``others``. Sizes that differ have another meaning (a compiler may take one symbol for sizes
-    that are equal in the call it compiles for, so a local size may have that of another dim): then
-    nothing but that they differ is guarded.
+    in ``others``. If the two differ, ``name`` means something else (a compiler may use one symbol
+    for sizes that are equal in the call that it compiles, so a local size may have another dim's):
+    then the only guard is that they differ.
     """
     if not (isinstance(value, torch.SymInt) and isinstance(name, torch.SymInt)):
         symbols = [n for n in (value, name) if isinstance(n, torch.SymInt) and n.node.has_hint()]
         if symbols:
-            # At once: a compiler's later stages take badly to sizes that turn out to be constants.
+            # At once: a compiler's later stages cannot handle sizes that turn out to be constants.
             bool(value == name)
         return
     if not (value.node.has_hint() and name.node.has_hint()):
@@ -265,8 +263,8 @@ _now: ContextVar[Symbols | None] = ContextVar("cute_sharding_symbols", default=N
 
 @contextmanager
 def symbols_of(*values: Any) -> Iterator[Symbols | None]:
-    """Inside the ``with`` block, sizes that the algebra cannot decide are asked of the trace that
-    the SymInts among ``values`` belong to. Nothing changes where there are none.
+    """Inside the ``with`` block, questions that the algebra cannot decide go to the trace to which
+    the SymInts among ``values`` belong. Without SymInts nothing changes.
     """
     first = next(_symints(values), None)
     if first is None:
@@ -291,7 +289,7 @@ def _symints(values: Iterable[Any]) -> Iterator[torch.SymInt]:
 
 
 def known(value: Any) -> Any:
-    """A SymInt as a Size, also inside tuples and lists; anything else as it is."""
+    """A SymInt as a Size, also inside tuples and lists; any other value unchanged."""
     if isinstance(value, torch.SymInt):
         return _here().size(value)
     if isinstance(value, (tuple, list)):
@@ -300,9 +298,7 @@ def known(value: Any) -> Any:
 
 
 def unknown(value: Any, *, local: bool = False) -> Any:
-    """The inverse of :func:`known`; of sizes of local tensors, ``local``, in the symbols that these
-    have.
-    """
+    """The inverse of :func:`known`; for ``local`` sizes, in the symbols of local tensors' sizes."""
     if isinstance(value, Size):
         return _here().symint(value, local=local)
     if isinstance(value, (tuple, list)):
@@ -311,8 +307,8 @@ def unknown(value: Any, *, local: bool = False) -> Any:
 
 
 def hinted(value: Any) -> Any:
-    """Sizes as they are in the call that is being compiled, also inside tuples and lists; None for
-    one that has no value yet.
+    """The values of sizes in the call that is being compiled, also inside tuples and lists; None
+    for one that has no value yet.
     """
     if isinstance(value, Size):
         return _here().hint(value)

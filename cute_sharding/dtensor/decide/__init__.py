@@ -1,29 +1,29 @@
-"""What an op needs and gives: who answers, and with what.
+"""Decides, for each op, which placements it needs and which its results get.
 
-An answer may have functions that move data when the op runs: reductions (:mod:`.scalars`,
-:mod:`.shares`) and replicas (:mod:`.gate`, :mod:`.losses`).
+An answer may contain functions that move data when the op runs: reductions (:mod:`.scalars`,
+:mod:`.shares`) and redistributions to replicas (:mod:`.gate`, :mod:`.losses`).
 
-- :mod:`.decide`: who answers for an op: the one file to read first
-- :mod:`.meshes`: operands on several meshes, read on one
+- :mod:`.decide`: the order in which an op is answered: the one file to read first
+- :mod:`.meshes`: operands on several meshes, described on one
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims; :mod:`.any_sizes`: the
-  same where sizes are symbols; :mod:`.splits`: several of them as one
-- :mod:`.question`: what is decided about it, and the answers that are not torch's
-- :mod:`.views`, :mod:`.view_placements`: what a view answers; placements carried through a DimMap
-- :mod:`.view_words`: what is said of a view that is not free
-- :mod:`.ordered_views`: views of what is not sharded left to right
-- :mod:`.signatures`: the placements that a signature carries
-- :mod:`.gate`: what torch would have had; and ops that go past the propagator
-- :mod:`.picks`: rows that an index picks, of a dim that is cut
-- :mod:`.shares`: averages in which each device counts by what it has
-- :mod:`.scalars`: results without dims, of which nothing is left pending
-- :mod:`.written`: ops that write
-- :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
-- :mod:`.losses`: what loss_parallel is given
-- :mod:`.redistributions`: which of them run by plan; :mod:`.stock`: where torch itself
-  redistributes rightly
-- :mod:`.places`: what ops receive where they are answered, beside torch's own rules
+  same with symbolic sizes; :mod:`.splits`: the parts of ``tensor_split`` in one exchange
+- :mod:`.question`: facts about an op that the decision depends on, and the answers not by torch
+- :mod:`.views`, :mod:`.view_placements`: answers for views; placements carried through a DimMap
+- :mod:`.view_words`: errors and log lines about views that are not free
+- :mod:`.ordered_views`: views of tensors whose mesh dims do not shard left to right
+- :mod:`.signatures`: the placements that an op's signature allows
+- :mod:`.gate`: torch's rule on operands without strided shards; ops that skip the propagator
+- :mod:`.picks`: rows of a sharded dim that an index picks
+- :mod:`.shares`: averages over devices with different numbers of elements
+- :mod:`.scalars`: results without dims, which are never left pending
+- :mod:`.written`: ops that write to an operand
+- :mod:`.local_arguments`: local arguments in the form that kernels expect
+- :mod:`.losses`: the placements that loss_parallel takes
+- :mod:`.redistributions`: which redistributions run by plan; :mod:`.stock`: which ones torch
+  itself does rightly
+- :mod:`.places`: what an op receives, and what it would receive by torch's own rule
 
-What torch gets wrong on placements that its own rules know stands in :mod:`..fixes`.
+Bugs of torch on placements that its own rules accept are in :mod:`..fixes`.
 """
 
 from cute_sharding.dtensor.decide.decide import propagation

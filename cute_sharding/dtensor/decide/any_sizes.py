@@ -1,9 +1,9 @@
 """Movement ops in a compiled program whose sizes are symbolic.
 
-What an op does to the rows of the dims that it touches may be known by numbers, where only other
-dims are symbolic: then it is decided as in an eager program, and what is free is slices of the
-local tensor. Else the result keeps the operand's placements, so that nothing is decided by sizes
-which another call has not; and what is exchanged is planned in each call (run/dynamic.py).
+If only dims that the op does not touch are symbolic, the map of rows is known in numbers. The op is
+then decided as in an eager program, and is a slice of the local tensor where it is free. Otherwise
+the result keeps the operand's placements, because any other decision would depend on sizes that
+another call does not have; and the exchange is planned in each call (run/dynamic.py).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from cute_sharding.relations.table import MOVEMENTS
 def dynamic_of(
     name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
 ) -> tuple[Runner, Choice] | None:
-    """The op as a movement for any sizes: what runs in its place, and what was chosen for the sizes
-    at hand; None where none is known.
+    """The op as a movement for any sizes: the function that runs in its place, and the choice for
+    the sizes at hand. None if no such movement is known.
     """
     given = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
     mesh, row = specs[0].mesh, MOVEMENTS[name]
@@ -51,7 +51,7 @@ def dynamic_of(
         return None
     cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
     sizes = tuple(mesh.shape)
-    # Also what nobody else has a rule for, or torch gathers whatever is cut.
+    # Also ops without any other rule, and ops for which torch gathers whatever is sharded.
     anyway = not row.is_signed or (row.gathers and any(map(any, cuts)))
     if not open_dims(move, cuts, sizes) and not anyway:
         return None
@@ -63,7 +63,7 @@ def dynamic_of(
             agree(shape, specs[0], [placement_of(cut) for cut in some])
             for shape, some in zip(move.outputs, choice.cuts)
         ):
-            return None  # torch reads them as an order
+            return None  # torch would read these placements as an order of shards
         is_free = is_view(choice.exchange) and schema.op._schema._is_view_op()
     elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
         choice, is_free = kept(move, cuts, sizes), False
@@ -89,9 +89,9 @@ def dynamic_of(
 
 
 def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether what the op does to the dims that it touches is the same whatever the symbols are.
+    """Whether the op does the same to the dims that it touches whatever values the symbols have.
 
-    Sizes among its arguments may be those of other dims.
+    Symbolic sizes among its arguments are allowed if they are sizes of dims that it does not touch.
     """
     others: set[str] = set()
     for i, spec in enumerate(specs):
@@ -111,7 +111,7 @@ def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec])
 
 
 def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
-    """Whether all ranks that may have to exchange something, for some sizes, have a group."""
+    """Whether every set of ranks that may have to exchange rows, for some sizes, has a group."""
     dims = open_dims(move, cuts, tuple(mesh.shape))
     return all(
         dims_of_group(mesh, some) is not None
@@ -121,7 +121,7 @@ def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
 
 
 def _are_known(onto: Sequence[tuple[Any, ...]], exchange: Exchange, mesh: Any) -> bool:
-    """Whether the sizes of this rank's results can be said."""
+    """Whether the local shapes of this rank's results can be computed."""
     try:
         for shape, placed in zip(onto, exchange.targets):
             local_shape_of(shape, placed.chains, mesh)

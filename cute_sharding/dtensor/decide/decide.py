@@ -1,27 +1,26 @@
-"""What an op does: the placements that it needs, and those that it gives.
+"""Decides what an op does: the placements that it needs, and those of its results.
 
-A decision is a function of the op, how its operands lie, the settings and the release of torch.
-:func:`propagation` asks in this order: operands of several meshes are read on one (:mod:`.meshes`);
-a movement op answers by its rows (:mod:`.movement`), where ``movement`` is on; and else, in the
-order of :func:`decide`:
+A decision is a function of the op, the specs of its operands, the settings and the release of
+torch. :func:`propagation` first describes operands of several meshes on one mesh (:mod:`.meshes`).
+With the setting ``movement``, a movement op is answered by its map of rows (:mod:`.movement`). All
+other ops are answered in the order of :func:`decide`:
 
-1. *The program's*: a rule that it has registered for the op, behind the gate.
-2. *View*: the layout, read again (:mod:`.views`).
-3. *Apart*: an op that torch takes apart, but in inference mode, where it is not known to be right
-   in one.
-4. *Fix*: a bug of torch on placements that its rules know (:mod:`..fixes`).
-5. *Written, made anew*: a pointwise op that writes to an operand; values that do not depend on what
-   is pending.
-6. *Rule*: the op's signature, where torch has no rule of its own.
-7. *Torch*: where its rule is right, unless the signature receives less
-   (:func:`_torchs_or_less`).
-8. *Rule*: the signature, on what only views make.
-9. *Gate*: torch's rule, on operands without what it is not known to get right.
+1. *Program*: the program has registered a rule for the op: that rule, after the gate.
+2. *View*: the same layout, read under the shape of the output (:mod:`.views`).
+3. *Decompose*: torch decomposes the op except in inference mode, and the op as a whole is not
+   known to be right: it is decomposed here too.
+4. *Fix*: torch's rule is wrong on placements that it accepts (:mod:`..fixes`).
+5. *Written, made anew*: pointwise ops that write to an operand; ops whose results do not depend on
+   the values of a pending operand.
+6. *Signature*: torch has no rule of its own, and the op has a signature.
+7. *Torch*: its rule is right, unless the signature receives less (:func:`_torchs_or_less`).
+8. *Signature*: the placements are of kinds that only views make.
+9. *Gate*: torch's rule, after the placements on which it is not known to be right are replicated.
 
-What is pending of a result without dims is then reduced with the op (:mod:`.scalars`).
+If a result without dims is pending, it is reduced together with the op (:mod:`.scalars`).
 
-Convolutions, ``argmax`` and ``argmin`` begin in :func:`.gate.gated_handler`: torch has functions of
-its own for them, which run where no fix says that they go wrong.
+Convolutions, ``argmax`` and ``argmin`` start in :func:`.gate.gated_handler`: torch has functions of
+its own for them, which run where no fix says that they are wrong.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
 
 
 def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
-    """The propagator's way from an op on specs to the placements that it needs and gives."""
+    """The propagator's function from an op on specs to the placements that it needs and gives."""
 
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
@@ -71,14 +70,14 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
 
 
 def decide(question: Question) -> Any:
-    """Torch's form of the answer; see the head of this file."""
+    """The answer in torch's form, in the order that the docstring of this file gives."""
     if registry.is_of_the_program(question.schema.op):
         strided = question.is_strided
         return question.gated((StridedShard,)) if strided else question.stock(question.schema)
     if question.is_view:
         return question.viewed()
     if question.is_wrong_in_one:
-        raise NotImplementedError  # then torch takes it apart
+        raise NotImplementedError  # torch then decomposes the op
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
         return _fixed(question, fix)
@@ -109,7 +108,7 @@ def _fixed(question: Question, fix: Fix) -> Any:
 
 
 def _completed(question: Question, found: Any) -> Any:
-    """The answer, with what the run needs beside it."""
+    """The answer, with everything that running the op needs beside torch's answer."""
     schema = question.schema
     if schema.op._schema._is_view_op() or question.is_view:
         return answers.of_view(found, schema, by_plan=question.is_view)
@@ -118,9 +117,9 @@ def _completed(question: Question, found: Any) -> Any:
 
 
 def _torchs_or_less(question: Question) -> Any:
-    """torch's answer, by plan, or the signature's: where torch refuses (else the gate's), where it
-    leaves a device without rows and the op cannot compute of none, where it moves an operand that
-    is strided, and where it moves others and the signature receives less.
+    """torch's answer, with operands moved by plan; or the signature's, in four cases: torch refuses
+    (the gate's if there is no signature); a device gets no rows and the op cannot compute on none;
+    torch moves operands of which one is strided; it moves others and the signature receives less.
     """
     try:
         found = question.stock(question.schema)
@@ -143,28 +142,28 @@ def _torchs_or_less(question: Question) -> Any:
 
 
 def _moved_by_plan(question: Question, found: Any) -> Any:
-    """torch's answer, with the operands that it moves moved by plan where the op has a row."""
+    """torch's answer; if the op has a row, by plan for the operands that torch redistributes."""
     moves = found.redistribute_schema is not None
     by_plan = moves and question.row is not None and question.is_sharded
     return answers.from_other_specs(found, question.schema) if by_plan else found
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
-    """The answer of the op's signature, if it has a row, and else the gate's."""
+    """The answer by the op's signature if there is one, and else the gate's."""
     if question.is_composite:
         raise NotImplementedError
     found = question.signed()
     if found is None and question.is_sharded:
         try:
             found = question.gated(CUTS)
-        except Exception:  # then it was not for the shards
+        except Exception:  # torch did not refuse because of the shards
             return None
     return found
 
 
 def _written(question: Question) -> Any:
-    """A pointwise op that writes to an operand. What is pending has to be finished before it is
-    written to, as in the op that gives a new tensor.
+    """The answer for a pointwise op that writes to an operand. A pending operand has to be reduced
+    before it is written to, as for the op that returns a new tensor.
     """
     schema, stock = question.schema, question.stock
     try:

@@ -1,5 +1,5 @@
-"""The gate: an op of which nothing is known gets what torch would have had. And the functions that
-stand in for torch's of ops that go past the propagator.
+"""The gate: an op about which nothing is known runs as in torch, on operands without strided
+shards. And functions in place of torch's own ones for ops that skip the propagator.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def gated(
     schema: OpSchema,
     kinds: tuple[type, ...] = (StridedShard,),
 ) -> Any:
-    """What torch makes of the op with the mesh dims of such placements replicated. What it then
-    writes in place is taken back to the tensor that it was to write to.
+    """torch's answer after the mesh dims with placements of these ``kinds`` are replicated. If the
+    op then writes in place to a replica, :mod:`.written` has that copied back.
 
     Raises:
         RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and
-            batch norms do: what is replicated is another tensor, and the write would be lost.
+            batch norms do: it would write to the replica, and the write would be lost.
     """
     written = op_schemas.written(schema.op, schema)
     is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
@@ -78,8 +78,8 @@ def gated(
 
 
 def placed_by_search(found: Any, schema: OpSchema) -> Any:
-    """torch's answer for ``argmax`` or ``argmin``, placed as torch's function of it leaves it: that
-    finishes what is pending, searches the parts, and compares what it found where the dim is cut.
+    """torch's answer for ``argmax`` or ``argmin``, with the placements that torch's function for
+    them gives: it reduces a Partial, searches each shard, and compares the results if need be.
     """
     searched: Any = schema.args_schema[0]
     dim = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim")
@@ -96,8 +96,8 @@ def placed_by_search(found: Any, schema: OpSchema) -> Any:
 
 
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in for torch's function of an op that goes past the propagator: that function, on
-    tensors of which it is known to be right; of others the op goes by the propagator, as any does.
+    """A function in place of torch's for an op that skips the propagator: it calls torch's on
+    tensors for which that is known to be right, and otherwise the propagator, as for any other op.
     """
 
     def convolution(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,10 +117,10 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         dim, searched = args[place] if place < len(args) else kwargs.get("dim"), args[0]
         spec, ndim = searched._spec, max(searched.ndim, 1)
         if dim is not None and not -ndim <= dim < ndim:
-            return stock(op, args, kwargs)  # torch says what is wrong
+            return stock(op, args, kwargs)  # torch raises the error
         if not symints.are_without_factors(spec.placements) or when.searches_nothing(spec, dim):
             return run_slowly(op, args, kwargs)
-        if dim is not None and dim < 0:  # which torch compares with dims from the front
+        if dim is not None and dim < 0:  # torch compares it with dims that count from the front
             args, kwargs = _with_dim(args, kwargs, dim + ndim)
         return stock(op, args, kwargs)
 
@@ -128,8 +128,8 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lying_as_said(result: Any) -> Any:
-    """A result of a convolution in the order of its strides: of images with one channel on a device
-    it cannot tell the order of the whole.
+    """A result of a convolution, laid out by its global strides: from local images with one channel
+    torch cannot tell the memory format of the whole tensor.
     """
     if not tensor_specs.is_dtensor(result):
         return result
@@ -140,15 +140,15 @@ def _lying_as_said(result: Any) -> Any:
 def _with_dim(
     args: tuple[Any, ...], kwargs: dict[str, Any], dim: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a search along a dim, with that one."""
+    """The arguments of a search along a dim, with that dim replaced by ``dim``."""
     if "dim" in kwargs:
         return args, {**kwargs, "dim": dim}
     return (args[0], dim, *args[2:]), kwargs
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What takes an op that writes to some of its arguments in a way that torch's dispatcher does
-    not see.
+    """Run an op that writes to some of its arguments without torch's dispatcher noticing, and
+    update the copies of these arguments.
     """
     results = run_slowly(op, args, kwargs)
     if LIVE:

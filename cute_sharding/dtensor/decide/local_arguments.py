@@ -1,9 +1,9 @@
-"""What some kernels want of local arguments beside the values of tensors.
+"""Local arguments in the form that kernels expect.
 
-A mask that lies as they load it, where it comes of a redistribution and not of torch's own
-preparations for one device; images and matrices that lie as autograd has found of the whole; sizes
-that are those of the local tensors; a tensor of which they read the sizes alone; of the gradient of
-a mean what their own elements have of it.
+After a redistribution, masks need aligned rows (torch's own preparation is for one device), and
+images and matrices need the memory format that autograd has found for the whole tensor. Sizes are
+those of the local tensors. An operand of which only the sizes are read is an empty tensor. In the
+gradient of a mean, each device counts by its share of the elements.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from cute_sharding.relations.table.kernels import (
     MeanGradient,
 )
 
-# The kernel loads so many bytes at a time, and torch looks at every stride but the last
+# The kernel loads this many bytes at a time, and torch checks every stride but the last
 # (aten/src/ATen/native/transformers/cuda/attention.cu).
 _BYTES = 16
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The mask where its rows begin at addresses that the memory-efficient kernel can load from:
-    longer in memory than it is, as ``F.scaled_dot_product_attention`` has it on one device.
+    """The mask, with rows at addresses from which the memory-efficient kernel can load: rows are
+    padded in memory, as ``F.scaled_dot_product_attention`` does on one device.
     """
     step = max(_BYTES // mask.element_size(), 1)
     if mask.stride(-1) == 1 and all(stride % step == 0 for stride in mask.stride()[:-1]):
@@ -58,7 +58,7 @@ _FORMATS = (torch.channels_last, torch.channels_last_3d)
 
 
 def _format(x: torch.Tensor) -> torch.memory_format:
-    """The memory format in which a kernel takes the tensor and others beside it."""
+    """The memory format that a kernel uses for the tensor and for those beside it."""
     if x.ndim in (4, 5) and not x.is_contiguous():
         found = _FORMATS[x.ndim - 4]
         if x.is_contiguous(memory_format=found):
@@ -67,10 +67,10 @@ def _format(x: torch.Tensor) -> torch.memory_format:
 
 
 def _of_images(tensors: int, number: int) -> Prepare:
-    """The number of images that is told is that of the first tensors, not of what all devices have.
+    """Set the number of images to that of the local tensors, not of all devices together.
 
-    And these lie in one memory format: kernels trust that autograd has seen to it, which asks the
-    strides of the whole, and after a redistribution these are not those of the local tensor.
+    And give the first ``tensors`` one memory format. Kernels rely on autograd for this; it looks at
+    the strides of the whole, and after a redistribution the local tensor may have others.
     """
 
     def prepare(args: Sequence[Any]) -> Sequence[Any]:
@@ -83,7 +83,7 @@ def _of_images(tensors: int, number: int) -> Prepare:
 
 
 def _with_leading_of(tensor: int, sizes: int) -> Prepare:
-    """The sizes of images and channels that are told are those of the tensor."""
+    """Set the sizes of images and channels to those of the local tensor."""
     return lambda args: [
         *args[:sizes],
         [*args[tensor].shape[:2], *args[sizes][2:]],
@@ -92,8 +92,8 @@ def _with_leading_of(tensor: int, sizes: int) -> Prepare:
 
 
 def _with_channels_of(tensor: int, sizes: int) -> Prepare:
-    """The sizes of a bias that are told, if there is one, are those of the tensor's channels. A
-    kernel does not read them, and what stands for it where nothing is computed does.
+    """Set the size of a bias, if there is one, to the number of the local tensor's channels. A
+    kernel does not read it, but the function that replaces the kernel for empty tensors does.
     """
 
     def prepare(args: Sequence[Any]) -> Sequence[Any]:
@@ -104,9 +104,9 @@ def _with_channels_of(tensor: int, sizes: int) -> Prepare:
 
 
 def _as_said(schema: OpSchema) -> Prepare | None:
-    """Matrices that lie row by row if torch says so of the whole, and else do not: the kernel
-    factorizes what lies in memory, the matrix or its transpose, and the gradient asks the strides
-    of the whole which of them it was.
+    """Lay out local matrices by rows if and only if the whole is contiguous. The kernel factorizes
+    the matrix or its transpose, whichever is row-major in memory, and the gradient finds out from
+    the strides of the whole which of the two it was.
     """
     spec: Any = schema.args_schema[0]
     if not isinstance(spec, DTensorSpec) or spec.tensor_meta is None:
@@ -134,13 +134,13 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     return True
 
 
-_SUM = 2  # torch's number of this reduction, of losses
+_SUM = 2  # torch's number for the reduction "sum" of losses
 
 
 def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
-    """Of the gradient of a mean loss, whose reduction is argument ``at``: of a share of the
-    gradient. The kernel divides by the number of elements of its second argument, also where that
-    is broadcast: by that of a device's own, and not of all.
+    """For the gradient of a mean loss (argument ``at`` is its reduction): scale the gradient by the
+    device's share. The kernel divides by the number of elements of its second argument, even if the
+    first is broadcast; locally these are the device's elements, not all.
     """
     given, specs = schema.args_schema, op_schemas.specs_of(schema)
     if (given[at] if len(given) > at else 1) != 1 or not any(map(is_sharded, specs)):
@@ -153,7 +153,7 @@ def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
         counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
         prepared = [counted, own, *others]
         if any(type(size) is int and size == 0 for size in own.shape):
-            prepared[at] = _SUM  # of no elements as well, and traced without a division by 0
+            prepared[at] = _SUM  # also for no elements; and the trace then has no division by 0
         return prepared
 
     return prepare
@@ -177,7 +177,7 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
 
 
 def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
-    """The answer for the op, with its local arguments as its kernel wants them."""
+    """The answer for the op, with its local arguments in the form that its kernel expects."""
     row = ROWS.get(name)
     if row is None or row.kernel is None:
         return found
@@ -188,8 +188,8 @@ def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
 def in_their_place(
     found: Any, schema: OpSchema, signature: Signature, operands: Sequence[int]
 ) -> Any:
-    """The answer, where those ``operands`` are not moved, as the op reads their sizes alone: it is
-    given others of the sizes that it needs, with nothing in them.
+    """The answer, if these ``operands`` are not moved because the op reads only their sizes: in
+    their place it gets empty tensors of the local sizes that it needs.
     """
     if not operands:
         return found

@@ -1,8 +1,8 @@
-"""Results of ops whose operands are moved first lie in the order of their strides.
+"""Lays out the results of ops whose operands are moved first, by their global strides.
 
-An op lays out its result as its operands lie. Where all lie as the strides of the whole say, so
-does the result. An operand that is moved does so, but where it is expanded: then it has memory for
-every row on each device, and the op may go by its order and not by that of the others.
+An op lays out its result like its operands. If all local operands follow the strides of the whole
+tensor, the result does too. A moved operand does so unless it is expanded: it then has memory for
+every row on each device, and the op may follow its layout instead of the others'.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cute_sharding.dtensor.run.order import laid_out
 
 
 def in_order(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op that is no view, with local results laid out as their strides say, where
-    it redistributes operands.
+    """The answer for an op that is no view; if it redistributes operands, its local results are
+    laid out by their global strides.
     """
     wanted = found.redistribute_schema
     answer = wanted and answers.answer_of(wanted)

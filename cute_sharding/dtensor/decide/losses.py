@@ -1,5 +1,5 @@
-"""What loss_parallel is given: torch's losses over a cut vocabulary take logits whose other cuts
-are plain shards, and targets that are cut as these are; and no smoothing of labels.
+"""Placements that loss_parallel takes. With a sharded vocabulary, torch's losses need logits whose
+other dims have plain shards, and targets that are sharded like the logits; and no label smoothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
 
 def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in for torch's function: logits and targets that it would refuse are brought to
-    where it can go on.
+    """A function in place of torch's: it redistributes logits and targets that torch would refuse,
+    and then calls torch's.
     """
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,9 +42,9 @@ def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def outside_loss_parallel(run: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs an op that writes to something pending. loss_parallel has the gradient of
-    log_softmax in that of the loss; F.cross_entropy with label_smoothing writes between the two to
-    a sum that is pending, which torch refuses, and its gradient would be wrong.
+    """A function that runs an op which writes to a Partial, and raises within loss_parallel. There
+    the gradient of log_softmax is part of that of the loss. F.cross_entropy with label_smoothing
+    writes to a pending sum between the two, which torch refuses, and the gradient would be wrong.
     """
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def _plain(placements: tuple[Placement, ...]) -> list[Placement]:
 
 
 def _of_targets(logits: Any) -> list[Placement]:
-    """The logits' cuts, without the dim of classes."""
+    """The placements of the logits, with the dim of classes replicated."""
     classes = 1 if logits.ndim > 1 else 0
     return [
         Shard(p.dim - (p.dim > classes))

@@ -1,19 +1,19 @@
-"""Operands on several meshes: what they are on one, where that takes no communication.
+"""Describes operands on several meshes on one mesh, if that takes no communication.
 
-torch refuses an op on them. Here each operand is read on the mesh of the op where its placements
-there are proved to say the same: on the same devices under a mesh that is flattened or refined
-(:mod:`cute_sharding.sharding.regroup`). What is replicated on a slice of a mesh is known to be the
-same within that slice alone, so of it nothing is proved on the whole mesh.
+torch raises for such operands. Here an operand is described on the mesh of the op if its placements
+there are proved to mean the same: the mesh has the same devices, flattened or refined
+(:mod:`cute_sharding.sharding.regroup`). A replica on a slice of a mesh is known to be equal only
+within that slice, so nothing is proved about it on the whole mesh.
 
-A tensor of one element is a number, and one that is expanded from it too. torch takes a plain
-tensor of one element for a replica on the mesh of whatever it meets, and so is a number of another
-mesh taken here: what is pending of it is finished on the mesh that it has, in one reduction for all
-numbers of which the same is pending. This is what ``number.full_tensor()`` in the program gives.
-Every rank of the mesh of the op has to be on the other, or on a slice of it, or it would have no
+A tensor of one element is a number, and so is a tensor expanded from one element. torch takes a
+plain tensor of one element as a replica on the mesh of the other operands; here a number on another
+mesh is taken in the same way. If it is pending, it is first reduced on its own mesh, in one
+reduction for all numbers with the same pending reduction: the result is ``number.full_tensor()``.
+Every rank of the op's mesh has to be on the number's mesh or on a slice of it, or it would have no
 such number.
 
-Ops on lists (``_foreach_``, ``_fused_``) are as many ops as the lists are long, each on a mesh of
-its own.
+Ops on lists (``_foreach_``, ``_fused_``) count as one op for each element of the lists, each on a
+mesh of its own.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Propagate = Callable[[OpSchema], Any]
 
 
 def on_one_mesh(propagate: Propagate) -> Propagate:
-    """The propagator's way from an op on specs of several meshes: ``propagate``'s, of the specs on
-    one mesh.
+    """A propagator for ops on specs of one or several meshes: ``propagate``, called with the specs
+    as described on one mesh.
     """
 
     def propagate_on_one_mesh(op_schema: OpSchema) -> Any:
@@ -54,13 +54,13 @@ def on_one_mesh(propagate: Propagate) -> Propagate:
             return propagate(op_schema)
         answered = _of_lists if op_schemas.is_of_lists(op_schema.op) else _of_tensors
         found = answered(propagate, op_schema)
-        return propagate(op_schema) if found is None else found  # torch's, which refuses most
+        return propagate(op_schema) if found is None else found  # torch's rule, which mostly raises
 
     return propagate_on_one_mesh
 
 
 def _of_tensors(propagate: Propagate, schema: OpSchema) -> Any | None:
-    """The answer for an op on its operands read on one mesh; None where no mesh is known to do."""
+    """The answer for an op, its operands described on one mesh; None if no mesh is known to do."""
     read = _read(schema)
     if read is None:
         return None
@@ -73,7 +73,7 @@ def _of_tensors(propagate: Propagate, schema: OpSchema) -> Any | None:
 
 
 def _read(schema: OpSchema) -> OpSchema | None:
-    """The op with all specs on one mesh; None where no mesh is known to do."""
+    """The op with all specs on one mesh; None if no mesh is known to do."""
     for mesh in _meshes(schema):
         specs = op_schemas.specs_of(schema)
         read = [on for on in (_on(mesh, spec) for spec in specs) if on is not None]
@@ -83,9 +83,9 @@ def _read(schema: OpSchema) -> OpSchema | None:
 
 
 def _meshes(schema: OpSchema) -> list[Any]:
-    """The meshes on which the op may be, the best first. What is written to stays on its mesh. Of
-    tensors a mesh of more dims says more. Of numbers alone the fewest ranks are told to have the
-    same.
+    """The meshes on which the op may run, the best first. A tensor that is written to stays on its
+    mesh. For tensors, a mesh with more dims can describe more placements. For numbers alone, the
+    smallest mesh asserts equal values on the fewest ranks.
     """
     written = [spec.mesh for _, spec in op_schemas.written(schema.op, schema)]
     if written:
@@ -99,8 +99,8 @@ def _meshes(schema: OpSchema) -> list[Any]:
 
 
 def _on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
-    """The spec of the same local tensors on another mesh, of a number when it is finished; None
-    where none is known.
+    """The spec of the same local tensor on another mesh; for a number, of its reduced value. None
+    if no such spec is known.
     """
     if spec.mesh == mesh:
         return spec
@@ -112,7 +112,7 @@ def _on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
             type(p) is Replicate or (not spec.shape and _is_finished_alone(p))
             for p in spec.placements
         )
-        # Those that have it in parts all have to come by here.
+        # All ranks that have a pending part of the number must take part in its reduction.
         if not known or not (having == wanting if pending else having >= wanting):
             return None
         return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, spec.tensor_meta)
@@ -129,8 +129,8 @@ def _on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
 
 
 def _is_number(spec: DTensorSpec) -> bool:
-    """Whether all elements are one: of a tensor without dims, or one that is expanded from such, as
-    the gradient of a sum is.
+    """Whether the tensor has no dims, or is expanded from one element, as the gradient of a sum is:
+    all its elements are one.
     """
     sizes = zip(spec.shape, spec.stride)
     return all(type(step) is int and step == 0 for n, step in sizes if type(n) is not int or n != 1)
@@ -141,7 +141,7 @@ def _is_finished_alone(placement: Any) -> bool:
 
 
 def _always_divide(spec: DTensorSpec, parts: Sequence[Part]) -> bool:
-    """Whether blocks are of one size in every call: of symbolic sizes with a guard."""
+    """Whether blocks have equal sizes in every call; for symbolic sizes a guard is added."""
     blocks = [1] * len(spec.shape)
     for part, n in zip(parts, spec.mesh.shape):
         if isinstance(part, tuple):
@@ -157,8 +157,8 @@ def _always_divide(spec: DTensorSpec, parts: Sequence[Part]) -> bool:
 
 
 def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
-    """The answer for an op on lists, which is that of the ops on the elements of one mesh each;
-    None where torch answers as it is, or some elements are on no mesh together.
+    """The answer for an op on lists, put together from the answers for the elements of each mesh.
+    None if torch answers without this, or if the operands of some element have no common mesh.
     """
     apart = list(_elements(schema))
     read = [one for one in map(_one_element, apart) if one is not None]
@@ -191,7 +191,7 @@ def _one_element(element: OpSchema) -> OpSchema | None:
 
 
 def _elements(schema: OpSchema) -> Iterator[OpSchema]:
-    """The op on one element of each of its lists after the other."""
+    """The op on the first element of each of its lists, then on the second, and so on."""
     arguments: Any = schema.args_schema
     for i in range(max(map(len, filter(_is_list, arguments)))):
         args = [arg[i : i + 1] if _is_list(arg) else arg for arg in arguments]
@@ -199,7 +199,7 @@ def _elements(schema: OpSchema) -> Iterator[OpSchema]:
 
 
 def _joined(elements: Sequence[OpSchema]) -> OpSchema:
-    """The inverse of :func:`_elements`; what is no list is the first's."""
+    """The inverse of :func:`_elements`; arguments that are not lists are those of the first."""
     first = elements[0]
     arguments = zip(*[one.args_schema for one in elements])
     args = [
@@ -210,15 +210,15 @@ def _joined(elements: Sequence[OpSchema]) -> OpSchema:
 
 
 def _is_list(arg: Any) -> bool:
-    """Whether it is a list of something for each element, as all that such ops are given are; some
-    may be left empty.
+    """Whether the argument has an entry for each element. All lists of such ops do, except lists
+    that are left empty.
     """
     return isinstance(arg, (list, tuple)) and len(arg) > 0
 
 
 def _shares_as(read: OpSchema, wanted: OpSchema) -> bool:
-    """Whether what elements share is wanted as it is read: on whichever mesh, it is one local
-    tensor for all of them.
+    """Whether operands outside of lists keep their placements: all elements, on whichever mesh,
+    share the one local tensor.
     """
     before: Any = (*read.args_schema, *read.kwargs_schema.values())
     after: Any = (*wanted.args_schema, *wanted.kwargs_schema.values())
@@ -234,13 +234,13 @@ def _shares_as(read: OpSchema, wanted: OpSchema) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """An op as it is given its arguments, and with these as they are read on one mesh."""
+    """An op with its arguments as given, and with the same arguments described on one mesh."""
 
     given: OpSchema
     read: OpSchema
 
     def __call__(self, op_info: Any) -> None:
-        """Finish the numbers of other meshes, and have the dispatcher see the specs as read."""
+        """Reduce numbers of other meshes, and give the dispatcher the specs on one mesh."""
         given = dispatch.arguments_of(op_info, self.given)
         read = dispatch.arguments_of(op_info, self.read)
         local = dispatch.local_arguments(op_info)

@@ -1,4 +1,4 @@
-"""What the propagator answers for a movement op that touches a sharded dim."""
+"""The propagator's answer for a movement op that touches a sharded dim."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
 from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, Row
 
-# Pending reductions that rows of results which are made of no row can be given a part in: what the
-# first device of the mesh dim has there, and what the others have; True: all the fill.
+# Pending reduction -> the values of rows that are filled in, so that they reduce to the fill: on
+# the first device of the mesh dim, and on the others. True: the fill itself.
 _FILLED = {
     "sum": (True, 0),
     "product": (True, 1),
@@ -63,11 +63,11 @@ Rule = Callable[[OpSchema], Any]
 
 
 def movement_first(others: Rule, *, is_on: bool, stock: Rule) -> Rule:
-    """The propagator's way from an op on specs to the placements that it needs and gives: that of a
-    movement, and else that of ``others``. ``stock`` is torch's own.
+    """A propagator that answers movement ops by their map of rows, and other ops by ``others``.
+    ``stock`` is torch's own.
 
-    Where movement is not on, that is for ops that are several views, and free as these: torch
-    derives what the views give.
+    If movement is not on (``is_on``), it answers only ops that consist of several views, if these
+    are free: torch derives its rule from the decomposition.
     """
     answer_of: dict[str, Callable[..., Any]] = (
         {**dict.fromkeys(STEPS, several_of), **dict.fromkeys(MOVEMENTS, movement_of)}
@@ -96,10 +96,10 @@ def movement_first(others: Rule, *, is_on: bool, stock: Rule) -> Rule:
 
 
 def _ask_alike(found: Any) -> None:
-    """Ask of the results, on all ranks, what is asked of the local tensors on those that have rows.
+    """Ask on all ranks whether the results are contiguous, as torch asks of tensors with rows.
 
-    A tensor of one row is contiguous whatever its strides are, and one of none is: on such a rank
-    the compiler learns less of other sizes than on others. What is known of these decides what is
+    A tensor of one row or none is contiguous whatever its strides are. So on a rank that has such a
+    local tensor the compiler learns less about sizes. What it knows about them decides what is
     exchanged, and whether by a plan for any sizes.
     """
     for meta in answers.metas_of_results(found):
@@ -109,14 +109,14 @@ def _ask_alike(found: Any) -> None:
 def movement_of(
     name: str, schema: OpSchema, specs: Sequence[DTensorSpec], stock: Rule
 ) -> Any | None:
-    """The op as a movement; None where it is none, touches no sharded dim, or has arguments or
-    placements for which none is known: these are for others to answer.
+    """The answer for the op as a movement. None if it is no movement, touches no sharded dim, or
+    its arguments or placements have no known movement: others then answer.
     """
     row = MOVEMENTS.get(name)
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        # Such sizes are in compiled programs alone: others do not wait for this to be imported.
+        # Only compiled programs have symbolic sizes: eager programs do not import this.
         from cute_sharding.dtensor.decide.any_sizes import dynamic_of
 
         anew = dynamic_of(name, schema, specs)
@@ -155,11 +155,11 @@ def movement_of(
 
 
 def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
-    """The results' placements; None where the op is nothing but itself on each device."""
+    """The results' placements; None if the op just runs on each device's local tensors."""
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
-    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever devices
-    # are left without rows; and strided shards beside what is pending, of which a signature
-    # finishes the reduction.
+    # An exchange also for ops that have no rule in torch; that torch refuses, as splits of empty
+    # shards, or gathers if devices are without rows; and for strided shards beside a Partial, which
+    # a signature would reduce.
     anyway = (
         registry.is_derived(op)
         or (row.gathers and any(cut for some in cuts for cut in some))
@@ -178,14 +178,14 @@ def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> C
     spare = _spare(row, specs)
     choice = choose(spare)
     if spare and choice is not None and op._schema._is_view_op():
-        # What is written to a part of a replica has to reach the others.
+        # A write to a part of a replica has to reach the other replicas.
         return choice if comes_back(choice.exchange, specs[0].mesh) else choose(())
     return choice
 
 
 def _left_to_right(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
-    """The cuts of a result; plain ones of a dim where those are, at this size, not left to right
-    (run/reading.py): torch would read them as an order.
+    """The cuts of a result. If a dim's strided cuts, at this size, are not left to right
+    (run/reading.py), torch would read them as an order of shards: the dim then gets plain cuts.
     """
     if agree(shape, spec, [placement_of(cut) for cut in cuts]):
         return cuts
@@ -201,8 +201,8 @@ def several_of(
     *,
     views_alone: bool = False,
 ) -> Any | None:
-    """An op of several steps as views and movements, or as views that are free alone; None where
-    these are for others to answer.
+    """The answer for an op of several steps, each a view or a movement. With ``views_alone``
+    only if no step exchanges rows. None if others have to answer.
     """
     if len(specs) != 1 or not _is_known(specs):
         return None
@@ -248,7 +248,7 @@ def several_of(
 
 
 def _is_known(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether all are on one mesh of several devices, in placements whose rows are known."""
+    """Whether all are on one mesh of several devices, with placements whose rows are known."""
     return (
         specs[0].mesh.size() > 1
         and are_understood(specs)
@@ -258,7 +258,7 @@ def _is_known(specs: Sequence[DTensorSpec]) -> bool:
 
 
 def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
-    """By mesh dim the reduction that is pending of all operands; None where it is not of all."""
+    """Mesh dim -> pending reduction, if all operands have the same ones; None if they differ."""
     found: dict[int, str] = {}
     for m, of in enumerate(zip(*(spec.placements for spec in specs))):
         if any(isinstance(p, Partial) for p in of):
@@ -269,8 +269,8 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
 
 
 def _spare(row: Row, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
-    """Mesh dims that may cut the results though all operands are replicated on them: those of ops
-    for which torch weighs that, too.
+    """Mesh dims that may shard the results though all operands are replicated on them: those of ops
+    for which torch considers all placements.
     """
     if not registry.weighs_all(row.made_of or row.overloads[0]):
         return ()
@@ -279,8 +279,8 @@ def _spare(row: Row, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
 
 
 def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:
-    """Whether what is pending does not stay so: of others than sums, where rows are added up; of
-    reductions that nobody knows, where rows are filled in.
+    """Whether the results cannot stay pending: if rows are added up, for other reductions than
+    sums; if rows are filled in, for reductions without an entry in ``_FILLED``.
     """
     if move.adds:
         return any(op not in ("sum", "avg") for op in pending.values())
@@ -305,7 +305,7 @@ def _note(
     *,
     brought: bool = False,
 ) -> None:
-    """In the counts and the log. ``brought``: the operand is redistributed first."""
+    """Count and log the op. ``brought``: the operand is redistributed first."""
     exchanges = [movement for movement in movements if movement.communicates]
     count(name, "exchanged" if exchanges or brought else "free")
     if logger.isEnabledFor(logging.DEBUG):
@@ -330,8 +330,8 @@ def _note_place(
     moves: Sequence[Callable[[], Received]],
     stock: Rule,
 ) -> None:
-    """In the counts, beside torch's rule. Where torch has none it derives one, by trying: that
-    takes long, and is not asked for.
+    """Count what the op receives beside what torch's rule would. If torch has no rule, it would
+    derive one by trying placements, which takes long; then nothing is counted.
     """
     if registry.is_derived(schema.op):
         return

@@ -1,5 +1,5 @@
-"""Views of tensors whose mesh dims do not cut left to right (run/reading.py): whether what was
-decided, which is left to right, holds of them, and what is done where it does not.
+"""Views of tensors whose mesh dims do not shard left to right (run/reading.py). Views are decided
+as if mesh dims shard left to right: this says if the decision holds, and what is done if not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cute_sharding.relations.view import View
 def holds_in_its_order(
     view: View, spec: tensor_specs.DTensorSpec, decision: Decision, *, sized: bool
 ) -> bool:
-    """Whether the decision holds in the order in which the mesh dims cut, which is that of torch
-    (reading.py) for what comes of it, too. ``sized``: the op is given local sizes, which torch
-    counts left to right.
+    """Whether the decision holds in the order in which the mesh dims shard the input, and torch's
+    reading of the output's placements (reading.py) agrees. ``sized``: the op is given local sizes,
+    which torch computes left to right.
     """
     if tensor_specs.says_an_order(spec):
         return False
@@ -35,13 +35,13 @@ def holds_in_its_order(
     if any(isinstance(n, Size) for shape, _ in shapes for n in shape):
         if all(_divides(shape, spec.mesh.shape, placements) for shape, placements in shapes):
             return True
-        # Whether it is the same is then a matter of numbers.
+        # Whether the orders agree then depends on the sizes' values.
         shapes = [([int(unknown(n)) for n in shape], placements) for shape, placements in shapes]
     if all(agree(shape, spec, placements) for shape, placements in shapes):
         return True
     if sized:
         return False
-    # Whole dims that keep their cuts, as in a permutation, keep them in any order.
+    # Dims that the view keeps whole, as in a permutation, keep their cuts in any order.
     before, after = (
         [cut_of(p) for p in placements] for placements in (spec.placements, decision.output)
     )
@@ -66,9 +66,7 @@ def holds_in_its_order(
 def _divides(
     shape: Sequence[int], mesh: Sequence[int], placements: Sequence[tensor_specs.Placement]
 ) -> bool:
-    """Whether the mesh dims that shard a dim divide it together, so that all orders are the
-    same.
-    """
+    """Whether each dim divides by the mesh dims that shard it together: then all orders agree."""
     parts = [1] * len(shape)
     for placement, n in zip(placements, mesh):
         cut = cut_of(placement)
@@ -89,7 +87,7 @@ def whole(
     """The decision with an input that is not sharded.
 
     Raises:
-        RuntimeError: an error is what was asked for.
+        RuntimeError: the setting asks for an error.
     """
     if if_not_free == "error":
         raise RuntimeError(

@@ -1,8 +1,8 @@
-"""Rows that the numbers of an index pick, of a dim that is cut: each device gives those that it
-has, and zeros for others, so that a sum of all is left pending.
+"""Rows of a sharded dim that an index picks: each device gives the picked rows that it has and
+zeros for others, and a sum is left pending.
 
-torch does so as well, for an embedding and ``gather``, and has the mask stay with the placement
-(``_MaskPartial``): most of what follows then raises. Here it ends with the op.
+torch does the same for an embedding and ``gather``, but keeps the mask in the placement
+(``_MaskPartial``), for which most later ops raise. Here the mask ends with the op.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def by_picks(
     signature: Signature,
     found: Assignment,
 ) -> Any:
-    """The answer for an op that picks rows, run so that a device gives those that it has, where
-    some mesh dim cuts them. ``factors``: split factors, by the numbers that they are now.
+    """The answer for an op that picks rows. If a mesh dim shards these rows, each device gives
+    those that it has. ``factors``: split factors, by their present numbers.
     """
     picked = [
         (i, d)
@@ -61,7 +61,7 @@ def by_picks(
 
 
 def _number(size: Any) -> int:
-    """Which rows are a device's is worked out in numbers: in a graph, of these alone."""
+    """The size as a number (in a graph with a guard): a device's rows are computed in numbers."""
     return size if isinstance(size, int) else symints.number_of(size)
 
 
@@ -74,17 +74,17 @@ def _picked(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """What the op gives of own rows. ``at``: the argument that has them, the dim, and the index."""
+    """The op's result on this device's rows. ``at``: (argument with the rows, dim, index)."""
     source, dim, index = at
 
     def of_rank(rank: int, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         own, count, is_own = _own_rows(numbers, n, chain, place(mesh, rank))
-        if count == 0:  # then any row will do
+        if count == 0:  # any row does: all results are masked below
             rows = rows.new_zeros([1 if d == dim else size for d, size in enumerate(rows.shape)])
         given = list(args)
         given[source], given[index] = rows, own.masked_fill(~is_own, 0)
         result = op(*given, **kwargs)
-        # The rows of an index come first, and whatever else a picked row has after them.
+        # The dims of the index come first, then the other dims of a picked row.
         others = ~is_own.reshape(*is_own.shape, *[1] * (result.ndim - is_own.ndim))
         return result.masked_fill(others, 0)
 
@@ -94,9 +94,9 @@ def _picked(
 def _own_rows(
     numbers: torch.Tensor, n: int, chain: _Chain, device: Sequence[int]
 ) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """Where rows of ``n`` of those numbers are among the device's own; how many it has; and which
-    of the numbers are of such. (Of a mesh dim ``n`` rows are dealt in pieces, and of each piece a
-    block to each device: :mod:`cute_sharding.sharding.deal`.)
+    """For rows with these ``numbers`` of ``n``: their numbers among the device's own rows, how many
+    rows the device has, and a mask of the numbers that it has. (A mesh dim deals ``n`` rows in
+    pieces, and each device gets one block of each piece: :mod:`cute_sharding.sharding.deal`.)
     """
     is_own = torch.ones_like(numbers, dtype=torch.bool)
     for factor, parts, m in chain:
@@ -104,7 +104,7 @@ def _own_rows(
             break
         piece, block = piece_and_block(n, factor, parts)
         full, rest = divmod(n, piece)
-        last = -(-rest // parts)  # the block of what is left after whole pieces
+        last = -(-rest // parts)  # the block size of the rows that are left after whole pieces
         number = numbers // piece
         own = min(max(piece - device[m] * block, 0), block)
         size = torch.where(number < full, block, last) if rest else block

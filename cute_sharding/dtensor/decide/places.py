@@ -1,5 +1,5 @@
-"""What an op receives where it is answered, and what it would have received by torch's own rule.
-Worked out when somebody asks (:mod:`..reports.stats`).
+"""What an op receives as it is answered here, and what it would receive by torch's own rule.
+Computed only on request (:mod:`..reports.stats`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Placements = Sequence[Placement]
 
 
 class OpPlace:
-    """An op on operands that lie in one way (a :class:`..bookkeeping.stats.Place`).
+    """An op on operands with certain specs (a :class:`..bookkeeping.stats.Place`).
 
     Args:
-        received: what it receives of others, beside ``moves``.
-        moves: the redistributions of its operands that are by plan; :func:`move_of`.
-        stock: those that torch's own rule makes. Raises what that rule raises.
+        received: computes what it receives, without ``moves``.
+        moves: compute what redistributions of its operands by plan receive; see :func:`move_of`.
+        stock: lists the redistributions of torch's own rule. Raises what that rule raises.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class OpPlace:
 
 
 def redistribution_of(spec: DTensorSpec, after: Placements) -> Redistribution:
-    """The redistribution of a tensor of that spec to the placements ``after``."""
+    """The redistribution of a tensor with this spec to the placements ``after``."""
     return tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements), tuple(after)
 
 
 def move_of(spec: DTensorSpec, after: Placements) -> Callable[[], Received]:
-    """What a redistribution by plan receives, on the groups that the mesh has now."""
+    """A function for what a redistribution by plan receives, on the mesh's present groups."""
     by = means(spec.mesh)
     return lambda: prepare(*redistribution_of(spec, after), by=by).kind.moved.received
 
@@ -61,7 +61,7 @@ def move_of(spec: DTensorSpec, after: Placements) -> Callable[[], Received]:
 def redistributions_of_rule(
     schema: OpSchema, rule: Callable[[OpSchema], Any]
 ) -> list[Redistribution]:
-    """How a rule of torch's has the operands of an op redistributed. Raises what that raises."""
+    """The redistributions of an op's operands by a rule of torch's. Raises what the rule raises."""
     wanted = rule(schema).redistribute_schema or schema
     return [
         redistribution_of(spec, to.placements)

@@ -1,5 +1,5 @@
-"""What is decided about an op, and the answers that are not torch's: that of a view, by its
-signature, and by the gate.
+"""Facts about an op that its decision depends on, and the answers that are not torch's: for a view,
+by the signature, and by the gate.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _UNKNOWN = OfTorch(())
 
 @dataclass(frozen=True)
 class Question:
-    """Which placements an op needs and gives.
+    """The question which placements an op needs and gives.
 
     Attributes:
-        schema: the op, with specs for its tensors.
-        specs: these, in the order of its arguments.
-        stock: torch's own answer to such questions.
-        settings: those in force. Without ``ops`` torch answers what signatures would, with the
-            gate before it.
+        schema: the op, with specs in place of tensors.
+        specs: the specs, in the order of the op's arguments.
+        stock: torch's propagator.
+        settings: the settings in force. Without ``ops`` torch answers in place of signatures, after
+            the gate.
     """
 
     schema: OpSchema
@@ -65,14 +65,14 @@ class Question:
 
     @property
     def is_made_anew(self) -> bool:
-        """Whether something is pending that the results have nothing to do with, and torch has
-        them, the same on each device, be summed.
+        """Whether an operand is pending on which the results' values do not depend. (torch leaves
+        such results pending, and equal values on all devices would be summed.)
         """
         return self.is_pending and OF_TORCH.get(self.name, _UNKNOWN).leaves_pending
 
     @property
     def smooths_labels(self) -> bool:
-        """Whether it is what smoothing of labels does, between log_softmax and the loss."""
+        """Whether label smoothing runs this op between log_softmax and the loss."""
         return OF_TORCH.get(self.name, _UNKNOWN).smooths_labels
 
     @property
@@ -90,9 +90,9 @@ class Question:
 
     @cached_property
     def row(self) -> Row | None:
-        """The op's row in the table of signatures, where these may answer; where it writes by a
-        mask, that of such; of pointwise ops, which stand there as one, that of ops that are linear
-        in both operands, or of all.
+        """The op's row in the table of signatures, if signatures may answer. An op that writes by a
+        mask has a row of its own for that. Pointwise ops share one row, and those that are linear
+        in both operands another.
         """
         if not self.settings.ops:
             return None
@@ -106,9 +106,9 @@ class Question:
 
     @property
     def is_derived_in_torch(self) -> bool:
-        """Whether the op has a row of its own here, and no rule in torch: it would derive one from
-        what the op decomposes to, by trying all placements of all operands at each op within. Of
-        attention that takes half a minute, with a mask much more.
+        """Whether the op has a row here, and no rule in torch: torch would derive one from the op's
+        decomposition, by trying all placements of all operands for each op in it. For attention
+        that takes half a minute, with a mask much more.
         """
         return (
             self.settings.ops
@@ -119,8 +119,8 @@ class Question:
 
     @property
     def is_composite(self) -> bool:
-        """Whether the op is one that torch takes apart before it gets here, but in inference mode,
-        and that nobody has a rule for.
+        """Whether torch decomposes the op before it gets here, except in inference mode, and
+        neither torch nor this package has a rule for it.
         """
         op = self.schema.op
         return (
@@ -133,12 +133,12 @@ class Question:
 
     @property
     def is_wrong_in_one(self) -> bool:
-        """Whether such an op is to be taken apart here too. torch derives a rule of what it comes
-        to, and runs the op on local tensors as it is. But what it computes of sizes are then those
-        of a part: a sum divided by the rows of a batch, a mean of blocks of different sizes. Of a
-        view, a rule that is tried on a few devices takes blocks of some rows for those of others,
-        and sizes that it is told are those of the whole. And blocks of the results are others than
-        their placements say, where operands are uneven.
+        """Whether a composite op has to be decomposed here too. torch derives a rule from its
+        decomposition, but runs the whole op on local tensors. What the op computes from sizes is
+        then computed from local sizes: a sum divided by the rows of a batch, a mean of blocks of
+        different sizes. For a view, torch tries the rule on a few devices, which may take blocks of
+        some rows for those of others, and passes on sizes of the whole. And for uneven operands the
+        results' blocks are not those of their placements.
         """
         if not (self.is_sharded or self.is_pending) or not self.is_composite:
             return False
@@ -154,8 +154,8 @@ class Question:
 
     @property
     def _runs_whole(self) -> bool:
-        """Whether torch replicates all operands first: then the op is right in one, and what it
-        needs is sent once.
+        """Whether torch replicates all operands first: the whole op is then right, and its operands
+        are sent once.
         """
         try:
             found = self.stock(self.schema)
@@ -170,9 +170,9 @@ class Question:
 
     @property
     def is_right_in_torch(self) -> bool:
-        """Whether torch's rule is right on these placements, as far as no fix says otherwise. (A
-        mesh of one device is its stand-in for ops that it decomposes: what holds there is to hold
-        anywhere. Of ops that keep any cut only the pointwise ones take no elements on any device:
+        """Whether torch's rule is right on these placements, apart from fixes. (torch uses a mesh
+        of one device as a stand-in for ops that it decomposes, so answers there have to hold on any
+        mesh. Of the ops that keep any cut only pointwise ones accept devices without elements:
         pools refuse a tensor without channels.)
         """
         if not self.is_strided or all(spec.mesh.size() == 1 for spec in self.specs):
@@ -181,8 +181,8 @@ class Question:
         if self.settings.ops and self.name in SIGNATURES:
             return False
         if self.is_pointwise:
-            # Of others it would look for the ways from strided shards to all placements that it
-            # knows, which may take minutes, find none, and replicate everything.
+            # For unlike placements torch would search for ways from strided shards to all
+            # placements that it knows, which may take minutes, find none, and replicate everything.
             return self.is_alike or not self.settings.ops
         of_torch = OF_TORCH.get(self.name, _UNKNOWN)
         return of_torch.carries_any_cut or (
@@ -195,17 +195,17 @@ class Question:
         return ViewQuestion(self.name, self.schema, self.stock, self.settings).answer()
 
     def signed(self) -> Any | None:
-        """The signature's answer; None where there is none."""
+        """The signature's answer; None if there is none."""
         if self.row is None:
             return None
         return by_signature(self.row, self.name, self.schema, self.specs)
 
     def gated(self, kinds: tuple[type, ...]) -> Any:
-        """torch's answer with the mesh dims of such placements replicated."""
+        """torch's answer after the mesh dims with placements of these kinds are replicated."""
         return gated(self._plain, self.name, self.schema, kinds)
 
     def _plain(self, plain: OpSchema) -> Any:
-        """Of the op on plain placements the answer of torch, or of a signature where it has no
+        """The answer for the op on plain placements: torch's, or a signature's if torch has no
         rule.
         """
         try:

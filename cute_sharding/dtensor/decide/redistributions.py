@@ -1,4 +1,4 @@
-"""How what ops need gets to them: which redistributions run by plan, and which are torch's."""
+"""Redistributes what ops need: which redistributions run by plan, and which by torch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from cute_sharding.dtensor.run.words import say_redistributed
 
 
 def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
-    """The dispatcher's step that redistributes an op's arguments; by plan for rules of ours. Of
-    lists, what goes by plan goes together.
+    """The dispatcher's step that redistributes an op's arguments: by plan if a rule of ours
+    answered. The planned redistributions of an op on lists run together.
     """
 
     def redistribute_local_args(
@@ -45,7 +45,7 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
         if answer is not None and answer.read is not None:
             answer.read(op_info)
         if answer is not None and answer.takes_all:
-            return  # it is given them as they are
+            return  # the function takes the arguments without redistribution
         if settings is None or not settings.views:
             answer = None
         before, answered = op_info.local_args, answer is not None and answer.by_plan
@@ -70,8 +70,8 @@ def _all_redistributed(
     at_once: bool,
     answered: bool,
 ) -> list[torch.Tensor]:
-    """The arguments of an op, where they are to be; what is exchanged of them ``at_once``, if it
-    takes them in lists.
+    """The redistributed arguments of an op. For an op on lists (``at_once``), the planned exchanges
+    run together.
     """
     settings = in_force()
     moved: list[torch.Tensor | None] = [None] * len(moves)
@@ -93,7 +93,7 @@ def _settled(
 ) -> tuple[DTensorSpec, DTensorSpec]:
     if not dispatch_modes.is_tracing():
         return current, target
-    tag(settings)  # dynamo comes by here before a cache is asked
+    tag(settings)  # dynamo calls this before it looks into a cache
     return symints.settled_spec(current), symints.settled_spec(target)
 
 
@@ -107,9 +107,9 @@ def redistribute(
     is_explicit: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted,
-    else torch's. ``answered``: it is what a rule of ours asks for of an op's argument. That is by
-    plan under any setting, where there may be one, and an outcome of the op, not counted again.
+    """Runs in place of torch's redistribute_local_tensor: by plan if that is wanted, else torch's.
+    ``answered``: a rule of ours asks for it, for an op's argument. It is then planned under any
+    setting, if a plan is possible, and is not counted again, because the op is.
     """
     stock = redistribution_hook.stock_redistribute
     settings = in_force()
@@ -131,7 +131,7 @@ def redistribute(
         )
     moved = stock(local, current, target, **how, **options)
     if is_explicit or moved is local or local_tensors.is_wrapper(local):
-        return moved  # what a program asks torch for lies as torch leaves it
+        return moved  # a redistribution that a program asks torch for keeps torch's layout
     return laid_out(moved, current.tensor_meta)
 
 
@@ -142,8 +142,8 @@ def _is_planned(
     settings: Settings,
     answered: bool,
 ) -> bool:
-    """Whether a plan redistributes, and not torch. Alike on all ranks: it depends on the specs, the
-    settings and the op alone.
+    """Whether a plan redistributes, and not torch. The same on all ranks: it depends only on the
+    specs, the settings and the op.
     """
     if local_tensors.is_wrapper(local):
         return False
@@ -153,8 +153,8 @@ def _is_planned(
         return False
     shape = tuple(current.shape)
     is_symbolic = symints.is_symbolic(shape)
-    # Placements that views make, and that torch would misread or move wrongly; and it counts the
-    # rows of strided shards one by one, which it cannot of symbols.
+    # Not torch's: placements from views, which torch would misread or move wrongly; strided shards
+    # of symbolic sizes, whose rows torch counts one by one.
     is_wanted = (
         settings.redistribution
         or answered

@@ -1,4 +1,4 @@
-"""What is said of an op that nobody has a rule for: what to do instead."""
+"""Errors for ops without a rule, which say what to do instead."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cute_sharding.dtensor.run.placements import text
 
 
 def in_words(error: Exception, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Exception:
-    """torch's error for an op without a rule, or with results whose shape depends on values, with
-    what may be done. Of the same class: torch takes some ops apart that have no rule.
+    """torch's error for an op without a rule, or with results whose shape depends on values; the
+    message says what to do. The class stays the same: torch decomposes some ops on this error.
     """
     given = ", ".join(f"{tuple(spec.shape)} as {text(spec.placements)}" for spec in specs)
     if isinstance(error, DynamicOutputShapeException):

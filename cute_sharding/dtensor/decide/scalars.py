@@ -1,8 +1,8 @@
-"""Results without dims: what is pending of them is finished with the op.
+"""Results without dims are never left pending: their reduction runs together with the op.
 
-Programs read such a number, a loss, a norm, a flag, on one rank alone (``if rank == 0:
-print(loss.item())``), where nothing can be waited for. So none is handed on pending. Others are:
-what is read of those is read by all.
+Programs read a loss, a norm or a flag on one rank alone (``if rank == 0: print(loss.item())``). A
+reduction at that point would wait for the other ranks forever. Results with dims may stay pending:
+programs read them on all ranks.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Re
 
 
 class Pending(NamedTuple):
-    """What is pending of a result, and on which mesh dims."""
+    """The pending reductions of a result, by mesh dim."""
 
     mesh: Any
     placements: tuple[tuple[int, Partial], ...]
 
 
 def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op, where it leaves something pending of a result without dims, with that
-    finished as part of the op.
+    """The answer for an op; a result without dims that it leaves pending is reduced with the op.
 
-    Not of a view, which is the memory of another tensor; nor of what is written to; nor of lists of
-    results, such as the norms of all gradients, which programs go on to reduce to one. And a mesh
-    of one device is torch's stand-in for any: it has no more to say of it than torch.
+    Except results of a view, which share the memory of another tensor; tensors that are written to;
+    and lists of results, such as the norms of all gradients, which programs reduce to one number.
+    On a mesh of one device, torch's stand-in for any mesh, torch's answer is kept.
     """
     op = schema.op._schema
     if op._is_view_op() or op.is_mutable:
@@ -56,7 +55,7 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
 
 
 def pending_of(spec: Any) -> Pending | None:
-    """What is pending of a number; None of another tensor, and where nothing is."""
+    """The pending reductions of a number; None for a tensor with dims, or if nothing is pending."""
     if not isinstance(spec, DTensorSpec) or len(spec.shape) or spec.mesh.size() == 1:
         return None
     placements = tuple([(m, p) for m, p in enumerate(spec.placements) if isinstance(p, Partial)])
@@ -85,7 +84,7 @@ def _run(
 
 
 def finish(numbers: Sequence[torch.Tensor], pending: Pending | None) -> list[torch.Tensor]:
-    """Numbers that the same is pending of, in one reduction for each mesh dim."""
+    """Numbers with the same pending reductions, reduced together: once for each mesh dim."""
     if pending is None:
         return list(numbers)
     x = numbers[0] if len(numbers) == 1 else torch.stack(list(numbers))

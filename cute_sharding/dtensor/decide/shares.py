@@ -1,12 +1,12 @@
-"""Averages of blocks that differ: what a device has counts by its share.
+"""Averages over devices with blocks of different sizes: each device counts by its share.
 
-Where a device has w of W elements, its own mean counts w / W times in that of all: that sum is left
-pending. Elements are known by the sizes.
+If a device has w of W elements, its own mean counts w / W times in the mean of all, and a sum is
+left pending. The numbers of elements follow from the sizes.
 
-The rows of a loss of classes are not: some may be ignored. Their weights, which the op gives beside
-the loss, are added up with it and not, as on stock, with its gradient: one number. Of N devices
-each then counts N w / W times in an average, as stock has it. That is exactly once where all have
-rows of as much weight, so that a loss which is right on stock is so to the last bit.
+In a loss of classes, sizes do not say how many rows count: some may be ignored. The op returns
+their total weight beside the loss; it is summed over the devices with the loss (on stock with its
+gradient): one number. Each of N devices counts N w / W times in an average, as on stock. That is
+exactly 1 if all have rows of equal weight: a loss that is right on stock has the same bits here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cute_sharding.relations.signature import Signature
 
 
 def _left_pending(found: Assignment, op: str) -> list[int]:
-    """The mesh dims that leave such a reduction pending, of what they cut."""
+    """The mesh dims whose cuts leave this reduction pending in the first result."""
     return [
         m
         for m, part in enumerate(found.results[0])
@@ -37,7 +37,7 @@ def _left_pending(found: Assignment, op: str) -> list[int]:
 
 
 def of_results(shares: str | None, found: Assignment) -> list[tuple[Part, ...]]:
-    """What each mesh dim does to each result: the weight of all rows is on every device."""
+    """The parts of the results by mesh dim; the total weight of all rows is on every device."""
     mesh_dims = _left_pending(found, "avg") if shares == "rows" else []
     return [
         tuple([None if k and m in mesh_dims else part for m, part in enumerate(parts)])
@@ -53,8 +53,8 @@ def by_shares(
     signature: Signature,
     found: Assignment,
 ) -> Any:
-    """The answer for a mean, with the op run so that what a device has counts by its share, where
-    that is left pending: averages of rows, or sums of what averages would be of blocks of one size.
+    """The answer for a mean. If it is left pending, the op runs so that each device counts by its
+    share: an average of rows; or a sum, where equal blocks would leave an average.
     """
     mesh_dims = _left_pending(found, "avg" if shares == "rows" else "sum")
     mesh = specs[0].mesh
@@ -72,8 +72,8 @@ def by_shares(
 
 
 def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:
-    """Of each name that is reduced, an operand that has all its rows, and the dim. (One that is
-    broadcast has another name there.)
+    """For each reduced name, an operand that has all its rows, and the dim: (operand, dim). (A dim
+    that is broadcast has another name.)
     """
     dims: dict[str, tuple[int, int]] = {}
     for i, names in enumerate(signature.operands):
@@ -90,14 +90,14 @@ def _by_elements(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """What the mean of own elements, ``dims`` of these arguments, is of the mean of ``n``."""
+    """The part of a device in a mean of ``n`` elements; ``dims`` count its own elements."""
     mean = op(*args, **kwargs)
     counted = share(prod([args[at].shape[d] for at, d in dims]), n, mean)
     return (mean * counted).to(mean.dtype).masked_fill(counted == 0, 0)
 
 
 def share(own: Any, n: Any, x: torch.Tensor) -> torch.Tensor:
-    """What a device has, ``own`` of ``n`` elements, as a factor of ``x``."""
+    """A device's share, ``own`` of ``n`` elements, as a factor of ``x``."""
     return x.new_full((), own, dtype=_real(x.dtype)) / n
 
 
@@ -111,14 +111,14 @@ def _by_weights(
     reduction: int,
     ignore_index: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the mean of own rows is of an average over ``devices``; and the weight of all rows."""
+    """The part of a device in an average over ``devices``, and the total weight of all rows."""
     mean, weight_of_own = op(scores, target, weight, reduction, ignore_index)
     own = weight_of_own.to(_real(weight_of_own.dtype))
     total = total_of(own)
     counted = (mean * (own * devices / total)).to(mean.dtype)
     if weight is None:
         counted = counted.masked_fill((own == 0) & (total != 0), 0)
-    else:  # rows that weigh nothing together may not do so each
+    else:  # weights that add up to 0 need not all be 0
         added = op(scores, target, weight, 2, ignore_index)[0]
         counted = torch.where(own == 0, (added * (devices / total)).to(mean.dtype), counted)
     return counted, total.to(weight_of_own.dtype)
@@ -131,5 +131,5 @@ def _added(x: torch.Tensor, mesh: Any, mesh_dims: Sequence[int]) -> torch.Tensor
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
-    """Of real numbers, one that holds counts as exactly as a kernel adds them up."""
+    """A real dtype that holds counts as exactly as a kernel sums them up."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

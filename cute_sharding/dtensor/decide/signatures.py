@@ -1,4 +1,4 @@
-"""The placements that an op's signature lets it carry."""
+"""Answers for ops by their signatures."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def by_signature(
     *,
     fewer_than: int | None = None,
 ) -> Any | None:
-    """The op's sharding by its signature; None where it has none for such arguments, or the
-    placements are of kinds that no signature carries, or where no fewer elements are received than
-    ``fewer_than``.
+    """The op's answer by its signature. None if it has no signature for these arguments, if
+    placements are of kinds that no signature carries, or if no fewer than ``fewer_than`` elements
+    are received.
     """
     if not are_understood(specs):
         return None
@@ -83,7 +83,7 @@ def by_signature(
         fewer_than is not None and found.received >= fewer_than
     ):
         return None
-    # Whose rows are picked is another matter than how many there are.
+    # Picked rows depend on which rows a device has, not only on how many.
     if signature.picked and not all(map(means_one_thing, specs)):
         return None
     _note(name, signature, wanted, given, found.received)
@@ -127,8 +127,8 @@ def _assigned(
     reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
     found = pending(reduce)
     if row.shares == "elements" and reduce == "avg" and (found.differ or _is_symbolic(specs)):
-        # Where blocks differ, each device scales its mean by the part of all elements that it has
-        # (by_shares), and these are summed.
+        # Each device scales its mean by its share of all elements (by_shares), and a sum of these
+        # is left pending.
         return pending("sum")
     return found
 
@@ -136,9 +136,9 @@ def _assigned(
 def for_less(
     row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
 ) -> Any | None:
-    """The signature's answer, where fewer elements are received so than by ``found``, torch's, its
-    operands brought by plan; of symbols, for the sizes at hand. (What is written to is left to
-    torch.)
+    """The signature's answer, if it receives fewer elements than ``found``, torch's answer with its
+    operands redistributed by plan; symbolic sizes count by their present values. Ops that write to
+    an operand are left to torch.
     """
     wanted = op_schemas.specs_of(found.redistribute_schema)
     shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
@@ -182,9 +182,9 @@ def _note(
 
 
 def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether mesh dims that can keep nothing of what they cut may cut something else: where torch
-    weighs that, too. Not of what is written to, which would have to be brought back; nor of
-    symbols: in another call of the graph a device might have no rows.
+    """Whether a mesh dim that cannot keep its cut may shard another dim, as torch also considers
+    for this op. Not if the op writes to an operand, which would have to be moved back; nor for
+    symbolic sizes, since in another call a device might have no rows.
     """
     op = schema.op
     return (
@@ -197,7 +197,7 @@ def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bo
 def _kept_where_sized(
     signature: Signature, specs: Sequence[DTensorSpec], needed: Sequence[tuple[Placement, ...]]
 ) -> list[tuple[Placement, ...]]:
-    """The placements to redistribute to: what the op reads the sizes of alone is not moved."""
+    """The placements to redistribute to; operands of which only sizes are read are not moved."""
     return [
         tuple(spec.placements) if i in signature.sized else placements
         for i, (spec, placements) in enumerate(zip(specs, needed))
@@ -205,13 +205,13 @@ def _kept_where_sized(
 
 
 def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:
-    """Whether a result is a scalar that has nothing of the operands. To torch it is no DTensor."""
+    """Whether a result is a scalar that does not depend on the operands: to torch no DTensor."""
     return names == (UNREAD,) and not shape
 
 
 def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tuple[int, ...]:
-    """Not of ops that copy elements of several dtypes, and convert some, nor of those that make
-    integers of numbers: a sum of what is converted is not the sum, converted.
+    """The operands in which the op is linear. None for copies of several dtypes, which convert
+    some, and for ops that round to integers: a sum of rounded numbers is not the rounded sum.
     """
     dtypes = _dtypes(specs)
     if isinstance(row.linear, Linear) and len(dtypes) > 1:
@@ -224,12 +224,12 @@ def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tupl
 def _reduction(
     row: Row, reduce: str | None, signature: Signature, specs: Sequence[DTensorSpec]
 ) -> str | None:
-    """What contracted dims leave pending: of symbols sums alone and averages by shares, which are
-    right for blocks of any size. And a term that is added is pending in equal parts, which integers
-    have not.
+    """The reduction that contracted dims leave pending. For symbolic sizes only sums, and averages
+    by shares, which are right for blocks of any size. And an added term is divided into equal
+    parts, which integers cannot be.
     """
     if signature.picked and torch.bool in _dtypes(specs[:1]):
-        reduce = "max"  # a sum of flags would count them
+        reduce = "max"  # a sum of flags would be a count
     of_any_size = reduce == "sum" or (reduce == "avg" and row.shares is not None)
     in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
     return None if (_is_symbolic(specs) and not of_any_size) or in_parts else reduce
@@ -253,10 +253,10 @@ def _signature(
     operands: Sequence[Operand],
     results: Sequence[tuple[int, ...] | None],
 ) -> Signature:
-    """The pattern as a signature that these operands fit: of symbols, in every call of the graph.
+    """The pattern as a signature that fits these operands; symbolic ones in every call.
 
     Raises:
-        ValueError: they do not fit it, as far as is known.
+        ValueError: they do not fit it, or are not known to.
     """
     shapes = [operand.shape for operand in operands]
     signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
@@ -270,8 +270,8 @@ def _signature(
 
 
 def _with_windows_of_numbers(signature: Signature, specs: Sequence[DTensorSpec]) -> Signature:
-    """The signature, where symbolic dims are not taken to be of whole windows: in another call they
-    may not be.
+    """The signature, with symbolic dims that have to be of whole windows taken as whole: another
+    call may not have whole windows.
     """
     symbolic = {
         name
@@ -283,14 +283,14 @@ def _with_windows_of_numbers(signature: Signature, specs: Sequence[DTensorSpec])
 
 
 def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether dims of one name that may be cut are of one size in every call of the graph that is
-    being compiled, not in this one alone.
+    """Whether dims of one name that may be sharded have the same size in every call of the graph
+    that is being compiled, not only in this one.
     """
     sizes: dict[str, set[str]] = {}
     shapes = signature.per_row([spec.shape for spec in specs])
     for shape, names in zip(shapes, signature.operands):
         for n, name in zip(shape, names):
             is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
-            if not is_broadcast and name not in signature.whole:  # a 1 is one in every call
+            if not is_broadcast and name not in signature.whole:  # a size of 1 is 1 in every call
                 sizes.setdefault(name, set()).add(symints.size_text(n))
     return all(len(found) == 1 for found in sizes.values())

@@ -1,9 +1,9 @@
-"""``tensor_split``, and its parts one exchange.
+"""``tensor_split``, with its parts in one exchange.
 
-torch takes ``tensor_split`` (and hsplit, vsplit, dsplit) apart into slices before DTensor meets it.
-So they stay: each part is a view of the tensor to autograd and to writes, of the placements that
-any slice has. Those that lack rows are one movement with several results. It runs when the first of
-them does, and the others take theirs.
+torch decomposes ``tensor_split`` (and hsplit, vsplit, dsplit) into slices before DTensor sees it.
+They stay slices: to autograd and to writes each part is a view of the tensor, with the placements
+of any slice. But slices that lack rows on some devices become one movement with several results. It
+runs with the first of these slices, and the others take their results from it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SLICE = BY_OP["Tensor.__getitem__"].overloads[0]
 
 
 def slices_together(args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """What answers the ops that ``tensor_split`` comes to, one after the other: those slices that
-    lack rows are one exchange. None: there are not several.
+    """A function that answers the slices of a ``tensor_split`` one after the other; those that lack
+    rows share one exchange. None if fewer than two do.
     """
     slices = _slices(*args)
     joined = _joined([each.runner for each in slices if each])
@@ -47,14 +47,14 @@ def slices_together(args: tuple[Any, ...]) -> Callable[..., Any] | None:
 
 
 class _Slice(NamedTuple):
-    """A slice that lacks rows: what would run it by itself, and the spec of the result."""
+    """A slice that lacks rows: the function that would run it alone, and the spec of its result."""
 
     runner: Runner
     spec: Any
 
 
 def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | None]:
-    """Of each part; None for one that lacks no rows."""
+    """One entry for each part; None for a slice that lacks no rows."""
     spec = x._spec
     shape = tuple(spec.shape)
     if symints.is_symbolic(shape, parts) or not spec.mesh._is_current_rank_part_of_mesh():
@@ -63,7 +63,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
         d = normalize_dim(dim, len(shape))
         bounds = _bounds(shape[d], parts)
     except IndexError:
-        return []  # torch says what is wrong
+        return []  # torch raises the error
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
         return []
     every = [runner_of(registry.overload(_SLICE), x, d, *b) for b in bounds]
@@ -74,7 +74,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
 
 
 def _joined(runners: Sequence[Runner]) -> Movement | None:
-    """One that gives the results of several; None where no process group is for its mesh dims."""
+    """One movement for the results of several; None without a process group for its mesh dims."""
     if len(runners) < 2:
         return None
     first = runners[0].movement
@@ -83,21 +83,21 @@ def _joined(runners: Sequence[Runner]) -> Movement | None:
 
 
 class _Parts:
-    """The results of a movement, each asked for by itself: what is first has all of them moved."""
+    """The results of a movement, taken one by one: the first call moves all of them."""
 
     def __init__(self, joined: Movement) -> None:
         self._joined = joined
         self._results: list[torch.Tensor] = []
 
     def take(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The next of them."""
+        """The next result, as a list of one."""
         self._results = self._results or self._joined(operands)
         return [self._results.pop(0)]
 
 
 @lru_cache(maxsize=1 << 10)
 def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
-    """Of exchanges from one operand to one result each, that to all results."""
+    """One exchange to all results, from exchanges of the same operand to one result each."""
     moves = [exchange.move for exchange in exchanges]
     links = [link._replace(target=k) for k, move in enumerate(moves) for link in move.links]
     outputs = tuple([move.outputs[0] for move in moves])
@@ -107,8 +107,8 @@ def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
 
 
 def _bounds(n: int, parts: int | Sequence[int]) -> list[tuple[int, int | None]]:
-    """The slices that ``torch.tensor_split`` takes of a dim of ``n`` rows: as many as it is to have
-    parts, the first of which have a row more; or up to each index, and from the last one on.
+    """The slices that ``torch.tensor_split`` takes of a dim of ``n`` rows: ``parts`` of them, some
+    of the first a row longer; or one up to each index, and one after the last.
     """
     if not isinstance(parts, int):
         return [*zip([0, *parts], [*parts, None])]

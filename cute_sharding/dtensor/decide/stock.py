@@ -1,4 +1,4 @@
-"""What torch's own redistribution can be trusted with. (What it would do and cost is a report:
+"""Which redistributions torch itself does rightly. (Reports say what it does and what that costs:
 :mod:`..reports.stock`.)
 """
 
@@ -10,9 +10,9 @@ from cute_sharding.propagation.suggestions import divides_where_it_moves
 
 
 def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
-    """Whether a redistribution of ``spec`` to ``target`` that is left to torch where it can be
-    (:func:`is_torchs`) gives local tensors that a view can follow on: torch's all-to-all leaves one
-    that cannot be viewed where it had to pad.
+    """Whether a redistribution of ``spec`` to ``target`` that torch runs if it may
+    (:func:`is_torchs`) gives local tensors that a view can be taken of. If torch's all-to-all has
+    to pad, its result cannot be viewed.
     """
     source = tuple([cut_of(p) for p in spec.placements])
     mesh = tuple(spec.mesh.shape)
@@ -28,13 +28,13 @@ def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
 
 
 def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:
-    """Whether torch is to move ``spec`` to ``target``, by itself: all that a program without our
-    views may come to, but for what torch is known to get wrong.
+    """Whether torch runs the redistribution of ``spec`` to ``target``: all those that a program
+    without our views may reach, except those that torch is known to get wrong.
 
-    With _StridedShard placements, or an order of shards, on a mesh of several dims it is not.
-    torch searches there for its steps, among states that an earlier search of this process has
-    left, which other ranks may not have; by each rank's own sizes, where these do not divide; and
-    it misreads split factors that encode no order.
+    It does not with _StridedShard placements, or an order of shards, on a mesh of several dims. For
+    those torch searches steps among states that an earlier search in this process has left, which
+    other ranks may not have; by each rank's own sizes, if they do not divide; and it misreads split
+    factors that encode no order.
     """
     specs = spec, target
     strided = any(map(tensor_specs.split_factors, specs))
@@ -50,13 +50,13 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
 
 
 def is_torchs_alone(current: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:
-    """Whether torch does it rightly and without a message, so that a rank may leave it to torch by
-    itself. Of what is replicated torch cuts the local tensor, whatever the spec says of its shape:
-    programs that shard a local tensor over one more mesh dim (torchtitan's SimpleFSDP) rely on it.
+    """Whether torch redistributes rightly and without a message, so that one rank alone may leave
+    it to torch. torch slices the local tensor of a replica, whatever shape the spec has; programs
+    that shard a local tensor over one more mesh dim (torchtitan's SimpleFSDP) rely on it.
     """
     cuts = [tensor_specs.cut_of(placement) for placement in target.placements]
     dims = [cut[0] for cut in cuts if cut is not None]
-    # A dim that is cut over several mesh dims may have to be dealt anew.
+    # If several mesh dims shard a dim, its rows may have to move.
     return is_torchs(current, target) and all(
         before == after or (before.is_replicate() and (cut is None or dims.count(cut[0]) == 1))
         for before, after, cut in zip(current.placements, target.placements, cuts)

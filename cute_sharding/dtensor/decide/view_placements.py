@@ -1,5 +1,5 @@
-"""Propagation on torch's placements: free where it can be, a redistribution where it may be, else
-an error that says what to do.
+"""Placements of a view's output, from torch's placements of its input: without communication if
+possible, else with a redistribution, or an error that says what to do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cute_sharding.relations.view import view_of
 
 
 class Decision(NamedTuple):
-    """The placements that the input is to have, and those of the output."""
+    """The placements that the input is redistributed to, and those of the output."""
 
     source: tuple[Placement, ...]
     output: tuple[Placement, ...]
@@ -53,13 +53,13 @@ def propagate_shape_and_sharding(
 ) -> tuple[Sequence[Placement], Sequence[Placement]]:
     """The placements that a view needs of its input, and those of its output.
 
-    The signature, and the kinds of value, of
+    Signature and types are those of
     torch.distributed.tensor._ops._view_ops.propagate_shape_and_sharding; the rule may be torch's
-    DimMap or ours. Where the view can be free, the first result is ``input_src_placements``.
+    DimMap or ours. If the view can be free, the first result is ``input_src_placements``.
 
     Raises:
-        RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold.
-            It names placements of the input that would do.
+        RuntimeError: ``strict_view``, and no placements of the output describe the elements that
+            the devices hold. The message names placements of the input that would do.
         ValueError: the arguments do not fit together.
 
     >>> from torch.distributed.tensor import Shard
@@ -96,12 +96,12 @@ def _stock_source(
     mesh: tuple[int, ...],
     strict: bool,
 ) -> Sequence[Placement]:
-    """The placements that torch's own propagation wants of the input. Raises what that raises."""
+    """The placements of the input by torch's own propagation. Raises what that raises."""
     return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict)[0]
 
 
 def refused(op: str, error: RuntimeError) -> None:
-    """Counts a refusal. Other outcomes are counted where they are final."""
+    """Count a refusal. (Other outcomes are counted where they are final.)"""
     count(op, "refused")
     logger.debug("refused: %s", error)
 
@@ -113,21 +113,21 @@ def place_view(
     stock: Callable[[], Sequence[Placement]],
     reachable: Callable[[Cuts], bool] = lambda target: True,
 ) -> Decision:
-    """Carry placements through a view, redistributing the input only where nothing else will do.
+    """Carry placements through a view; redistribute the input only if nothing else is possible.
 
     Args:
-        if_not_free: what is done where no placements of the output hold what the devices hold: the
-            input is redistributed as torch's rules for views that may communicate do it, the mesh
-            dims that block the view replicated and the others kept ("replicate"), or to where the
-            fewest elements are received ("cheapest"); or an "error" is raised, unless torch's rule
-            redistributes for this very view without a word.
-        stock: what torch's own rule makes of the input placements. It is asked for an error alone,
-            which quotes what it says where it raises: programs and tests look for its words.
-        reachable: whether an explicit redistribution of the input, as it would run now, can be
-            trusted to get there: an error suggests no other.
+        if_not_free: what to do if no placements of the output describe the elements that the
+            devices hold. "replicate": redistribute as torch's rules for non-strict views do; the
+            mesh dims that block the view are replicated, the others kept. "cheapest": redistribute
+            to the placements for which the fewest elements are received. "error": raise, unless
+            torch's rule silently redistributes for this view.
+        stock: the input placements by torch's own rule. Called only for an error, which quotes what
+            torch's rule raises: programs and tests look for its words.
+        reachable: whether an explicit redistribution of the input, as it would run now, is known to
+            be right; an error suggests no other.
 
     Raises:
-        RuntimeError: nothing is free, and an error is what was asked for.
+        RuntimeError: the view is not free, and ``if_not_free`` is "error".
     """
     blocked: int | str | None
     placements = asked.placements
@@ -158,13 +158,13 @@ def place_view(
 
 
 def _everywhere(asked: Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    """Input and output where nothing is sharded: right whatever the sizes."""
+    """Input and output placements without any shard: right for all sizes."""
     source = _reduced(asked.row, unsharded(asked.placements))
     return source, source
 
 
 def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    """Where the input goes of a view that is not free, and what the output then is."""
+    """The placements to redistribute the input of a view to that is not free, and the output's."""
     if to == "cheapest":
         if not asked.has_numbers:
             return _everywhere(asked)
@@ -181,13 +181,13 @@ def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pla
 
 
 def _suggestions(asked: Asked, reachable: Callable[[Cuts], bool]) -> list[Suggestion] | None:
-    """What an error and the log suggest, as the command line does: placements without split
-    factors, which an explicit redistribution gets to. None where sizes have no value yet.
+    """The suggestions of an error and of the log, the same as of the command line: placements
+    without split factors that an explicit redistribution reaches. None if sizes have no value yet.
     """
     if not asked.has_numbers:
         return None
     found = _suggested(asked, suggested_targets, allowed=reachable)
-    # To replicate everything is always among them, also where it cannot be reached.
+    # The search always gives full replication, even if it cannot be reached.
     return [one for one in found if reachable(one.target.source)]
 
 
@@ -198,7 +198,7 @@ def _suggested(
     view, row = asked.view, asked.row
     pending = [m for m, p in enumerate(asked.placements) if isinstance(p, Partial)]
     result = []
-    # Which is best is a matter of the sizes at hand; that it is free is proved for all.
+    # The order depends on the sizes at hand; that the view is free is proved for all sizes.
     at_hand = asked.at_hand
     for target in search(
         at_hand,
@@ -216,18 +216,17 @@ def _suggested(
 
 
 def _whole(asked: Asked) -> list[int]:
-    """The dims of the input that the op's local form needs whole."""
+    """The dims of the input that the op needs unsharded when it runs on local tensors."""
     if not asked.row.wants_whole_dims:
         return []
     return [d for d in range(len(asked.view.input_shape)) if d not in asked.view.kept]
 
 
 def _check_has_numbers(cuts: Cuts) -> None:
-    """A placement needs its split factor as a number, at the latest where it leaves the compiled
-    program.
+    """Check that split factors have numbers, which placements need when they leave the program.
 
     Raises:
-        Undecided: one has none. That it is some number would do; 2 stands for it.
+        Undecided: one has none. Any number would do; the message says 2.
     """
     for cut in cuts:
         if cut is not None and isinstance(cut[1], Size) and hinted(cut[1]) is None:
@@ -239,8 +238,8 @@ def _linear(placement: Partial) -> bool:
 
 
 def _blocked_by_row(asked: Asked) -> int | None:
-    """The first mesh dim that the op's local form cannot do with under these placements, whatever
-    the layout says.
+    """The first mesh dim whose placement the op cannot have on local tensors, whatever the layout
+    says.
     """
     whole = _whole(asked)
     for m, (placement, cut) in enumerate(zip(asked.placements, asked.cuts)):
@@ -252,7 +251,7 @@ def _blocked_by_row(asked: Asked) -> int | None:
 
 
 def _reduced(row: ByDimMap, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    """The placements with the pending reductions that the op does not commute with done."""
+    """The placements after reductions with which the op does not commute: those are replicated."""
     if not row.only_sums:
         return placements
     return tuple(
@@ -263,8 +262,8 @@ def _reduced(row: ByDimMap, placements: tuple[Placement, ...]) -> tuple[Placemen
 def _asked_torch(
     stock: Callable[[], Sequence[Placement]],
 ) -> tuple[tuple[Placement, ...] | None, str | None]:
-    """The placements that torch's own rule wants of the input; None and what it says where it
-    raises.
+    """The placements of the input by torch's own rule, and None; or None and the error's first
+    line.
     """
     try:
         return tuple(stock()), None

@@ -1,4 +1,4 @@
-"""What is said of a view: the error where it is not free, and the log."""
+"""What errors and the log say about a view that is not free, and the log about one that is."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from cute_sharding.relations.view import View
 
 
 class Asked(NamedTuple):
-    """A view on the global shape, and what it is of.
+    """A view of the global shape, with its input.
 
     Attributes:
-        op: what messages call it.
-        row: the op's row of the rule table, for the needs of its local form.
-        mesh, names: the sizes of the mesh, and what its dims are called.
-        placements: of the input.
-        speaks: whether this rank says in the log what is so on all.
+        op: its name in messages.
+        row: the op's row in the table of rules, for what it needs on local tensors.
+        mesh, names: the sizes and the names of the mesh dims.
+        placements: the input's.
+        speaks: whether this rank writes log lines that hold on all ranks.
     """
 
     op: str
@@ -110,7 +110,7 @@ def log_redistribution(
     output: tuple[Placement, ...],
     suggestions: Callable[[], list[Suggestion] | None],
 ) -> None:
-    """Once for a place: an op, a shape and placements; by the rank that ``speaks``."""
+    """Log it once for each op, shape and placements, on the rank that ``speaks``."""
     if not logger.isEnabledFor(logging.INFO) or not asked.speaks():
         return
     what = f"{_described(asked, output)}: input redistributed to {text(source)}"
@@ -119,7 +119,7 @@ def log_redistribution(
 
 
 def _with_less(asked: Asked, source: tuple[Placement, ...], suggestions: list[Suggestion]) -> str:
-    """What it costs that the input goes to ``source``, why, and which suggestion costs less."""
+    """What a redistribution to ``source`` receives, why, and which suggestion receives less."""
     if not asked.has_numbers:
         return ""
     view, cuts, goal = asked.at_hand, hinted(asked.cuts), [cut_of(p) for p in source]

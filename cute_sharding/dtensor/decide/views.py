@@ -1,6 +1,4 @@
-"""What the propagator answers for a view: the placements that its input is to have, and those that
-its output then has.
-"""
+"""The propagator's answer for a view: the placements of its input and of its output."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ from cute_sharding.relations.view import View
 
 @dataclass(frozen=True)
 class ViewQuestion:
-    """What a view needs of its input, and what it gives.
+    """The question what placements a view needs and gives.
 
     Args:
-        name: the aten overload's, for messages and counts.
+        name: the name of the aten overload, for messages and counts.
         schema: the op, with the spec of its input.
-        stock: torch's own answer to such questions.
-        settings: those in force.
+        stock: torch's propagator.
+        settings: the settings in force.
     """
 
     name: str
@@ -64,15 +62,15 @@ class ViewQuestion:
 
     @property
     def if_not_free(self) -> Implicit:
-        """Views that are not strict redistribute under any setting, as torch's do."""
+        """Views that are not strict redistribute under any setting, as in torch."""
         to = self.settings.implicit_redistribution
         return "replicate" if to == "error" and not self.is_strict else to
 
     def answer(self) -> Any:
-        """In torch's form; torch's own where nobody can count with the sizes.
+        """The answer in torch's form; torch's own if its sizes are symbols of no compiler.
 
         Raises:
-            RuntimeError: the view is not free, and an error is what the settings ask for.
+            RuntimeError: the view is not free, and the settings ask for an error.
         """
         if dispatch_modes.is_tracing():
             tag_traced()
@@ -91,11 +89,11 @@ class ViewQuestion:
             return self._answered(self.row.view(known(shape), *known(arguments), **options))
 
     def _is_torchs(self, is_uncountable: bool) -> bool:
-        """Whether torch's rule answers, if it has one: sizes are of another kind than a compiler's,
-        or the mesh is one device. There every placement is right, and torch uses just such a mesh
-        as a stand-in: for an op without a rule it traces the decomposition there, and takes what it
-        learns for true of the real mesh (_decompositions.py). So nothing may be answered that is
-        true of one device only.
+        """Whether torch's rule, if there is one, answers: the sizes are symbols of no compiler, or
+        the mesh is one device. On one device every placement is right, and torch uses such a mesh
+        as a stand-in: for an op without a rule it traces the decomposition there, and takes the
+        placements it sees as true on the real mesh (_decompositions.py). So no answer may hold on
+        one device only.
         """
         on_one = tuple(self.spec.mesh.shape) == (1,)
         return (on_one or is_uncountable) and not registry.is_derived(self.schema.op)
@@ -125,10 +123,10 @@ class ViewQuestion:
         return OpPlace(Received, moves, lambda: [redistribution_of(spec, self._stock_source())])
 
     def _decide(self, view: View) -> Decision:
-        """What the view does on these placements, in the order in which they cut (reading.py)."""
+        """Decide on placements for the view, in the order in which mesh dims shard (reading.py)."""
         spec = self.spec
         mesh = tuple(spec.mesh.shape)
-        mesh = (2,) if mesh == (1,) else mesh  # a stand-in for any
+        mesh = (2,) if mesh == (1,) else mesh  # torch's stand-in for any mesh
         speaks = partial(process_groups.is_first_rank, spec.mesh)
         names = spec.mesh.mesh_dim_names
         decision = place_view(
@@ -145,8 +143,8 @@ class ViewQuestion:
         return whole(view, spec, mesh, decision, self.name, if_not_free=self.if_not_free)
 
     def _stock_source(self) -> Sequence[Placement]:
-        """The placements that torch's own rule wants of the input. Raises what the rule raises.
-        (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
+        """The placements of the input by torch's own rule. Raises what the rule raises. (torch's
+        strategy would also weigh costs of redistribution, which takes seconds on a mesh of three
         dims.)
         """
         spec, schema = self.spec, self.schema
@@ -161,8 +159,8 @@ class ViewQuestion:
 
 
 def _reachable(settings: Settings, spec: DTensorSpec, target: Cuts) -> bool:
-    """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take
-    ``spec`` to ``target``.
+    """Whether an explicit redistribution of ``spec`` to ``target``, as it runs under ``settings``,
+    is known to be right.
     """
     with symbols_of(tuple(spec.shape)):
         return settings.redistribution or moves_rightly(

@@ -1,5 +1,5 @@
-"""Ops that write: what they write to copies is taken back; and other operands of pointwise ones are
-brought to the cut of what is written to.
+"""Ops that write to operands: writes to redistributed copies are moved back; for pointwise ops the
+other operands are redistributed to the placements of the tensor that is written to.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from cute_sharding.dtensor.run.placements import text
 
 
 def taken_back(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op; where that writes to tensors which it has to redistribute first, run so
-    that what it writes is taken back: torch would go on with the copy, or lose it.
+    """The answer for an op. If it redistributes tensors that it writes to, the op runs so that what
+    it writes is moved back to them: torch would go on with the copy, or lose it.
     """
     wanted, op = found.redistribute_schema, schema.op
     if wanted is None:
@@ -44,7 +44,7 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
         return found
     answer = answers.answer_of(wanted)
-    # torch names what is wanted of lists of tensors one by one, between the other arguments.
+    # torch lists the specs of lists of tensors one by one, between the other arguments.
     nested = op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
     run = TakingBack(op, wanted.op, schema, nested, None if answer is None else answer.prepare)
     found = answers.instead(found, schema, run, takes_all=True)
@@ -56,12 +56,12 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
 
 
 def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
-    """The sharding of a pointwise op that writes to a tensor, or to each of a list: its other
-    operands are brought to the cut of what it writes to.
+    """The answer for a pointwise op that writes to a tensor, or to each of a list: its other
+    operands are redistributed to the placements of the tensor that it writes to.
 
-    torch does so only for cuts that are even, or that some element falls to every device of; for
-    others it raises. None where that is torch's: all have one cut, cuts are plain and even, or what
-    is written to is a pending reduction.
+    torch does so only if the shards are even, or every device has some element; otherwise it
+    raises. None if torch's rule applies: all have the same placements, shards are plain and even,
+    or the tensor that is written to is pending.
     """
     wanted, differ = [], False
     targets = [
@@ -111,8 +111,8 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
 
 
 def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ...]:
-    """The placements with which a device has of the operand, which may be broadcast, what it needs
-    for its part of what is written.
+    """The placements that give each device the rows of the operand, which may be broadcast, for its
+    part of the tensor that is written to.
     """
     before = len(written.shape) - len(operand.shape)
 
@@ -126,7 +126,7 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
             )
         ):
             return Replicate()
-        if isinstance(p, StridedShard):  # first: in some releases it is a Shard
+        if isinstance(p, StridedShard):  # tested first, as some releases make it a Shard
             return strided_shard(p.dim - before, symints.split_factor_of(p))
         return Shard(p.dim - before)
 

@@ -1,8 +1,8 @@
-"""The door: from a DTensor's spec to how it lies, in the terms of the algebra, and back.
+"""The door: converts a DTensor's spec to the terms of the layout algebra, and back.
 
-Nothing is decided here, and nothing is moved.
+It decides nothing and moves nothing.
 
-- :mod:`.understood`: whether that is known; where it is not, torch answers
+- :mod:`.understood`: whether the conversion is known; if it is not, torch answers
 - :mod:`.cuts`: what each mesh dim does to a tensor
 - :mod:`.held`: which elements a rank holds, as boxes
 """

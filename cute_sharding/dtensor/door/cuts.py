@@ -1,4 +1,4 @@
-"""What specs say of cuts, in the terms of signatures, and the other way round."""
+"""Converts the placements of specs to the terms of signatures, and back."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def is_uneven(spec: DTensorSpec) -> bool:
 
 
 def some_device_is_empty(spec: DTensorSpec, dims: Collection[int] | None = None) -> bool:
-    """Whether some device has no row of one of these dims, or of any. For the sizes of this call,
-    where they are symbols. Nobody knows it of placements that are not known.
+    """Whether some device has no row of one of these dims, or of any dim by default. Symbolic sizes
+    count by their present values. False for placements of an unknown kind.
     """
     return any(0 in some for d, some in enumerate(_counts(spec)) if dims is None or d in dims)
 
 
 def leave_one_without(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether one of the tensors has rows, and some device none of them, as far as sizes are known
-    in every call.
+    """Whether a tensor has rows of all dims and some device has none of one; False if sizes are
+    symbolic.
     """
     return any(
         not symints.is_symbolic(tuple(spec.shape))
@@ -55,7 +55,7 @@ def leave_one_without(specs: Sequence[DTensorSpec]) -> bool:
 
 
 def is_of_views(spec: DTensorSpec) -> bool:
-    """Whether some blocks are such as no order of shards has: only views make them."""
+    """Whether some shards are not those of any order of shards: only views make such shards."""
     return bool(tensor_specs.split_factors(spec)) and not (
         spec.use_strided_shard_as_shard_order
         and tensor_specs.decoded_order(tuple(spec.placements), spec.mesh) is not None
@@ -63,12 +63,12 @@ def is_of_views(spec: DTensorSpec) -> bool:
 
 
 def devices_differ(spec: DTensorSpec) -> bool:
-    """Whether some device has more rows of a dim than another, as far as that is known."""
+    """Whether some device has more rows of a dim than another; False if that is not known."""
     return any(len(some) > 1 for some in _counts(spec))
 
 
 def _counts(spec: DTensorSpec) -> list[set[int]]:
-    """Of each dim how many rows devices have; nothing where that is not known."""
+    """For each dim, the numbers of rows that devices have; empty if they are not known."""
     if not are_known(spec.placements):
         return []
     shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
@@ -91,10 +91,10 @@ def without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[P
 
 
 def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[Part, ...]:
-    """What each mesh dim does, with the split factors as numbers, those of ``factors``.
+    """What each mesh dim does; symbolic split factors as numbers, the keys of ``factors``.
 
     Raises:
-        RuntimeError: a placement is of a kind that is not known.
+        RuntimeError: a placement is of an unknown kind.
     """
     result: list[Part] = []
     for p in placements:

@@ -34,14 +34,14 @@ from cute_sharding.sharding.meeting import count_rows, rows_held
 
 
 def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
-    """The boxes that a rank holds of a DTensor, or of a DTensor with that spec, for any placements:
-    global offset, size and local offset of each dim, by strided runs. Each element of its local
+    """The boxes that a rank holds of a DTensor (or of one with that spec), for any placements:
+    global offset, size and local offset of each dim, as strided runs. Each element of its local
     tensor is in one box.
 
-    A strided shard is one box, which says how it repeats (:class:`cute_sharding.Box`); where sizes
-    do not divide there are a few. A rank without elements, or outside of the mesh, has none. For a
-    sub-mesh the boxes are those of the slice of this process. A tensor without dims is one box
-    without dims. The boxes of a ``Partial`` say that their elements are terms.
+    A strided shard is one box that says how it repeats (:class:`cute_sharding.Box`), or a few boxes
+    if sizes do not divide. A rank without elements, or outside of the mesh, has no box. On a
+    sub-mesh the boxes are those of the slice that has this process. A tensor without dims is one
+    box without dims. The boxes of a ``Partial`` say that their elements are terms of a reduction.
 
     Nothing is communicated.
 
@@ -50,10 +50,10 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
         rank: a global rank; by default this process's.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: a placement of a kind that is not known; sizes that are symbols, while a program
-            is compiled; a local tensor of other sizes than its placements give; or no rank is said
-            where all run in this process.
+        TypeError: ``tensor`` is neither.
+        ValueError: a placement is of an unknown kind; sizes are symbols, while a program is
+            compiled; the local tensor has other sizes than its placements give; or all ranks run in
+            this process and ``rank`` is None.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -86,7 +86,7 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
 
 
 def held_at(spec: DTensorSpec, device: Sequence[int]) -> tuple[Box, ...]:
-    """The boxes of the device at those coordinates of the mesh."""
+    """The boxes of the device at these coordinates of the mesh."""
     chains = chains_of_spec(spec)
     mesh = tuple(spec.mesh.shape)
     pending = [
@@ -115,7 +115,7 @@ def _check_understood(spec: DTensorSpec) -> None:
 
 
 def _place(mesh: Any, rank: int | None) -> Device | None:
-    """The rank's coordinates on the mesh; None where it is not of it."""
+    """The rank's coordinates on the mesh; None if it is not on the mesh."""
     if rank is None:
         if dispatch_modes.local_tensor_mode() is not None:
             raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
@@ -132,7 +132,7 @@ def _here() -> int | None:
 
 @lru_cache(maxsize=1 << 6)
 def _positions(mesh: Any, here: int | None) -> dict[int, int]:
-    """Where the ranks of the mesh stand in it, row-major; of its slice that rank ``here`` is in."""
+    """Rank -> row-major position in the mesh; of a sub-mesh, for the slice with rank ``here``."""
     lists = process_groups.rank_lists(mesh)
     return {
         rank: at
@@ -142,8 +142,8 @@ def _positions(mesh: Any, here: int | None) -> dict[int, int]:
 
 
 def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device: Device) -> None:
-    """That the local tensor at hand, if it is of that rank, is of the sizes of its boxes: a program
-    may have made it of others.
+    """Check that the local tensor at hand, if it is that rank's, has the sizes of its boxes: a
+    program may have made a DTensor of a local tensor of other sizes.
     """
     if dispatch_modes.is_tracing():
         return

@@ -1,8 +1,8 @@
-"""Whether it is understood how the tensors of an op lie. Where it is not, torch answers.
+"""Whether it is understood how the tensors of an op are sharded. If it is not, torch answers.
 
-A spec says placements, and in which order its mesh dims cut: left to right; in an order of its own;
-or, of ``_StridedShard`` placements that a program made, in one that torch decodes from the split
-factors, which is another than left to right where sizes do not divide (:mod:`..run.reading`).
+A spec has placements, and an order in which its mesh dims shard: left to right; an order that it
+names; or, for ``_StridedShard`` placements that a program made, the order that torch decodes from
+the split factors, which differs from left to right if sizes do not divide (:mod:`..run.reading`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cute_sharding.dtensor.run.reading import agree
 
 
 def are_understood(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether all are on one mesh, of placements of torch's own kinds, which cut left to right or
-    in the order of their split factors; and the strided ones are read in one way.
+    """Whether all are on one mesh, with placements of torch's own kinds that shard left to right or
+    in the order of their split factors; and the strided ones are all read in the same way.
     """
     return (
         all(spec.mesh == specs[0].mesh for spec in specs)
@@ -33,19 +33,19 @@ def are_understood(specs: Sequence[DTensorSpec]) -> bool:
 
 
 def are_read_as_order(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether strided ones among them are read as an order of shards."""
+    """Whether the strided placements among them are read as an order of shards."""
     return True in _readings(specs)
 
 
 def means_one_thing(spec: DTensorSpec) -> bool:
-    """Whether its placements say which rows devices have, whatever the order; of symbolic sizes
-    that is said of none.
+    """Whether its placements say which rows devices have, whatever the order of shards; False if
+    that depends on symbolic sizes.
     """
     return not spec.use_strided_shard_as_shard_order or _is_alike_in_both(spec)
 
 
 def _is_alike_in_both(spec: DTensorSpec) -> bool:
-    """Whether both readings of its placements are the same; of symbolic sizes, for all sizes."""
+    """Whether both readings of its placements give the same rows; for all sizes, if symbolic."""
     shape, placements = tuple(spec.shape), tuple(spec.placements)
     if symints.is_symbolic(shape):
         return tensor_specs.decoded_order(placements, spec.mesh) is None
@@ -55,8 +55,8 @@ def _is_alike_in_both(spec: DTensorSpec) -> bool:
 def mean_what_they_say(
     specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Placement, ...]]
 ) -> bool:
-    """Whether an assignment holds however the placements are read: both readings are the same, or
-    one operand alone is cut, as before.
+    """Whether an assignment of placements is right in both readings: they give the same rows, or
+    only one operand is sharded, and keeps its placements.
     """
     if not symints.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(
         agree(spec.shape, spec, some)
@@ -79,7 +79,7 @@ def _is_understood(spec: DTensorSpec) -> bool:
 
 
 def _readings(specs: Sequence[DTensorSpec]) -> set[bool | None]:
-    """How the strided ones are to be read, where it matters: whether as an order of shards."""
+    """Whether strided placements are read as an order of shards: of those for which it matters."""
     return {
         spec.use_strided_shard_as_shard_order
         for spec in specs

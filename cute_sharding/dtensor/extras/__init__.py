@@ -2,10 +2,10 @@
 
 Local tensors are read and written here, each rank its own.
 
-- :mod:`.copies`: copies of what they are views of, up to date when they are read
-- :mod:`.memory`: what they lie in
-- :mod:`.writes`: what is written to a copy reaches what it is a copy of
-- :mod:`.mapped`: what ``distribute_tensor`` and ``local_map`` are given, and the global shape of
-  what the latter makes of uneven shards
+- :mod:`.copies`: views that are copies, and brings them up to date when they are read
+- :mod:`.memory`: the memory of local tensors
+- :mod:`.writes`: takes writes to a copy back to its source
+- :mod:`.mapped`: inputs of ``distribute_tensor`` and ``local_map``, and the global shape of
+  ``local_map``'s results on uneven shards
 - :mod:`.state`: checkpoints, state dicts and pictures
 """

@@ -1,17 +1,17 @@
-"""Copies of DTensors that are views on plain tensors: what they were moved from, and whether they
-still have what that has.
+"""Copies of DTensors that would be views of plain tensors: what they were moved from, and whether
+they still equal it.
 
-A slice of a sharded dim, or a view that redistributes, gives a DTensor that is a view by what
-autograd says and a copy by where its elements lie. So each memory that a view was moved to says
-where it was moved from, for as long as there is that memory, and how to bring back what is written
-to it (:meth:`Copy.take_back`) and up to date what is read of it (:meth:`Copy.refresh`).
+A slice of a sharded dim, or a view that redistributes, gives a DTensor that is a view to autograd
+and a copy in memory. So the memory of such a copy has an attribute that says what it was moved
+from, as long as the memory exists; how to take a write to it back to the source
+(:meth:`Copy.take_back`); and how to bring it up to date when it is read (:meth:`Copy.refresh`).
 
-A copy whose source was written to is *stale*, and so is what is a copy of that one. A write keeps
-of the copies that are up to date only those that it reached: it costs the same however many there
-are. A copy is brought up to date when a DTensor that lies
-there is next read, by an op, a redistribution or a compiled program: all ranks run these in one
-order, so the exchanges meet. To do it at once would not do: who still holds which copies, ranks do
-not know of one another. ``to_local()`` is no such meeting, as one rank may ask alone: it raises.
+A copy whose source was written to is *stale*, and so are copies of it. A write keeps as up to date
+only the copies that it reached: its cost does not depend on their number. A copy is brought up to
+date when a DTensor in its memory is next read, by an op, a redistribution or a compiled program:
+all ranks run these in one order, so the exchanges meet. At the write this would be impossible,
+because ranks do not know which copies other ranks still hold. ``to_local()`` is no such read, since
+one rank may call it alone: it raises.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
-# The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
+# The ids of all Copies. While it is empty, no write looks for copies, which costs 1/40 of an op.
 LIVE: set[int] = set()
-# The memories of which some copy is stale, by what knows of their copies. Where there are none, no
-# read asks.
+# The ids of the CopiesOfOne of memories with a stale copy. While it is empty, no read looks for
+# stale copies.
 _STALE: set[int] = set()
 
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
 class CopiesOfOne:
-    """The copies of what lies in one memory, to which it belongs; they are kept no longer than what
-    lies in them.
+    """The copies of one memory, to which this object belongs. It keeps them no longer than their
+    own memory exists.
 
-    They are known by the number of those that one op has made: copies go whenever Python collects
-    them, also in the middle of any of this, or in another thread.
+    They are known by the ids of Copies, the copies of one op: Python may collect these at any time,
+    also in the middle of any method here, or in another thread.
     """
 
     def __init__(self) -> None:
-        # Those of which some have all that was written to the memory, and of which some have not.
+        # Copies of which some are up to date; and the ids of those of which some are not.
         self._fresh: dict[int, weakref.ref[Copies]] = {}
         self._stale: set[int] = set()
 
@@ -62,15 +62,15 @@ class CopiesOfOne:
         forget(id(self))
 
     def add(self, copies: Copies) -> None:
-        """Know of copies that were just made."""
+        """Add copies that were just made."""
         number = id(copies)
         LIVE.add(number)
         self._fresh[number] = weakref.ref(copies)
 
     def alike(self, copy: Copy) -> list[Copy]:
-        """The copies that have all that was written, and have what that one has, if it is known. A
-        write asks, after which only those that it reached have all: so however many copies and
-        writes there are, each copy is looked at once for each time that it was brought up to date.
+        """The copies that are up to date and hold the same as ``copy``, if that is known. After a
+        write, which calls this, only the copies that it reached are up to date: so each copy is
+        looked at only once after each time that it was brought up to date.
         """
         has = copy.copies.way.has
         if has is None:
@@ -79,19 +79,19 @@ class CopiesOfOne:
         return [Copy(each, 0) for each in found if each is not None and each.way.has == has]
 
     def refreshed(self, copies: Copies) -> None:
-        """One more of the copies of an op has what the memory has."""
+        """Record that one more of the copies of an op is up to date."""
         self._fresh[id(copies)] = weakref.ref(copies)
         if copies.are_fresh:
             self._stale.discard(id(copies))
         self._note()
 
     def outdate(self, told: Iterable[Copies]) -> None:
-        """Something was written to the memory. Of the copies ``told`` those have it that had what
-        was there before.
+        """Record a write to the memory. Of the copies ``told``, those that were up to date before
+        still are.
         """
         have = {id(copies) for copies in told}
         for number in [each for each in list(self._fresh) if each not in have]:
-            # In this order: where the copies are forgotten meanwhile, they are in neither after.
+            # In this order: if the copies are forgotten meanwhile, neither set has them afterwards.
             self._stale.add(number)
             known = self._fresh.pop(number, None)
             copies = None if known is None else known()
@@ -102,7 +102,7 @@ class CopiesOfOne:
         self._note()
 
     def forget(self, copies: Copies) -> None:
-        """The copies are about to be gone."""
+        """Remove copies that are about to be collected."""
         number = id(copies)
         LIVE.discard(number)
         self._fresh.pop(number, None)
@@ -123,36 +123,36 @@ class Way(Protocol):
     """How a view op has moved a tensor: the runner of a movement op, or a redistribution.
 
     Attributes:
-        has: what the one result has of the tensor: results that have the same are equal. None: it
-            is not known to be what another has.
+        has: a key for the elements of the single result: results with equal keys are equal. None:
+            it is not known which results are equal.
     """
 
     @property
     def has(self) -> Any: ...
 
     def again(self, number: int, source: torch.Tensor) -> torch.Tensor:
-        """One of the results, of what the local tensor ``source`` now has."""
+        """A result, made anew from the present local tensor ``source``."""
 
     def back(self, number: int, moved: torch.Tensor, source: torch.Tensor) -> None:
-        """Write to ``source`` what one of the results has of it. All ranks together."""
+        """Write a result's elements back to ``source``. All ranks together."""
 
     def check_back(self, writer: str, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: what is written to a result cannot be taken back.
+            RuntimeError: a write to a result cannot be taken back.
         """
 
 
 class Copies:
-    """What a view op has made in other memory of the local tensor of a DTensor: several, where it
-    is a split, of which no two have a row in common. They belong to the memory in which they lie,
-    and are gone with it; what they were moved from stays till then.
+    """The results of a view op on a DTensor's local tensor that are in other memory: several for a
+    split, which have no row in common. Their memory keeps this object alive, and this object keeps
+    their source alive.
 
     Attributes:
         way: how they were made.
         source, spec: the local tensor that was moved, and its spec.
-        of: these, and the other copies of its memory.
-        fresh: the numbers of those that have all that DTensors wrote to the source.
+        of: all copies of the source's memory.
+        fresh: the numbers of the copies that have all writes to the source by DTensors.
     """
 
     __slots__ = ("__weakref__", "_lie", "_writes", "fresh", "of", "source", "spec", "way")
@@ -176,11 +176,11 @@ class Copies:
 
     @property
     def are_fresh(self) -> bool:
-        """Whether all that are still there have what the source has."""
+        """Whether all copies that still exist are up to date."""
         return all(number in self.fresh or self.moved(number) is None for number in self._lie)
 
     def moved(self, number: int) -> torch.Tensor | None:
-        """The local tensor that is that copy, whole; None where it is gone."""
+        """The whole local tensor of that copy; None if it is gone."""
         lies = self._lie[number]
         if isinstance(lies, weakref.ref):
             return lies()
@@ -196,7 +196,7 @@ class Copies:
         return local_tensors.local_tensor(found)
 
     def refresh(self, number: int) -> None:
-        """Have a copy be what the source now is. All ranks together."""
+        """Update a copy from the present source. All ranks together."""
         moved = self.moved(number)
         if moved is not None:
             with torch.no_grad():
@@ -207,11 +207,11 @@ class Copies:
         self.of.refreshed(self)
 
     def take_back(self, number: int, moved: torch.Tensor) -> None:
-        """Have the source be what a copy, which lies in ``moved``, now is. All ranks together."""
+        """Update the source from a copy, whose local tensor is ``moved``. All ranks together."""
         before = count_of_writes(self.source)
         self.way.back(number, moved, self.source)
         now = count_of_writes(self.source)
-        # Those that had all else still do: no row of theirs was written to.
+        # Copies that had all other writes still do: no row of theirs was written to.
         for each, then in self._writes.items():
             if then == before:
                 self._writes[each] = now
@@ -219,7 +219,7 @@ class Copies:
     def check(self, number: int, writer: str, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: what is written to a copy cannot be taken to the source.
+            RuntimeError: a write to a copy cannot be taken back to the source.
         """
         spec = self.spec
         is_what = (
@@ -236,27 +236,27 @@ class Copies:
 
 
 class Copy(NamedTuple):
-    """One of the copies that an op has made, by its number."""
+    """One copy of those that an op has made, by its number."""
 
     copies: Copies
     number: int
 
     @property
     def is_stale(self) -> bool:
-        """Whether a DTensor wrote to the source since, and could not tell this."""
+        """Whether a DTensor has written to the source since, without updating this copy."""
         return self.number not in self.copies.fresh
 
     def moved(self) -> torch.Tensor | None:
-        """The local tensor that it is, whole; None where it is gone."""
+        """The whole local tensor of the copy; None if it is gone."""
         return self.copies.moved(self.number)
 
 
 def _lying(moved: torch.Tensor) -> Any:
-    """Where a local tensor lies, by which it is found as long as there is the memory, and not kept:
-    a tensor would keep that for ever. In a graph there is no memory, and the tensor is kept while
-    that is traced.
+    """The place of a local tensor, by which it can be found while its memory exists; a tensor would
+    keep the memory alive. In a graph there is no memory, so the tensor is kept while the graph is
+    traced.
     """
-    if type(moved) is torch.Tensor:  # by far the most
+    if type(moved) is torch.Tensor:  # almost always
         return [_place(-1, moved)]
     if local_tensors.is_functional(moved):
         dispatch_modes.keep_while_traced(moved)
@@ -270,20 +270,20 @@ def _place(rank: int, x: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Redistributed:
-    """The way of a view op whose operand ``local`` is redistributed first, from a spec to another:
+    """The way of a view op whose operand ``local`` is redistributed from one spec to another first:
     it makes one copy.
     """
 
     def __init__(self, local: torch.Tensor, spec: DTensorSpec, wanted: DTensorSpec) -> None:
         self._spec, self._wanted = spec, wanted
-        # Now: what the source is viewed as in place may change.
+        # Read now, because an in-place view may change the shape of the source later.
         parts = local_tensors.parts_of(local).values()
         self._lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
 
     @cached_property
     def has(self) -> Any:
-        """The same elements moved to the same placements. Symbols stand as text: to compare them
-        would be a guard.
+        """The place of the source and the wanted placements. Symbols are text: comparing them would
+        add a guard.
         """
         sizes = local_tensors.leaves(self._lies, list(self._spec.shape))
         return [*map(symints.size_text, sizes), *map(repr, self._wanted.placements)]
@@ -295,14 +295,14 @@ class Redistributed:
         source.copy_(redistribute_local_tensor(moved, self._wanted, self._spec, counted=False))
 
     def check_back(self, writer: str, tensor: Any) -> None:
-        """There is always a way back."""
+        """Do nothing: there is always a way back."""
 
 
 def note_copies(
     way: Way, local: torch.Tensor, spec: DTensorSpec, moved: Sequence[torch.Tensor]
 ) -> None:
-    """Take note of a view op that has moved the local tensor ``local`` of that spec, on that way:
-    of those that it has become, the ones in other memory are copies.
+    """Record a view op that has moved the local tensor ``local`` with that spec: those of its
+    results ``moved`` that are in other memory are copies.
     """
     local = collective_ops.in_flight(local)
     memory = memory_of(local) if is_followed(local) else None
@@ -310,7 +310,7 @@ def note_copies(
         return
     in_graph, lie, lie_in = local_tensors.is_functional(local), {}, []
     for number, result in enumerate(moved):
-        if type(result) is not torch.Tensor:  # by far the most are
+        if type(result) is not torch.Tensor:  # almost never
             result = collective_ops.in_flight(result)
         lies_in = memory_of(result)
         if lies_in is None or lies_in is memory:
@@ -332,13 +332,13 @@ def note_copies(
 def note_copy(
     local: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
 ) -> None:
-    """Take note of a view that moves data: the local tensor ``local`` has become ``moved``."""
+    """Record a view that redistributes: the local tensor ``local`` has become ``moved``."""
     way = Redistributed(collective_ops.in_flight(local), spec, spec_of_moved)
     note_copies(way, local, spec, [moved])
 
 
 def way_back(memory: Any) -> list[Copy]:
-    """The copies on the way from that memory to the tensor that was moved first."""
+    """The chain of copies from that memory back to the tensor that was moved first."""
     found = []
     while (copy := copy_in(memory)) is not None:
         found.append(copy)
@@ -347,14 +347,14 @@ def way_back(memory: Any) -> list[Copy]:
 
 
 def copy_in(memory: Any) -> Copy | None:
-    """The copy that lies there, if one does."""
+    """The copy in that memory, if there is one."""
     found = getattr(memory, _COPY, None)
     return None if found is None else Copy(*found)
 
 
 def may_be_told(local: torch.Tensor) -> bool:
-    """Whether anything may be to be done when a local tensor is written to. Where there are copies
-    of others, every write asks.
+    """Whether a write to a local tensor may concern copies. While there are copies of any tensor,
+    every write calls it.
     """
     if type(local) is not torch.Tensor or local.layout is not torch.strided:
         return memory_of(local) is not None
@@ -363,8 +363,8 @@ def may_be_told(local: torch.Tensor) -> bool:
 
 
 def outdate(memory: Any, by: Copy | None = None) -> None:
-    """The copies of what lies there have not what was written to it, but for ``by``, and those that
-    can be told what that one has.
+    """Record a write to this memory: its copies are stale, except ``by``, from which it was
+    written, and those that can be updated from ``by``.
     """
     copies: CopiesOfOne | None = getattr(memory, _COPIES, None)
     if copies is None:
@@ -389,13 +389,13 @@ def has_stale() -> bool:
 
 
 def before_read(local: torch.Tensor, alone: bool) -> bool:
-    """Bring a local tensor that is about to be read up to date, where it lies in a stale copy.
+    """Bring a local tensor that is about to be read up to date, if it is in a stale copy.
 
     Args:
         alone: whether this rank may be the only one that reads.
 
     Returns:
-        whether there may be stale copies still.
+        whether there may still be stale copies.
 
     Raises:
         RuntimeError: it is stale, and ``alone``.
@@ -407,7 +407,7 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         and local.layout is torch.strided
         and copy_in(local.untyped_storage()) is None
     ):
-        return True  # by far the most reads, which this costs a fiftieth of the op
+        return True  # almost always; this costs 1/50 of an op
     local = collective_ops.in_flight(local)
     if not is_followed(local) or memory_of(local) is None:
         return True

@@ -1,8 +1,8 @@
-"""What is given to functions that are told which placements it has: DTensors that views and slices
-leave cut, where torch's make replicas, are gathered. And what ``local_map`` gives where some input
-is cut unevenly: torch takes what each rank's function gave for a part of as many rows as all
-others, so that ranks disagree about the global shape. Which rows the function gives on other ranks
-nobody knows: so they tell one another their local shapes.
+"""Inputs of functions with fixed placements: DTensors that our views and slices keep sharded, where
+torch's make replicas, are gathered. And results of ``local_map`` on uneven shards: torch takes each
+rank's result as a part with as many rows as all others, so ranks would disagree about the global
+shape. A rank cannot know how many rows the function gives on other ranks, so ranks exchange their
+local shapes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cute_sharding.sharding.deal import local_size
 
 
 def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
-    """A DTensor that is to be distributed, gathered where that is all that is missing."""
+    """A DTensor to distribute; redistributed first if that only takes gathers."""
     wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
     if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
         return tensor.redistribute(placements=wanted)
@@ -47,9 +47,9 @@ def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
 
 
 def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | None) -> Any | None:
-    """The DTensor of a plain tensor that the rank ``source`` of each process group has, each part
-    with the rank at its coordinate; ``source`` None: that each rank has. None where torch
-    distributes it so, or refuses to.
+    """The DTensor of a plain tensor: that of the rank ``source`` of each process group, each part
+    on the rank at its coordinate; for ``source`` None, each rank's own tensor. None if torch
+    distributes it like this, or refuses to.
     """
     if is_dtensor(tensor) or placements is None or len(placements) != mesh.ndim:
         return None
@@ -83,31 +83,31 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
 
 
 def _is_cut_on_others(placements: Sequence[Placement], mesh: Any) -> bool:
-    """Whether ranks do not ascend on the mesh that cuts it."""
+    """Whether the placements shard on a mesh whose ranks do not ascend."""
     return any(p.is_shard() for p in placements) and not is_ascending(mesh)
 
 
 def _own_part(parts: Sequence[torch.Tensor], mesh: Any, m: int) -> torch.Tensor:
-    """The part of this rank's coordinate."""
+    """The part at this rank's coordinate."""
     return on_each_rank(lambda rank, *some: some[place(mesh, rank)[m]].clone(), *parts)
 
 
 def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    """Whether to redistribute from the one to the other is to replicate alone."""
+    """Whether redistributing from the one to the other only replicates."""
     return tuple(given) != tuple(wanted) and all(
         p == q or q.is_replicate() for p, q in zip(given, wanted)
     )
 
 
 def lenient_local_map(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function behind local_map, which redistributes inputs to the replicas that it is told
-    of, and gives what it makes of uneven shards its global shape.
+    """torch's function behind local_map; it redistributes inputs that only have to be gathered, and
+    gives results of uneven shards their global shape.
     """
-    # Since 2.14 it is given one more setting, before what the program gives.
+    # Since 2.14 it takes one more setting, before the program's arguments.
     named = [p for p in signature(stock).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     others = len(named) - 6
 
-    # By torch's names: what the program gives by name stands in kwargs.
+    # The parameters have torch's names, so that the program's keywords are in kwargs.
     def _local_map_wrapped(
         func: Any,
         out_placements: Any,
@@ -134,8 +134,8 @@ def lenient_local_map(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _some_are_uneven(args: Any, in_placements: Any) -> bool:
-    """Whether ranks are given different numbers of rows of some DTensor. Of sizes that are symbols
-    it is not asked: a compiled program goes on as in torch.
+    """Whether ranks get different numbers of rows of some DTensor. DTensors of symbolic sizes do
+    not count: a compiled program behaves as in torch.
     """
     given = leaves(args)
     for x, wanted in zip(given, in_placements or [None] * len(given)):
@@ -147,10 +147,10 @@ def _some_are_uneven(args: Any, in_placements: Any) -> bool:
 
 
 def _with_global_shape(tensor: Any) -> Any:
-    """A DTensor that ``local_map`` made of this rank's local tensor, with the shape that the local
-    tensors of all ranks have together; as it is where it is cut nowhere, or is none.
+    """A DTensor that ``local_map`` made of this rank's local tensor, with the global shape that the
+    local tensors of all ranks add up to; unchanged if it is not sharded, or no DTensor.
 
-    One collective for each mesh dim, of a few numbers, on all ranks of the mesh.
+    One collective of a few numbers for each mesh dim, on all ranks of the mesh.
 
     Raises:
         RuntimeError: no tensor has such local tensors in these placements; on all ranks alike.
@@ -193,7 +193,7 @@ def _with_global_shape(tensor: Any) -> Any:
 def _gathered(
     numbers: Sequence[int], device: torch.device, mesh: Any
 ) -> dict[tuple[int, ...], list[int]]:
-    """The numbers that each rank of the mesh gives, by its coordinates."""
+    """Coordinates -> the numbers of that rank, for each rank of the mesh."""
     found = torch.tensor(numbers, dtype=torch.int64, device=device)
     for m in reversed(range(mesh.ndim)):
         group = process_groups.group_of_dim(mesh, m)

@@ -1,4 +1,4 @@
-"""The memory that local tensors lie in, and what is written to it."""
+"""The memory of local tensors, and writes to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _STRIDED = torch.strided
 
 
 def count_of_writes(local: torch.Tensor) -> int | None:
-    """How often a plain tensor was written to, or its views; None where torch does not count.
-    (DTensor's own writes it does not count there.)
+    """The number of writes to a plain tensor and its views; None if torch does not count them. (It
+    does not count DTensor's own writes there.)
     """
     if type(local) is not torch.Tensor and (
         isinstance(local, local_tensors.LocalTensor) or local_tensors.is_functional(local)
@@ -21,15 +21,15 @@ def count_of_writes(local: torch.Tensor) -> int | None:
 
 
 def is_followed(local: torch.Tensor) -> bool:
-    """Whether what is done with the local tensor is done now, or becomes part of a graph. (Before
-    AOTAutograd does, dynamo traces a program, with tensors that have no data.)
+    """Whether operations on the local tensor run now, or become part of a graph. (Before
+    AOTAutograd, dynamo traces a program with tensors without data.)
     """
     return not dispatch_modes.is_tracing() or local_tensors.is_functional(local)
 
 
 def memory_of(local: torch.Tensor) -> torch.UntypedStorage | None:
-    """What the local tensor lies in as strides say; None on meta, sparse, or wrapped in another."""
-    if type(local) is torch.Tensor:  # by far the most
+    """The storage of a strided local tensor; None on meta, or if it is sparse or a wrapper."""
+    if type(local) is torch.Tensor:  # almost always
         return None if local.is_meta or local.layout is not _STRIDED else local.untyped_storage()
     if (
         local_tensors.is_imagined(local)

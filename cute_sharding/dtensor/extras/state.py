@@ -1,9 +1,9 @@
 """Checkpoints, state dicts and pictures of tensors with _StridedShard placements.
 
 torch describes what a device holds as one box, an offset and sizes, and for a strided shard that is
-the wrong box. Here it is as many as there are runs of rows, which torch.distributed.checkpoint
-takes as it does a tensor of several shards: what is saved so loads on stock too, on any mesh, and
-the other way round. Tensors without such placements are torch's. (Planners and metadata:
+the wrong box. Here there is a box for each run of rows, which torch.distributed.checkpoint treats
+like a tensor of several shards: such a checkpoint loads on stock too, on any mesh, and the other
+way round. Tensors without such placements are left to torch. (Planners and metadata:
 torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
 """
 
@@ -29,9 +29,9 @@ from cute_sharding.sharding import Box
 
 
 def blocks_of(tensor: Any) -> list[Box]:
-    """What this rank holds of a DTensor, as contiguous boxes.
+    """The contiguous boxes that this rank holds of a DTensor.
 
-    Where the tensor has no elements at all, one box of none, that it may be known by.
+    A tensor without elements has one empty box, so that a checkpoint knows the tensor.
     """
     spec = tensor._spec
     device = spec.mesh.get_coordinate()
@@ -49,7 +49,7 @@ def _blocks(spec: Any, device: Sequence[int]) -> list[Box]:
 
 
 def _part(local: torch.Tensor, block: Box) -> torch.Tensor:
-    """The block in the local tensor, as a view."""
+    """The box's part of the local tensor, as a view."""
     return local[block.local_slices] if block.elements else local.new_empty(block.size)
 
 
@@ -60,7 +60,7 @@ def _is_torchs(tensor: Any) -> bool:
 
 
 def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What of a DTensor this rank saves."""
+    """torch's method for the parts of a DTensor that this rank saves, with a part for each box."""
 
     def __create_write_items__(self: Any, fqn: str, object: Any) -> Any:
         if _is_torchs(self):
@@ -80,7 +80,7 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
 
 
 def _write_item(fqn: str, tensor: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
-    """What a checkpoint is told of one block of a tensor."""
+    """A checkpoint's description of one block of a tensor."""
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -99,7 +99,7 @@ def _has_module(name: str) -> bool:
 
 
 def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What of a DTensor this rank loads."""
+    """torch's method for the parts of a DTensor that this rank loads, with a part for each box."""
 
     def __create_chunk_list__(self: Any) -> Any:
         if _is_torchs(self):
@@ -111,7 +111,7 @@ def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """The part of the local tensor that is to be saved, or loaded into."""
+    """torch's method for the part of the local tensor that is to be saved, or loaded into."""
 
     def __get_tensor_shard__(self: Any, index: Any) -> Any:
         if _is_torchs(self):
@@ -134,8 +134,8 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def distribute(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What a state dict that all ranks were sent whole leaves with each of them
-    (torch/distributed/_state_dict_utils.py).
+    """torch's function that keeps each rank's part of a state dict that all ranks were sent whole
+    (torch/distributed/_state_dict_utils.py), for strided shards too.
     """
 
     def _distribute_tensors(
@@ -154,8 +154,8 @@ def distribute(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filled(tensor: Any, whole: torch.Tensor) -> Any:
-    """The DTensor with this rank's part of ``whole``: in place, or, where it was on meta,
-    another.
+    """The DTensor with this rank's part of ``whole``: filled in place, or a new one if it was on
+    meta.
     """
     held = blocks_of(tensor)
     if tensor.is_meta:
@@ -196,8 +196,8 @@ def visualization(
 
 
 def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
-    """Of a DTensor of one or two dims, (first and last row, first and last column, rank), cut where
-    any device's runs begin or end, so that these are the cells of one table.
+    """The cells of a table of a DTensor of one or two dims: (first and last row, first and last
+    column, rank), divided wherever a run of any device starts or ends.
     """
     spec = dtensor._spec
     shape = tuple(spec.shape)

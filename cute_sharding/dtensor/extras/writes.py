@@ -1,16 +1,16 @@
-"""In-place ops on views of a DTensor, where the view could not be had without communication: they
-reach the tensor that was viewed.
+"""In-place ops on views of a DTensor that need communication: their writes reach the tensor that
+was viewed.
 
-Whatever writes to a copy (:mod:`.copies`), by whatever alias (a detached tensor, ``.data``, a view
-as other numbers), what it holds is taken back: by the redistribution that leads there, or by the
-exchange of a movement op run backward. The former seldom communicates: what was moved is a replica,
-mostly, of which each device takes its part.
+After any write to a copy (:mod:`.copies`), through any alias (a detached tensor, ``.data``, a view
+as another dtype), its elements are taken back to the source: by the redistribution back, or by the
+exchange of a movement op run backward. The redistribution seldom communicates: the copy is mostly a
+replica, and each device takes its part.
 
-What was moved twice stays one tensor: copies with the same placements are written to together. One
-that was made before its source was written to is stale, and was brought up to date before the op
-read it. Whether it is is known alike on every rank, so that these exchanges meet. In a program that
-AOTAutograd traces all this becomes part of the graph. Of what a graph writes to its inputs it is
-done after the graph has run (:func:`before_program`).
+A tensor that was moved twice stays one tensor: copies with the same placements are written to
+together. A copy that was made before its source was written to is stale, and was brought up to date
+before the op read it. All ranks agree on whether it is, so these exchanges meet. In a program that
+AOTAutograd traces, all this becomes part of the graph. For a graph's writes to its inputs, it runs
+after the graph (:func:`before_program`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ from cute_sharding.relations.table import OF_TORCH
 
 
 def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What ``op`` has written, also in what the tensors that it wrote to were moved from.
+    """Take the writes of ``op`` back to the sources of the tensors that it wrote to.
 
-    Where it wrote to several that are of one tensor, they are written to again, one after the
-    other.
+    If it wrote to several copies of one tensor, it writes to them again, one after the other.
 
     Raises:
-        RuntimeError: what was written cannot be taken there, or not be written again.
+        RuntimeError: a write cannot be taken back, or not be repeated.
     """
     written = [
         tensor
@@ -74,11 +73,11 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
-    """What is to be called after a compiled program that writes to these of its inputs: it writes
-    to local tensors, and no op of DTensors' tells of it.
+    """Check a compiled program's writes to these inputs, and return a function to call after it: it
+    writes to local tensors, without an op on DTensors.
 
     Raises:
-        RuntimeError: what it is going to write cannot be taken to what was moved.
+        RuntimeError: a write cannot be taken back to the source.
     """
     tensors = [tensor for tensor in tensors if may_be_told(tensor._local_tensor)]
     memories = [_memory(tensor) for tensor in tensors]
@@ -101,8 +100,8 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
 
 
 def _are_of_one(memories: Sequence[Any]) -> bool:
-    """Whether several of what was written to have one source: each then has its own part of what
-    was written.
+    """Whether several of the memories that were written to have one source: each then has only its
+    own part of the writes.
     """
     ways = {id(memory): _way_of(memory) for memory in memories}
     passed = [place for way in ways.values() for place in way]
@@ -112,13 +111,13 @@ def _are_of_one(memories: Sequence[Any]) -> bool:
 
 
 def _way_of(memory: Any) -> list[int]:
-    """That memory, and those on the way to the tensor that was moved first, by number."""
+    """The ids of that memory, and of those on the way back to the tensor that was moved first."""
     back = [local_tensors.storage_of(copy.copies.source) for copy in way_back(memory)]
     return [id(memory), *map(id, back)]
 
 
 def _reads_what_it_writes(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether some other operand lies in memory that the op writes to, to its first list."""
+    """Whether another operand shares memory with the first list, which the op writes to."""
     first, *others = [
         {
             place
@@ -132,14 +131,14 @@ def _reads_what_it_writes(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Bring the copies among the arguments up to date, and write to those again that the op writes
+    """Bring the copies among the arguments up to date, and repeat the op on those that it writes
     to, one after the other.
     """
     several = args[0] if args and isinstance(args[0], (list, tuple)) else []
     copies = [len(way_back(_memory(tensor))) > 0 for tensor in several]
     others = sum(isinstance(arg, (list, tuple)) for arg in args) > 1
     row = OF_TORCH.get(registry.name_of(op))
-    # What lies in no copy has been written to already, and so before the others.
+    # Tensors that are no copies have been written to already, and so before the others.
     in_any_order = row and row.commutes and not _reads_what_it_writes(args, kwargs)
     if (
         torch.Tag.nondeterministic_seeded in op.tags
@@ -170,17 +169,17 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 @dataclass(frozen=True)
 class TakingBack:
-    """Runs an op that writes to tensors which have to be redistributed first, on local tensors as
-    they are; what it wrote to the copies is taken back.
+    """Runs an op that writes to tensors which have to be redistributed first, on the local tensors;
+    and takes what it wrote to the redistributed copies back.
 
-    A tensor that is pending stays so, whatever is written to it: one device then has all of the
-    sum, and the others nothing. Others may share its memory, for whom it is pending.
+    A tensor that is pending stays pending after any write: one device gets the whole sum, and the
+    others nothing. Other tensors may share its memory, for which it is pending.
 
     Attributes:
         op: the op.
-        function: that, or what runs in its place.
-        given, wanted: the op on the specs of the tensors, and on those that it needs.
-        prepare: what its local arguments are made into before.
+        function: the op, or the function in its place.
+        given, wanted: the op on the specs of the tensors, and on the specs that it needs.
+        prepare: converts its local arguments before.
     """
 
     op: Any
@@ -199,7 +198,7 @@ class TakingBack:
     def _write(
         self, args: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], **kwargs: Any
     ) -> Any:
-        """The op on these local tensors, which have those specs and are to have these."""
+        """Run the op on these local tensors, redistributed from the first specs to the second."""
         moved_args = [*map(_moved, args, given, wanted)]
         moved_kwargs = {name: self._moved_keyword(name, x) for name, x in kwargs.items()}
         ready = moved_args if self.prepare is None else self.prepare(moved_args)
@@ -213,7 +212,7 @@ class TakingBack:
         return results
 
     def _moved_keyword(self, name: str, local: Any) -> Any:
-        """What the op gets as that argument; of ``out=`` only how long it is matters."""
+        """The value of that keyword argument for the op; of ``out=`` only the size matters."""
         spec: Any = self.given.kwargs_schema.get(name)
         to: Any = self.wanted.kwargs_schema.get(name)
         if (
@@ -227,9 +226,9 @@ class TakingBack:
 
 
 def _of_one_memory(op: Any, args: Sequence[Any]) -> int:
-    """How many tensors an op writes to that takes them in lists, where one that it writes to is in
-    the memory of another's operands: what each is moved to would not have what is written to the
-    other, and they are written to one after the other. Else 0.
+    """The number of tensors in the lists that an op writes to, if one of these shares memory with
+    an operand of another: its redistributed copy would not have the write to the other, so they are
+    written to one after the other. Else 0.
     """
     written = [args[i] for i, _ in _places_written(op) if i < len(args)]
     several = max([len(some) for some in written if isinstance(some, (list, tuple))], default=0)
@@ -240,19 +239,19 @@ def _of_one_memory(op: Any, args: Sequence[Any]) -> int:
 
 
 def _memories(args: Sequence[Any], i: int, several: int) -> set[int]:
-    """In which memories those tensors are of the lists of so many that are at that place."""
+    """The memories of the i-th tensors of all lists with ``several`` elements."""
     locals = [x[i] for x in args if isinstance(x, (list, tuple)) and len(x) == several]
     tensors = [collective_ops.in_flight(x) for x in locals if isinstance(x, torch.Tensor)]
     return {id(local_tensors.storage_of(x)) for x in tensors if memory_of(x) is not None}
 
 
 def _only(arg: Any, i: int, several: int) -> Any:
-    """Of a list of so many what is at that place, as a list."""
+    """The i-th element, as a list, of a list with ``several`` elements; other values unchanged."""
     return arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == several else arg
 
 
 def _moved(local: Any, spec: Any, to: Any) -> Any:
-    """What is given to the op as an argument, a tensor or a list of them."""
+    """The redistributed argument for the op, a tensor or a list of tensors."""
     if not isinstance(spec, (list, tuple)):
         return _moved([local], [spec], [to])[0]
     moving = _places_moved(spec, to)
@@ -264,7 +263,7 @@ def _moved(local: Any, spec: Any, to: Any) -> Any:
 
 
 def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
-    """Have an argument, a tensor or a list of them, be what was written to what it was moved to."""
+    """Update an argument, a tensor or a list of tensors, from its redistributed copy."""
     if not isinstance(spec, (list, tuple)):
         local, wrote, spec, to = [local], [wrote], [spec], [to]
     moving = _places_moved(spec, to)
@@ -278,7 +277,7 @@ def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
 
 
 def _places_moved(specs: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
-    """Which of the tensors have to be redistributed."""
+    """The indices of the tensors that have to be redistributed."""
     return [
         i
         for i, (spec, to) in enumerate(zip(specs, wanted))
@@ -287,7 +286,7 @@ def _places_moved(specs: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
 
 
 def _finished(spec: DTensorSpec, to: DTensorSpec) -> dict[int, Partial]:
-    """What is pending of a tensor and no longer of what it is redistributed to."""
+    """The pending reductions of a tensor, by mesh dim, that its redistribution finishes."""
     return {
         m: placement
         for m, (placement, finished) in enumerate(zip(spec.placements, to.placements))
@@ -295,13 +294,13 @@ def _finished(spec: DTensorSpec, to: DTensorSpec) -> dict[int, Partial]:
     }
 
 
-# What devices but the first add to a reduction, where it is not what the first adds.
+# The contribution to a reduction of all devices but the first, if it differs from the first's.
 _NOTHING = {"sum": 0, "product": 1, "bxor": 0}
 
 
 def _contributed(value: torch.Tensor, mesh: Any, pending: dict[int, Partial]) -> torch.Tensor:
-    """This rank's contribution to reductions, of which ``value`` is to come: of sums one device has
-    all, and the others nothing. That is exact, also of integers.
+    """This rank's contribution to reductions that have to give ``value``: for sums one device has
+    all of it, and the others nothing. That is exact, also for integers.
     """
     for m, placement in pending.items():
         if placement.reduce_op in _NOTHING:
@@ -326,7 +325,7 @@ def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
 
 @cache
 def _places_written(op: Any) -> list[tuple[int, str]]:
-    """Where among the op's arguments, and by which names, those are that it writes to."""
+    """(position, name) of the op's arguments that it writes to."""
     return [
         (i, argument.name)
         for i, argument in enumerate(op._schema.arguments)
@@ -339,8 +338,8 @@ def _memory(tensor: Any) -> Any:
 
 
 def _written(memory: Any, by: Copy | None = None) -> None:
-    """Something was written to ``memory``: its copies are stale, but for ``by``, from which
-    it was written, and what could be told the same; and its source is told.
+    """Record a write to ``memory``: its copies become stale, except ``by``, from which it was
+    written, and those that can be updated from it; and its source is updated.
     """
     outdate(memory, by)
     copy = copy_in(memory)

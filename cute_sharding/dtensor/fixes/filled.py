@@ -1,10 +1,10 @@
-"""Plain tensors that autograd itself makes beside DTensors, inside of its nodes
-(torch/csrc/autograd/FunctionsManual.cpp): zeros for results that nobody has used, and the like.
+"""Plain tensors that autograd itself makes beside DTensors, inside its nodes
+(torch/csrc/autograd/FunctionsManual.cpp), such as zeros for unused results.
 
-torch refuses ops on DTensors and plain tensors together, as it cannot know what a program means by
-a plain one. What a node makes is made of the sizes of the whole, alike on each rank: a replica.
+torch refuses ops on DTensors and plain tensors together, because it cannot know what a program
+means by a plain one. A node makes its tensor from global sizes, equal on each rank: a replica.
 
-And what a node takes of a DTensor by a mask, whose shape the node itself knows.
+And gradients of elements that a mask selects from a DTensor; the node itself knows their shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import as_replica
 
 __all__ = ["handlers_in_nodes"]
 
-# Ops that meet such tensors, and the nodes that make them.
+# Ops that get such tensors, and the nodes that make them.
 _MADE_IN: dict[str, tuple[str, ...]] = {
     "stack.default": ("Unbind",),
     "cat.default": (
@@ -39,7 +39,7 @@ _MADE_IN: dict[str, tuple[str, ...]] = {
     "put.default": ("Put", "Take"),
 }
 
-# Ops that take the gradient of what was written by index, and the nodes of such writes.
+# Ops that take the gradient of values written by index, and the nodes of such writes.
 _WRITTEN_IN: dict[str, tuple[str, ...]] = {
     "index.Tensor": ("IndexPut", "IndexPutImpl"),
     "_unsafe_index.Tensor": ("UnsafeIndexPut",),
@@ -47,13 +47,13 @@ _WRITTEN_IN: dict[str, tuple[str, ...]] = {
 
 
 class _InNodes:
-    """A key of the dispatcher's dict of functions of single ops: equal to the op where it is looked
-    up inside of these nodes, and to nothing elsewhere. There the op is torch's, at torch's speed.
+    """A key of the dispatcher's dict of functions of single ops. It equals the op if it is looked
+    up inside one of these nodes, and nothing elsewhere: there the op is torch's, at torch's speed.
     """
 
     def __init__(self, op: Any, nodes: tuple[str, ...]) -> None:
         self.op = op
-        ends = ("0", "1", "0_copy")  # one for each overload, and one for views that are copies
+        ends = ("0", "1", "0_copy")  # for each overload, and for views that are copies
         self.nodes = frozenset(f"{name}Backward{end}" for name in nodes for end in ends)
         self._hash = hash(op)
 
@@ -71,14 +71,14 @@ class _InNodes:
 
 
 def handlers_in_nodes() -> dict[Any, Any]:
-    """Functions of the ops that do so, by keys that are found in these nodes alone."""
+    """Functions for these ops, by keys that are found only inside these nodes."""
     ops = ((overload(name), nodes, _on_replicas) for name, nodes in _MADE_IN.items())
     written = ((overload(name), nodes, _of_values) for name, nodes in _WRITTEN_IN.items())
     return {_InNodes(op, nodes): run for op, nodes, run in (*ops, *written) if op is not None}
 
 
 def _on_replicas(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op, with what is no DTensor as a replica. (None of these ops takes a tensor by name.)"""
+    """The op, with plain tensors as replicas. (None of these ops takes a tensor by keyword.)"""
     mesh = next(leaf.device_mesh for leaf in leaves(args) if isinstance(leaf, DTensor))
     args = tree_map(lambda leaf: as_replica(leaf, mesh) if _is_plain(leaf) else leaf, args)
     return run_slowly(op, args, kwargs)
@@ -89,9 +89,9 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _of_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The gradient of values that were written by a mask. torch takes the elements that the mask
-    names, whose number no shape tells, and sums them to the shape of the values. That shape tells
-    which number it is; or that all elements have one value, and are summed at once.
+    """The gradient of values that were written by a mask. torch selects the elements by the mask,
+    whose number no shape tells, and sums them to the shape of the values. That shape tells the
+    number; or that all elements have one value, and then they are summed at once.
     """
     gradient, indices = args
     at = [d for d, index in enumerate(indices) if index is not None]

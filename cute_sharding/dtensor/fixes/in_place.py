@@ -1,8 +1,8 @@
-"""Views in place of DTensors (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``), for which
+"""In-place views of DTensors (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``), for which
 torch's dispatcher has no right function (torch/distributed/tensor/_dispatch.py).
 
-The one DTensor that the op is called on gets the spec and the local tensor of the view that gives a
-new tensor. Its old local tensor stays as it is, for whatever else holds it.
+The DTensor that the op is called on gets the spec and the local tensor of the out-of-place view.
+Its old local tensor stays as it is, for other holders.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = [
 
 
 def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``squeeze_`` of a DTensor. torch changes the local tensor, and the spec only where placements
-    change with it: else the DTensor keeps the shape that it had.
+    """``squeeze_`` of a DTensor. torch changes the local tensor, but the spec only if placements
+    change too: otherwise the DTensor keeps its old shape.
 
     Raises:
-        RuntimeError: a dim that goes is sharded. In place nothing can be moved, whatever views may
-            do elsewhere.
+        RuntimeError: a squeezed dim is sharded. In place nothing can be moved, whatever the
+            settings allow other views.
     """
     tensor, *dims = args
     ndim, spec = tensor.ndim, tensor._spec
@@ -58,8 +58,8 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _turn_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``t_``, ``transpose_`` and ``unsqueeze_`` of a DTensor, for which torch has no rule: the view
-    that gives a new tensor is free on any placements, so spec and local tensor change alike.
+    """``t_``, ``transpose_`` and ``unsqueeze_`` of a DTensor, for which torch has no rule: the
+    out-of-place view is free on any placements, so spec and local tensor change together.
     """
     tensor, *arguments = args
     turned = _TURNS[name_of(op)](tensor, *arguments, **kwargs)

@@ -1,10 +1,10 @@
-"""Ops of Python's operators on bits (``__and__``, ``__ilshift__``, ...), run as the ops that they
-are other names of (``bitwise_and``, ``bitwise_left_shift_``, ...).
+"""The ops of Python's operators on bits (``__and__``, ``__ilshift__``, ...), run under their other
+names (``bitwise_and``, ``bitwise_left_shift_``, ...).
 
 torch's dispatcher takes an op whose name ends in ``_`` for one that writes to its first argument,
-and gives that back: ``x >> 2`` is ``x``, and so is ``x & y`` in inference mode, where torch does
-not take such an op apart first. And what does write (``x &= y``) has no rule that keeps the
-placements of ``x``.
+and returns that argument: ``x >> 2`` is ``x``, and so is ``x & y`` in inference mode, where torch
+does not decompose such an op first. And those that do write (``x &= y``) have no rule that keeps
+the placements of ``x``.
 """
 
 from __future__ import annotations

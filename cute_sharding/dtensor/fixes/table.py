@@ -1,4 +1,4 @@
-"""Bugs of torch on placements that its own rules know."""
+"""Bugs of torch on placements that its own rules accept."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CUTS, ALL = (Shard, StridedShard), (Shard, StridedShard, Partial)
 
 
 class Remedy(Enum):
-    """What is done where torch would go wrong."""
+    """What is done where torch would be wrong."""
 
-    SIGNATURE = "the op's signature answers; where it has none, as GATE"
-    GATE = "its operands are replicated first, as far as they are of the fix's kinds"
+    SIGNATURE = "the op's signature answers; without one, as GATE"
+    GATE = "its operands' placements of the fix's kinds are replicated first"
     FALSE = "the answer is False"
-    FUNCTION = "torch's function of the op runs, and its results are placed as it leaves them"
+    FUNCTION = "torch's function for the op runs, and its results have the placements it leaves"
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Fix:
     Attributes:
         ops: the overloads; empty: any op.
         what: what torch does.
-        when: of which arguments and placements it does so.
+        when: for which arguments and placements.
         until: what ends it.
         remedy: what is done instead.
-        kinds: the placements that torch goes wrong on.
-        releases: those on which the test shows the bug, of the releases that were checked. The
-            remedy is taken on every release.
+        kinds: the placements on which torch is wrong.
+        releases: those of the checked releases on which the test shows the bug. The remedy is used
+            on every release.
     """
 
     ops: tuple[str, ...]
@@ -73,7 +73,7 @@ def _sharded_and(condition: Callable[[OpSchema], bool]) -> Condition:
 
 
 def _is_mean(at: int) -> Condition:
-    """Whether the reduction, argument ``at``, is a mean, which it is where it is left out."""
+    """Whether the reduction, argument ``at``, is a mean; it is by default."""
     return _sharded_and(lambda schema: [*schema.args_schema, *[1] * 5][at] == 1)
 
 
@@ -96,7 +96,7 @@ def _compares_other_shapes(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bo
 
 
 def _names(*patterns: str) -> tuple[str, ...]:
-    """Of ``name.overload|overload``, all."""
+    """All names in patterns ``name.overload|overload``."""
     return tuple(
         f"{name}.{overload}"
         for name, _, overloads in (pattern.partition(".") for pattern in patterns)
@@ -116,56 +116,56 @@ ATTENTION = tuple(
     for backward in ("", "_backward")
 )
 
-# The first that holds for an op is its fix.
+# The first row that holds for an op is its fix.
 TABLE: tuple[Fix, ...] = (
     Fix(
         (),
-        "On devices where ranks draw for themselves (CPUs), each draws the numbers of its part. "
-        "Where parts are of different sizes, ranks draw other numbers from then on, and replicas "
-        "differ; and of blocks that only views make, what one device would draw is meant.",
+        "Where ranks draw for themselves (CPUs), each draws the numbers of its own shard. If "
+        "shards have different sizes, ranks draw different numbers from then on, and replicas "
+        "differ; and for blocks that only views make, they are not the numbers of one device.",
         _draws_differently,
         "torch draws on CPUs as on accelerators",
         Remedy.GATE,
     ),
     Fix(
         ("_local_scalar_dense.default",),
-        "item() reads the value of a rank's own part, or contribution.",
+        "item() reads the value of a rank's own shard, or contribution.",
         lambda schema, specs: any(
             not isinstance(p, Replicate) for spec in specs for p in spec.placements
         ),
-        "torch finishes it first, of any placement",
+        "torch reduces or gathers it first, for any placement",
         Remedy.GATE,
         ALL,
     ),
     Fix(
         _names("convolution.default", "convolution_backward.default"),
-        "Images that are cut by another dim, unevenly or over several mesh dims, weights that are "
-        "cut, and what is pending are taken for replicas.",
+        "Images that are sharded by another dim, unevenly or over several mesh dims, sharded "
+        "weights, and pending operands are taken for replicas.",
         lambda schema, specs: when.convolves_wrongly(specs, len(schema.args_schema)),
-        "torch finishes and gathers what it cannot convolve in parts",
+        "torch reduces and gathers what it cannot convolve in shards",
         kinds=ALL,
     ),
     Fix(
         _names("argmax.default", "argmin.default"),
-        "A device that has no row to search raises.",
+        "A device without rows to search raises.",
         lambda schema, specs: when.searches_nothing(
             specs[0],
             op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim"),
         ),
-        "torch gives such a device what changes nothing",
+        "torch gives such a device a neutral value",
     ),
     Fix(
         _names("argmax.default", "argmin.default"),
-        "The function of the op runs on operands as they are, and takes the placements of its "
-        "results from a rule that may move operands.",
+        "The op's function runs on operands without redistribution, but takes the placements of "
+        "its results from a rule that may redistribute operands.",
         lambda schema, specs: not any(map(tensor_specs.split_factors, specs)),
-        "torch takes them from the placements that the function leaves",
+        "torch takes the placements that the function leaves",
         Remedy.FUNCTION,
         releases=("2.14", "2.15"),
     ),
     Fix(
         ("equal.default",),
-        "Tensors of two shapes are cut alike, and what is compared may be equal.",
+        "Tensors of different shapes are sharded alike, and the compared shards may be equal.",
         _compares_other_shapes,
         "torch compares shapes first",
         Remedy.FALSE,
@@ -173,31 +173,31 @@ TABLE: tuple[Fix, ...] = (
     ),
     Fix(
         _names("linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar"),
-        "Norms of infinite or negative order raise on a device that has no row.",
+        "Norms of infinite or negative order raise on a device without rows.",
         when.is_norm_of_nothing,
-        "torch gives such a device what changes nothing",
+        "torch gives such a device a neutral value",
         Remedy.GATE,
     ),
     Fix(
         ("native_group_norm_backward.default",),
-        "The op is told the sizes of the whole, beside the tensors of a part, and raises.",
+        "The op gets global sizes together with local tensors, and raises.",
         _sharded,
-        "torch tells it local sizes",
+        "torch passes it local sizes",
         Remedy.SIGNATURE,
     ),
     Fix(
         ATTENTION,
-        "A device may be left without heads, by the number of which kernels divide; or with heads "
-        "of queries whose keys are elsewhere. What is pending is cut by heads to finish it.",
+        "A device may get no heads, by whose number kernels divide; or heads of queries whose keys "
+        "are on another device. A pending operand is reduce-scattered by heads.",
         when.attends_wrongly,
-        "torch leaves each device heads and their keys",
+        "torch gives each device heads and their keys",
         kinds=ALL,
     ),
     Fix(
         _names("soft_margin_loss_backward.default|grad_input"),
-        "The gradient is divided by the elements of a part.",
+        "The gradient is divided by the number of local elements.",
         _sharded,
-        "torch divides by those of the whole",
+        "torch divides by the number of all elements",
     ),
     Fix(
         _names(
@@ -205,9 +205,9 @@ TABLE: tuple[Fix, ...] = (
             "smooth_l1_loss_backward.default|grad_input|out",
             "huber_loss_backward.default|grad_input|out",
         ),
-        "The gradient of a mean is divided by the elements of a part.",
+        "The gradient of a mean is divided by the number of local elements.",
         _is_mean(3),
-        "torch divides by those of the whole",
+        "torch divides by the number of all elements",
     ),
     Fix(
         _names(
@@ -220,19 +220,19 @@ TABLE: tuple[Fix, ...] = (
             "std.correction",
             "var_mean.correction",
         ),
-        "An empty list of dims, which stands for all, is taken for none.",
+        "An empty list of dims, which stands for all dims, is taken for none.",
         _sharded_and(lambda schema: when.names_no_dim(schema, 1)),
         "torch reads such a list as the op does",
     ),
     Fix(
         _names("linalg_vector_norm.default", "norm.ScalarOpt_dim|ScalarOpt_dim_dtype"),
-        "An empty list of dims, which stands for all, is taken for none.",
+        "An empty list of dims, which stands for all dims, is taken for none.",
         _sharded_and(lambda schema: when.names_no_dim(schema, 2)),
         "torch reads such a list as the op does",
     ),
     Fix(
         _names("any.default|dim|dims|out|dims_out|all_out"),
-        "What is pending is a sum of flags, which stays pending where flags are counted.",
+        "The result is left pending as a sum of flags, and so counts them.",
         _sharded,
         "torch leaves a maximum pending, or nothing",
         kinds=ALL,
@@ -242,80 +242,80 @@ TABLE: tuple[Fix, ...] = (
         _names(
             "nansum.default", "sum.default|dim_IntList", "any.default|dim|dims|out|dims_out|all_out"
         ),
-        "What is pending stays pending: flags, integers, sums of norms and of what is no NaN are "
-        "made of contributions.",
+        "A pending operand stays pending: flags, integers, sums of norms and sums without NaNs are "
+        "computed from contributions.",
         when.is_not_of_contributions,
-        "torch finishes it first",
+        "torch reduces it first",
         kinds=(Partial,),
     ),
     Fix(
         _names("embedding.default", "gather.default"),
-        "What is pending has a mask of its own, and most ops that follow raise. Rows of a replica, "
-        "which no operand says to be cut, are cut as well, on a mesh dim that the op has left.",
+        "The pending result has a mask in its placement, for which most later ops raise. Rows of a "
+        "replica are sharded as well, though no operand is, on a mesh dim that the op leaves free.",
         _sharded,
         "the mask ends with the op",
     ),
     Fix(
         ("embedding_dense_backward.default",),
-        "How often a row is read is counted of a part of the indices.",
+        "The number of reads of a row is counted in local indices alone.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[4:])),
-        "torch counts all of them",
+        "torch counts all indices",
     ),
     Fix(
         ("gather.default",),
-        "An index with fewer rows than a dim that is cut is cut alike: its rows meet others.",
+        "An index with fewer rows than a sharded dim is sharded alike: its rows meet other rows.",
         _sharded_and(when.picks_of_fewer_rows),
-        "torch compares the sizes of the index with those of what is picked of",
+        "torch compares the sizes of the index with those of the operand",
     ),
     Fix(
         tuple(BY_MASK),
-        "A mask is taken for an index of one dim: the others stay cut, and the mask is whole.",
+        "A mask is taken for an index of one dim: other dims stay sharded, and the mask is whole.",
         _sharded_and(op_schemas.is_by_mask),
         "torch counts the dims of a mask",
     ),
     Fix(
         ("view.dtype",),
-        "What is pending of numbers stays pending of the bits that they are made of.",
+        "A pending operand stays pending, and its bits are summed as other numbers.",
         lambda schema, specs: any(isinstance(p, Partial) for p in specs[0].placements),
-        "torch finishes it first",
+        "torch reduces it first",
         Remedy.GATE,
         (Partial,),
     ),
     Fix(
         ("logsumexp.default",),
-        "Dims that are kept are taken for gone.",
+        "Reduced dims that are kept (keepdim) are taken for removed.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[2:])),
         "torch reads keepdim",
     ),
     Fix(
         _names("_adaptive_avg_pool2d_backward.default", "max_unpool2d.default"),
-        "The rows of one image, without a dim for several, are taken for channels.",
+        "The rows of one image, without a batch dim, are taken for channels.",
         _sharded_and(lambda schema: when.is_one_image(schema, 2)),
         "torch counts dims from the end",
     ),
     Fix(
         _names("max_unpool3d.default"),
-        "The rows of one image, without a dim for several, are taken for channels.",
+        "The rows of one image, without a batch dim, are taken for channels.",
         _sharded_and(lambda schema: when.is_one_image(schema, 3)),
         "torch counts dims from the end",
     ),
     Fix(
         _names("cumsum.default", "cumprod.default", "logcumsumexp.default"),
-        "A dim that is counted from the end is taken for another.",
+        "A negative dim is taken for another dim.",
         _sharded_and(lambda schema: when.is_counted_from_the_end(schema.args_schema[1])),
-        "torch counts dims from the front first",
+        "torch makes dims positive first",
         releases=("2.13",),
     ),
     Fix(
         _names("slice_backward.default", "select_backward.default"),
-        "A dim that is counted from the end is taken for another.",
+        "A negative dim is taken for another dim.",
         _sharded_and(lambda schema: when.is_counted_from_the_end(schema.args_schema[2])),
-        "torch counts dims from the front first",
+        "torch makes dims positive first",
         releases=("2.13",),
     ),
     Fix(
         ("addmv.default",),
-        "A term that is one value for all rows is cut as they are, or gives a part without rows "
+        "A term that is one value for all rows is sharded like the rows, or gives an empty shard "
         "its shape.",
         _sharded_and(when.is_one_term),
         "torch replicates such a term",
@@ -329,34 +329,34 @@ TABLE: tuple[Fix, ...] = (
             "cholesky_solve.default",
             "triangular_solve.default",
         ),
-        "Batch dims are counted from the front, also where one operand has fewer of them.",
+        "Batch dims are counted from the front, even if one operand has fewer of them.",
         _sharded_and(when.broadcasts_matrices),
         "torch counts them from the end",
     ),
     Fix(
         ("linalg_solve_triangular.default",),
-        "A part of the sides is solved with all of the triangles, or all with some.",
+        "Some right-hand sides are solved with all triangles, or all with some.",
         _sharded_and(lambda schema: when.broadcasts_matrices(schema) or when.cuts_one_side(schema)),
-        "torch cuts triangles and sides alike",
+        "torch shards triangles and sides alike",
     ),
     Fix(
         _names("nll_loss_forward.default", "nll_loss2d_forward.default"),
-        "The means of parts are averaged, whatever their rows weigh.",
+        "The means of shards are averaged, whatever their rows weigh.",
         _sharded_and(when.averages_rows),
         "torch adds up weights",
         releases=("2.13",),
     ),
     Fix(
         _names("max.default", "min.default", "amax.default", "amin.default"),
-        "A device that has no row raises.",
+        "A device without rows raises.",
         _some_device_is_empty,
-        "torch gives such a device what changes nothing",
+        "torch gives such a device a neutral value",
     ),
     Fix(
         _LOSSES,
         "The means of blocks of different sizes are averaged.",
         lambda schema, specs: any(map(is_uneven, specs)),
-        "torch weighs them by their sizes",
+        "torch weights them by their sizes",
     ),
 )
 
@@ -368,8 +368,8 @@ BY_NAME: dict[str, tuple[Fix, ...]] = {
 
 
 def fix_of(schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fix | None:
-    """The fix for an op, where torch would go wrong. (A mesh of one device is torch's stand-in for
-    ops that it decomposes: what holds there is to hold anywhere.)
+    """The fix for an op, if torch would be wrong. (torch uses a mesh of one device as a stand-in
+    for ops that it decomposes, so answers there have to hold on any mesh.)
     """
     if all(spec.mesh.size() == 1 for spec in specs):
         return None

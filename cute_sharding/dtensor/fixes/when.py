@@ -1,4 +1,4 @@
-"""When torch goes wrong: conditions of the rows of :mod:`.table`."""
+"""When torch is wrong: conditions of the rows of :mod:`.table`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 
 
 def is_norm_of_nothing(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether a norm has no value for no elements, as its order is infinite or negative, and some
-    device has no row of what is reduced.
+    """Whether a norm is undefined for no elements, because its order is infinite or negative, and
+    some device has no row of a reduced dim.
     """
     if not any(
         isinstance(arg, (int, float)) and (arg < 0 or isinf(arg)) for arg in schema.args_schema[1:2]
@@ -34,7 +34,7 @@ def is_norm_of_nothing(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
 
 
 def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
-    """Those that a norm names; None: all."""
+    """The dims that a norm names; None: all."""
     first: Any = schema.args_schema[0]
     named: Any = schema.args_schema[2] if len(schema.args_schema) > 2 else None
     if named is None or named == []:
@@ -44,9 +44,9 @@ def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
 
 
 def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether something is pending, and what a reduction makes of it is not what it makes of the
-    contributions: of all but a sum of a sum or an average that is not rounded to integers. (A norm
-    is pending as a root of sums.)
+    """Whether something is pending, and the reduction of it is not the reduction of the
+    contributions. That is so except for a sum, not rounded to integers, of a pending sum or
+    average. (A pending norm is a root of sums.)
     """
     pending = [p for spec in specs for p in spec.placements if isinstance(p, Partial)]
     if not pending:
@@ -65,15 +65,15 @@ def _is_of_integers(dtype: Any) -> bool:
 
 
 def names_no_dim(schema: OpSchema, at: int) -> bool:
-    """Whether the dims of a reduction, argument ``at``, are an empty list, which stands for all of
-    them.
+    """Whether the dims of a reduction, argument ``at``, are an empty list, which stands for all
+    dims.
     """
     return len(schema.args_schema) > at and schema.args_schema[at] == []
 
 
 def picks_of_fewer_rows(schema: OpSchema) -> bool:
-    """Whether an index has fewer rows than what it picks of, in another dim than the one that is
-    named.
+    """Whether an index has fewer rows than the tensor that it picks from, in a dim other than the
+    named one.
     """
     args: Any = schema.args_schema
     picked, index = args[0], args[2]
@@ -89,15 +89,15 @@ def is_counted_from_the_end(dim: Any) -> bool:
 
 
 def is_one_image(schema: OpSchema, spatial: int) -> bool:
-    """Whether the first operand has channels and the dims of an image, and no dim for several."""
+    """Whether the first operand has channels and the dims of one image, without a batch dim."""
     first = schema.args_schema[0]
     return isinstance(first, DTensorSpec) and len(first.shape) == spatial + 1
 
 
 def is_one_term(schema: OpSchema) -> bool:
-    """Whether the term of a product of a matrix and a vector is one value for all rows. Where a
-    device has no rows, or none to sum over, the product has the shape of the term. And torch may
-    have it cut, which a scalar cannot be.
+    """Whether the term of a product of a matrix and a vector is one value for all rows. If a device
+    has no rows, or none to sum over, the product gets the shape of the term. And torch may shard
+    the term, which a scalar cannot be.
     """
     term, matrix, _ = op_schemas.specs_of(schema)
     rows, mesh = tuple(matrix.shape[:1]), tuple(matrix.mesh.shape)
@@ -107,8 +107,8 @@ def is_one_term(schema: OpSchema) -> bool:
 
 
 def broadcasts_matrices(schema: OpSchema) -> bool:
-    """Whether the first operand has batch dims, and the last, of the equation's two sides, has not
-    the same. (Of ``solve`` that may be one vector for each matrix.)
+    """Whether the first operand of an equation has batch dims, and the last has not the same ones.
+    (For ``solve`` the last may be one vector for each matrix.)
     """
     specs = op_schemas.specs_of(schema)
     first, last = (tuple(spec.shape) for spec in (specs[0], specs[-1]))
@@ -118,9 +118,9 @@ def broadcasts_matrices(schema: OpSchema) -> bool:
 
 
 def cuts_one_side(schema: OpSchema) -> bool:
-    """Whether the triangles have batch dims, and torch may end with one side cut in these and the
-    other not: a part would be solved with all of the triangles, or all with some. Only where both
-    are cut there alike has it nothing to move.
+    """Whether the triangles have batch dims, and torch may shard these on one side only: a part of
+    one side would be solved with all of the other. Only if both sides are sharded there alike does
+    torch have nothing to move.
     """
     triangles, sides = op_schemas.specs_of(schema)
     kept = {Replicate(), *map(Shard, range(len(sides.shape) - 2))}
@@ -130,10 +130,10 @@ def cuts_one_side(schema: OpSchema) -> bool:
 
 def attends_wrongly(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether torch's rule may leave some device without heads, by the number of which kernels
-    divide; or, where several heads of queries share one of keys, with heads whose keys are
-    elsewhere, so that others are taken for them. It may cut heads by itself, to finish what is
-    pending or to have all cut alike; only where they are already, it has no reason to. And its rule
-    for cuDNN knows nothing of a mask, and raises. (Context parallelism has rules of its own.)
+    divide; or, if several heads of queries share one of keys, with heads whose keys are on another
+    device, so that wrong keys are used. torch may shard heads itself, to reduce what is pending or
+    to align placements; only if they are sharded already has it no reason to. And its rule for
+    cuDNN does not know masks, and raises. (Context parallelism has its own rules.)
     """
     if schema.op in registry.op_handlers():
         return False
@@ -155,12 +155,12 @@ def attends_wrongly(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     return any(map(some_device_is_empty, specs)) or (shared and heads % parts != 0)
 
 
-# What torch's rule for attention keeps: batch and heads.
+# The placements that torch's rule for attention keeps: on batch and heads.
 _KEPT = (Replicate(), Shard(0), Shard(1))
 
 
 def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
-    """Whether some device has none of n rows that some mesh dims share."""
+    """Whether some device has none of n rows that some mesh dims divide."""
     for cut in (cut for k in range(len(mesh)) for cut in combinations(mesh, k + 1)):
         last = n
         for parts in cut:
@@ -171,7 +171,7 @@ def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
 
 
 def averages_rows(schema: OpSchema) -> bool:
-    """Whether a loss of classes is the mean of rows that are cut: torch cuts them as the scores."""
+    """Whether a loss of classes is a mean over sharded rows: torch shards them like the scores."""
     scores: Any = schema.args_schema[0]
     classes = min(len(scores.shape) - 1, 1)
     return schema.args_schema[3] == 1 and any(
@@ -180,9 +180,9 @@ def averages_rows(schema: OpSchema) -> bool:
 
 
 def convolves_wrongly(specs: Sequence[DTensorSpec], arguments: int) -> bool:
-    """Whether torch's function of a convolution of so many arguments, or of its gradient, is not
-    known to be right: all is replicated, or, on a mesh of one dim, images are cut evenly by number.
-    (Cut by their last dim, it takes what it finds for replicas: to neighbours it tells nothing.)
+    """Whether torch's function for a convolution with so many arguments, or its gradient, may be
+    wrong. It is right if all is replicated, or, on a mesh of one dim, the batch is evenly sharded.
+    (It takes images sharded by their last dim for replicas, and exchanges no halos.)
     """
     images = 1 if arguments == 9 else 2  # the input; or the gradient and the input
     return not all(
@@ -200,8 +200,8 @@ def convolves_wrongly(specs: Sequence[DTensorSpec], arguments: int) -> bool:
 
 
 def searches_nothing(spec: DTensorSpec, dim: int | None) -> bool:
-    """Whether some device has nothing to search along a dim that is cut, or where none is named.
-    (Where the whole has nothing, torch's function says so as the op does.)
+    """Whether some device has nothing to search: along a sharded ``dim``, or for None along any.
+    (If the whole tensor has nothing, torch's function raises the op's error.)
     """
     known = not symints.is_symbolic(spec.shape)
     return (_lacks_rows if known else _lacks_rows.__wrapped__)(spec, dim)

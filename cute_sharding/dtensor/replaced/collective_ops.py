@@ -1,7 +1,7 @@
-"""Functional collectives (torch/distributed/_functional_collectives.py): what a redistribution
-sends, and how its result is waited for.
+"""Functional collectives (torch/distributed/_functional_collectives.py): those that a
+redistribution uses, and waiting for their results.
 
-Called here; nothing of them is replaced.
+They are called here, and none is replaced.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
     "waited_in_graph",
 ]
 
-# torch's functional ones, waited for; with ``async_op`` what they give may not have ended, and is
-# to be :func:`waited` for. Eagerly they are called below autograd: redistribution is an autograd
-# function of its own, and torch's kernels for them there, which are Python, take the host twice as
-# long as the collective itself.
+# torch's functional collectives, waited for; with ``async_op`` the result may not have arrived, and
+# has to be :func:`waited` for. Eagerly they are called below autograd: redistribution is an
+# autograd function of its own, and torch's autograd kernels for them, which are Python, take the
+# host twice as long as the collective itself.
 
 _c10d: Any = torch.ops._c10d_functional
 WAIT = _c10d.wait_tensor.default
@@ -98,13 +98,13 @@ def all_reduce(
 
 
 def _given(result: torch.Tensor, async_op: bool) -> torch.Tensor:
-    """What a plain collective has begun to write to."""
+    """The result of a plain collective that has started."""
     return funcol.AsyncCollectiveTensor(result) if async_op else waited_in_graph(result)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the program runs as it is: neither traced nor as all ranks in one process; and
-    autograd does not look.
+    """Whether the program is neither traced nor run as all ranks in one process, and autograd does
+    not record the tensor.
     """
     return not (
         is_tracing()
@@ -113,8 +113,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-# Ours that communicate (run/dynamic.py); and those of
-# the libraries of collectives that do not.
+# Our ops that communicate (run/dynamic.py); and the ops in torch's libraries of collectives that do
+# not.
 OURS = ("exchange",)
 _NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
 
@@ -127,21 +127,20 @@ def communicates(op: Any) -> bool:
 
 
 def waited_in_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor behind torch's op that waits, as a graph has what comes of a collective: no
-    compiler leaves that out. Eagerly that op waits for a plain tensor, not for one that is
-    :func:`in_flight`.
+    """The tensor behind torch's op that waits, as in a graph after a collective: no compiler
+    removes that op. Eagerly it waits for a plain tensor, but not for one that is :func:`in_flight`.
     """
     result: torch.Tensor = WAIT(tensor)
     return result
 
 
 def in_flight(tensor: torch.Tensor) -> torch.Tensor:
-    """What a collective writes to, which may not have ended."""
+    """The tensor that a collective writes to, which may not have ended."""
     return tensor.elem if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, once what a collective writes to it is there; at once, if it is none of those.
-    While a graph is traced torch's collectives have put the op that waits there themselves.
+    """The tensor after the collective that writes to it has ended; any other tensor at once. While
+    a graph is traced, torch's collectives have added the op that waits themselves.
     """
     return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor

@@ -1,24 +1,23 @@
 """One order of collectives on every rank of a compiled program (torch/_functorch/_aot_autograd,
 torch/_functorch/partitioners.py, torch/_inductor).
 
-The graphs of the ranks differ, in local sizes and in what a rank sends and copies. A compiler
-decides by what it sees of one rank: what is saved for the backward pass, what runs before what. So
-each collective has a number, its place in the trace: the order in which the program issues it
-eagerly, and the same on all ranks. Nothing else is asked about order:
+The graphs of ranks differ, in local sizes and in what a rank sends and copies. A compiler sees only
+one rank's when it decides what to save for the backward pass, and what runs before what. So each
+collective gets a number, its place in the trace: that is the order in which the program issues it
+eagerly, and it is the same on all ranks. Only this number decides the order:
 
-- Whether a collective runs in the forward or in the backward pass is where the program has issued
-  it (:func:`settle_passes`). torch decides by what it depends on, and by the sizes of what could be
+- A collective runs in the forward or backward pass in which the program issued it
+  (:func:`settle_passes`). torch decides by what it depends on, and by the sizes of what could be
   saved.
-- Within a graph collectives stand by number (:func:`arrange`); those of a checkpointed region run
-  again before the first that its region is needed for, as eagerly.
-- Inductor's scheduler has a kind of kernel for collectives, chains all of them in the order of the
-  graph before it does anything else, and keeps that chain. Our ops are of that kind, and the graph
-  is arranged once more after the passes over it. Passes that go by estimated times move collectives
-  all the same, where a program turns them on: not where ranks may differ (:func:`in_one_order`).
-- Equal collectives are made one only where they are equal on all ranks
-  (:func:`apart_on_each_rank`).
+- Within a graph, collectives are sorted by number (:func:`arrange`); those of a checkpointed region
+  run again before the first collective that needs the region, as eagerly.
+- Inductor's scheduler has a kind of kernel for collectives. It chains all of them in the order of
+  the graph before it does anything else, and keeps that chain. Our ops are of that kind, and the
+  graph is arranged once more after the passes over it. If a program turns on passes that move
+  collectives by estimated times, these do not run where ranks may differ (:func:`in_one_order`).
+- Equal collectives are merged only if they are equal on all ranks (:func:`apart_on_each_rank`).
 
-Waits have no number, and move as the compiler likes. docs/compiled-order.md has what was weighed.
+Waits have no number, and move as the compiler likes. docs/compiled-order.md explains the choices.
 Nodes of graphs, and their metadata, may be read and moved here.
 """
 
@@ -47,8 +46,8 @@ __all__ = [
     "with_passes_settled",
 ]
 
-# In the metadata of a node: its number, and whether the graphs of ranks may differ; and torch's: in
-# which graph the partitioner is to put it, what it may compute again, in which checkpointed region.
+# Keys in a node's metadata: its number, and whether the graphs of ranks may differ; and torch's own
+# keys: the partitioner's choice of graph, whether to recompute, the checkpointed region.
 NUMBER, AGAIN = "cute_sharding: number", "cute_sharding: number in the backward graph"
 RANKS_DIFFER = "cute_sharding: ranks differ"
 _PASS, _RECOMPUTE, _REGION = "partitioner_tag", "recompute", "ac_graph_id"
@@ -59,8 +58,8 @@ _RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUT
 
 
 def numbered(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that traces a program, which numbers the collectives of one with DTensors
-    in the order in which they are traced.
+    """torch's function that traces a program; if the program has DTensors, it numbers the
+    collectives in the order in which they are traced.
     """
 
     def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any) -> Any:
@@ -90,8 +89,8 @@ def _is_of_this_rank(node: Any) -> bool:
 
 
 def with_passes_settled(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that cuts the graph of a program and its gradients in two, with collectives
-    in the pass where the program issues them, and in that order.
+    """torch's function that divides the graph of a program and its gradients in two, with
+    collectives in the pass where the program issues them, and in that order.
     """
 
     def _partition_joint_graph_into_fw_bw(fx_g: Any, *args: Any, **options: Any) -> Any:
@@ -111,12 +110,12 @@ def with_passes_settled(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settle_passes(joint: Any) -> None:
-    """Say of each collective with a number in which pass it is to run, and renumber those of the
-    backward pass.
+    """Set the pass of each numbered collective, and renumber those of the backward pass.
 
-    One of a checkpointed region runs in both passes where the backward pass uses what the region
-    makes of it: eagerly the region runs again when the first of its tensors is needed. Where it
-    does not, as of the last sum of a block, it runs once, and what others make of it may be saved.
+    A collective of a checkpointed region runs in both passes if the backward pass uses something
+    that the region computes from it: eagerly the region runs again when the first of its tensors is
+    needed. If the backward pass uses nothing, as of the last sum of a block, it runs once, and what
+    others compute from it may be saved.
     """
     _save_what_leaves_regions(joint)
     place = {node: i for i, node in enumerate(joint.nodes)}
@@ -142,9 +141,9 @@ def settle_passes(joint: Any) -> None:
 
 
 def _save_what_leaves_regions(joint: Any) -> None:
-    """Have what others make something of saved where a checkpointed region with collectives makes
-    it, as eagerly. torch may go on from it to compute a later region's input again, and so run this
-    region's collectives for that one: where it is small, which it may be on one rank alone.
+    """Mark tensors to be saved that a checkpointed region with collectives makes and others use, as
+    eagerly. torch may otherwise recompute a later region's input from such a tensor, and run this
+    region's collectives for that: if the input is small, as it may be on one rank alone.
     """
     with_collectives = {
         node.meta.get(_REGION)
@@ -160,14 +159,14 @@ def _save_what_leaves_regions(joint: Any) -> None:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
             if not (getattr(node.target, "is_view", False) or node.target is operator.getitem):
                 break
-            node = node.args[0]  # of views torch saves what they are of
+            node = node.args[0]  # torch saves a view's base in its place
             if not _is_recomputed(node):
                 break
 
 
 def _is_outside(user: Any, node: Any) -> bool:
-    """Whether what uses a node of a checkpointed region is of the forward pass, and of no region or
-    of a later one.
+    """Whether the user of a checkpointed region's node is in the forward pass, and in no region or
+    in a later one.
     """
     if _is_backward(user) or not _is_tensor(user) or user.target is operator.getitem:
         return False
@@ -176,9 +175,9 @@ def _is_outside(user: Any, node: Any) -> bool:
 
 
 def _first_needed(joint: Any, place: dict[Any, int]) -> dict[Any, int]:
-    """Of each collective of a checkpointed region of which the backward pass uses something, by way
-    of what is computed again alone: the place of the first that uses something of its region; or of
-    that of one which needs it, where regions lie in regions.
+    """For each collective of a checkpointed region that the backward pass uses through recomputed
+    nodes alone: the place of the first node that uses something of its region, or, for nested
+    regions, of the first collective that needs it.
     """
     used: dict[Any, int] = {}
     regions: dict[Any, int] = {}
@@ -203,9 +202,9 @@ def _first_needed(joint: Any, place: dict[Any, int]) -> dict[Any, int]:
 
 
 def _compute_in_backward(joint: Any, collectives: set[Any]) -> None:
-    """Have what the backward pass makes of these collectives of checkpointed regions computed
-    there. Of what needs no gradient, as a sign, torch may save the result instead: where it is
-    small, which it may be on one rank alone.
+    """Have everything that the backward pass computes from these collectives of checkpointed
+    regions computed there. If a result needs no gradient, such as a sign, torch may save it
+    instead; it does if the result is small, which it may be on one rank alone.
     """
     behind: set[Any] = set()
     for node in joint.nodes:
@@ -219,8 +218,8 @@ def _compute_in_backward(joint: Any, collectives: set[Any]) -> None:
 
 
 def _is_recomputed(node: Any) -> bool:
-    """Whether a node is of a checkpointed region, whose results are to be computed again. Of one
-    of several results torch does not say.
+    """Whether a node is in a checkpointed region whose results are recomputed. torch does not say
+    so for the parts of several results.
     """
     if node.target is operator.getitem and _RECOMPUTE not in node.meta:
         return _is_recomputed(node.args[0])
@@ -232,20 +231,20 @@ def _is_tensor(node: Any) -> bool:
 
 
 def _is_number(node: Any) -> bool:
-    """Whether a node is a size, and no tensor: ranks compute these in other ways."""
+    """Whether a node is a size, and no tensor: ranks compute sizes in different ways."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _is_backward(node: Any) -> bool:
-    """Whether a node of both passes is of the backward one. torch says of each node that was traced
-    by the end of the forward pass that it is of that, and not of each later one that it is not.
+    """Whether a node of the joint graph is in the backward pass. torch marks nodes that were traced
+    by the end of the forward pass as forward, but it does not mark each later one.
     """
     is_forward = node.meta.get(_PASS) in ("is_forward", "must_be_in_forward")
     return node.op == "call_function" and not is_forward
 
 
 def _waits(node: Any) -> Iterator[Any]:
-    """The nodes that wait for a collective, also for one of several results."""
+    """The nodes that wait for a collective, also for one with several results."""
     for user in node.users:
         if user.target is WAIT:
             yield user
@@ -254,8 +253,8 @@ def _waits(node: Any) -> Iterator[Any]:
 
 
 def arrange(graph: Any) -> bool:
-    """Have the collectives of a graph stand by number. Each brings what it depends on; all else
-    stays. Returns whether any moved.
+    """Sort the collectives of a graph by number. Each moves with the nodes that it depends on; all
+    others stay. Returns whether any moved.
     """
     place = {node: i for i, node in enumerate(graph.nodes)}
     sequence = sorted(
@@ -273,12 +272,12 @@ def arrange(graph: Any) -> bool:
     for one, next_one in pairwise(order):
         one.append(next_one)
     for i, node in enumerate(node for node in order if node in ordered):
-        node.meta[NUMBER] = i  # the same order, but where data contradict it
+        node.meta[NUMBER] = i  # the same order, except where data dependencies forbid it
     return True
 
 
 def _with_what_it_needs(node: Any, done: dict[Any, None], place: dict[Any, int]) -> list[Any]:
-    """The node behind what it depends on, but for what is ``done``, as they stand."""
+    """The node after the nodes that it depends on, without those ``done``, in the graph's order."""
     found, open_nodes = set(), [node]
     while open_nodes:
         one = open_nodes.pop()
@@ -292,10 +291,10 @@ def _with_what_it_needs(node: Any, done: dict[Any, None], place: dict[Any, int])
 
 
 def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that makes equal nodes one, for all nodes but those that are of this rank.
+    """torch's function that merges equal nodes, for all nodes except this rank's own.
 
-    Where none of these are made one, what is computed of them is the same graph on all ranks, and
-    of that equal nodes may be.
+    If none of these are merged, what is computed from them is the same graph on all ranks, in which
+    equal nodes may be merged.
     """
 
     def fx_graph_cse(fx_g: Any, *args: Any, **options: Any) -> Any:
@@ -318,10 +317,10 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_one_order(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's function that makes code of a graph. Behind the passes over graphs that a program
-    has chosen its collectives stand by number, and the scheduler keeps the order in which they
-    stand. Where ranks may compute other sizes than one another, what goes by estimated times moves
-    no collective before another, whatever the program has chosen.
+    """Inductor's function that generates code for a graph. After the passes that a program has
+    chosen, collectives are sorted by number, and the scheduler keeps the order of the graph. If
+    ranks may have different sizes, passes by estimated times move no collective before another,
+    whatever the program has chosen.
     """
 
     def fx_codegen_and_compile(gm: Any, *args: Any, **options: Any) -> Any:
@@ -356,8 +355,8 @@ _UNSAFE = (
 
 @cache
 def _lower_as_collectives() -> None:
-    """Tell Inductor, once, how to lower our ops that communicate: as its own collectives. The last
-    argument of each is the name of a process group, as torch's estimates of their time expect.
+    """Register, once, how Inductor lowers our ops that communicate: as its own collectives. Each
+    op's last argument is the name of a process group, as torch's estimates of their times expect.
     """
     from torch._inductor.ir import TensorBox, _CollectiveKernel
     from torch._inductor.lowering import constrain_to_fx_strides, register_lowering

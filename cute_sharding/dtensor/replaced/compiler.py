@@ -1,8 +1,8 @@
 """The compiler: dynamo's guards, AOTAutograd's subclasses, proxies of symbolic expressions
 (torch/_dynamo, torch/_functorch/_aot_autograd, torch/fx/experimental) and compiled code.
 
-Nothing of it is imported before the program has. Caches may be reset and tagged; most of what
-:class:`.tracing.Tracing` replaces is made here.
+Nothing of it is imported before the program imports it. Caches may be reset and tagged; most of
+what :class:`.tracing.Tracing` installs is made here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 
 
 def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that runs between graphs: where it is called, a compiled program breaks its graph.
-    Programs that do not compile import nothing of the compiler for it.
+    """Make a function that runs between graphs: a compiled program breaks its graph where it calls
+    it. Programs that do not compile import nothing of the compiler for it.
     """
     disabled = _disable_dynamo(function)
 
@@ -51,14 +51,14 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def tag_compiled_graphs(tag: str | None) -> None:
-    """Keep what torch.compile caches on disk under this tag apart from what it caches without, or
-    with another: the graphs differ, and ranks must not mix them.
+    """Give graphs that torch.compile caches on disk this tag, to keep them apart from graphs
+    without it or with another one: the graphs differ, and ranks must not mix them.
 
-    None takes the tag away again.
+    None removes the tag.
     """
     config: Any = (
         compiler_patches.CACHE_KEYS.owner()
-    )  # an option: what it says besides is the program's
+    )  # an option: its other words are the program's
     kept = [
         part
         for part in config.cache_key_tag.split(" ")
@@ -68,25 +68,25 @@ def tag_compiled_graphs(tag: str | None) -> None:
 
 
 def forget_compiled_code() -> None:
-    """Have torch.compile's programs compiled anew at their next call: what they hold of placements
-    is no longer so.
+    """Have torch.compile's programs compiled anew at their next call: the placements that they were
+    compiled for no longer hold.
     """
     reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
-    if reset is not None:  # half imported, it has compiled nothing yet
+    if reset is not None:  # while it is being imported, nothing is compiled yet
         reset()
 
 
 def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that is asked what to do with each function that runs beside a graph, for
-    which those of this package, and all that they call, run as they are. (What a program itself
-    calls of it may still be a part of its graph.)
+    """torch's function that decides what to do with each function that runs beside a graph;
+    functions of this package, and all that they call, are not compiled. (Those that the program
+    itself calls may still be part of its graph.)
     """
     from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
     from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
     from torch._dynamo.types import ConvertFrameReturn
 
     def __call__(wrapper: Any, frame: Any, *rest: Any, **named: Any) -> Any:
-        # By the module's name: methods of dataclasses are in no file.
+        # By the module's name, because methods of dataclasses are in no file.
         module = str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] != "cute_sharding":
             return stock(wrapper, frame, *rest, **named)
@@ -101,8 +101,8 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that says of an input which of its sizes are symbols, for which those of a
-    DTensor's local tensor are shared with no size that happens to be equal.
+    """torch's function that decides which sizes of an input are symbols; the sizes of a DTensor's
+    local tensor share no symbol with a size that happens to be equal.
     """
 
     def _automatic_dynamic(e: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,8 +121,8 @@ def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that finds how to compute an expression, with powers and long products as
-    products of two, and maxima and minima by torch.sym_max and torch.sym_min.
+    """torch's function that traces how to compute an expression; powers and long products become
+    products of two, and maxima and minima torch.sym_max and torch.sym_min.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -166,9 +166,9 @@ def with_writes_told(
     live: set[int],
     stock: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """What is run for a program that AOTAutograd has traced. Where it writes to DTensors in its
-    graph, ``before(these)`` is called first, and what that gives afterwards, while there are
-    ``live`` ones.
+    """torch's function that makes the runner of a program traced by AOTAutograd. If the graph
+    writes to DTensors, the runner calls ``before(these)`` first, and its result afterwards, while
+    there are ``live`` copies.
     """
 
     def create_runtime_wrapper(
@@ -212,8 +212,8 @@ _SET_LATER = "act_input_indices"
 
 
 def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that traces a program; once more where the trace has made constants of sizes
-    that its DTensors were noted with before. (Each time there are fewer of these.)
+    """torch's function that traces a program. It traces once more if the trace has made constants
+    of sizes that were noted as symbols of its DTensors before. (Each time, fewer are left.)
     """
     from torch._functorch import aot_autograd
 
@@ -231,7 +231,7 @@ def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
                 aot_state.fake_mode,
                 aot_state.fake_mode.shape_env,
             )
-            if hasattr(aot_state.fw_metadata, _SET_LATER):  # 2.13 alone
+            if hasattr(aot_state.fw_metadata, _SET_LATER):  # only in 2.13
                 setattr(state.fw_metadata, _SET_LATER, getattr(aot_state.fw_metadata, _SET_LATER))
             for field in fields(state):
                 setattr(aot_state, field.name, getattr(state, field.name))
@@ -242,7 +242,7 @@ def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_outdated(noted: Any) -> bool:
-    """Whether a size or stride of a DTensor that is returned, or of a gradient, was a symbol, and
+    """Whether a size or stride of a returned DTensor, or of a gradient, was noted as a symbol and
     is a number by now.
     """
     return any(

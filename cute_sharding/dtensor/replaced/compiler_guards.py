@@ -1,7 +1,7 @@
 """The guards of compiled programs (torch/fx/experimental/symbolic_shapes.py): on the global sizes
-of DTensors, which torch leaves out, and not on what a program does not read.
+of DTensors, which torch leaves out, but not on sizes that a program does not read.
 
-Nothing of the compiler is imported before the program has.
+Nothing of the compiler is imported before the program imports it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["on_global_sizes"]
 
 
 def on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's guards on the inputs of a program, and beside them those on global sizes of DTensors
-    that are constants of it; without those on gradients that the program does not read.
+    """torch's guards on the inputs of a program, and guards on global sizes of DTensors that are
+    constants in it; without those on gradients that the program does not read.
 
-    torch leaves all guards on constants to its checks of plain tensors, which see local sizes. To
-    have it write all of them out would be too much: also offsets of local tensors, and sizes of
-    what they are views of, would then be guarded, and programs compiled again for nothing.
+    torch leaves guards on constants to its checks of plain tensors, which see only local sizes. If
+    torch wrote all guards out, offsets of local tensors and sizes of their bases would be guarded
+    too, and programs would be compiled again for nothing.
     """
 
     def produce_guards_verbose(
@@ -47,7 +47,7 @@ def on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
             **options,
         )
         if not ignore_static or options.get("_simplified"):
-            return found  # all are there, or only those of interest are wanted
+            return found  # all guards are there, or only some are wanted
         for source, n in _constant_sizes(placeholders, sources).items():
             for guards in found:
                 guards.exprs.append(f"{_in_language_of(guards, source, source_ref)} == {n}")
@@ -57,7 +57,7 @@ def on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _constant_sizes(placeholders: Sequence[Any], sources: Sequence[Any]) -> dict[Any, int]:
-    """The global sizes of DTensors among the inputs that are numbers, by their source."""
+    """Source -> global size, for sizes of DTensors among the inputs that are numbers."""
     from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 
     found = {}
@@ -78,7 +78,7 @@ def _constant_sizes(placeholders: Sequence[Any], sources: Sequence[Any]) -> dict
 
 
 def _in_language_of(guards: Any, source: Any, source_ref: Callable[[Any], str]) -> str:
-    """A source as guards name it: Python by an expression, C++ by a variable."""
+    """The name of a source in guards: in Python an expression, in C++ a variable."""
     symbols = getattr(guards, "source_to_symbol", None)
     if symbols is None:
         return source_ref(source)
@@ -92,13 +92,12 @@ def _in_language_of(guards: Any, source: Any, source_ref: Callable[[Any], str]) 
 def _without_unread_gradients(
     shape_env: Any, placeholders: Sequence[Any], guards: Sequence[Any]
 ) -> list[Any]:
-    """The guards but those on sizes of a gradient that is no input of the program.
+    """The guards without those on sizes of a gradient that is no input of the program.
 
-    With a parameter torch makes a copy of its ``.grad``, whose sizes have symbols of their own
-    (torch/_subclasses/meta_utils.py). Where the program reads the gradient, that copy is an input.
-    Where it does not, nothing can depend on these sizes, and torch has no way to ask for them: a
-    guard on one of them alone is an IndexError, and another would compile the program again when
-    the gradient goes.
+    For a parameter torch also makes a fake of its ``.grad``, whose sizes have symbols of their own
+    (torch/_subclasses/meta_utils.py). If the program reads the gradient, that fake is an input. If
+    not, nothing can depend on these sizes, and torch cannot read them: a guard on one of them alone
+    is an IndexError, and another guard would compile the program again when the gradient goes.
     """
     unread = {
         symbol
@@ -125,7 +124,7 @@ def _is_beneath_gradient(source: Any) -> bool:
 
 
 def _sizes_of(values: Sequence[Any]) -> Iterator[Any]:
-    """The symbolic numbers among the values, and in what tensors among them are made of."""
+    """The symbolic numbers among the values, and in sizes of tensors and inner tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield from _sizes_of((*value.size(), *value.stride(), value.storage_offset()))

@@ -1,7 +1,7 @@
-"""The rows of the table of what is replaced in torch (:mod:`.patches`) that are about the compiler.
+"""The rows about the compiler in the table of what is replaced in torch (:mod:`.patches`).
 
-It takes long to import, and most programs do without. So nothing of it is replaced before a program
-has imported it.
+The compiler takes long to import, and most programs do without. So nothing of it is replaced before
+a program has imported it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ FRAMES = Patch(
     module="torch._dynamo.convert_frame",
     attribute="CatchErrorsWrapper.__call__",
     file="torch/_dynamo/convert_frame.py",
-    why="Where a graph breaks, Python functions that run are compiled one by one, but for those of "
-    "torch's own DTensor. Ours are no part of a program either: torch raises where they ask a "
+    why="If a graph breaks, Python functions that run are compiled one by one, except those of "
+    "torch's own DTensor. Ours are no part of a program either: torch raises if they ask a "
     "process group for its backend, and each would be compiled again for other placements. "
     "Replaced once the program imports it.",
     until="a package can say which of its files are not to be compiled",
@@ -26,9 +26,9 @@ CONSTANTS = Patch(
     module="torch._dynamo.variables.constant",
     attribute="common_constant_types",
     file="torch/_dynamo/variables/constant.py",
-    why="Where a graph breaks at a redistribution, torch's functions of it are compiled one by "
-    "one. Code of theirs that calls ours has an object of ours for a constant, at which the "
-    "compiler breaks no graph: it raises an error. Replaced once the program imports it.",
+    why="If a graph breaks at a redistribution, torch's functions for it are compiled one by one. "
+    "Their code that calls ours has one of our objects as a constant. For such a constant the "
+    "compiler does not break the graph, but raises an error. Replaced once the program imports it.",
     until="a constant that is not known breaks the graph",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_a_redistribution_that_breaks_the_graph",
 )
@@ -47,9 +47,9 @@ GUARDS = Patch(
     module="torch.fx.experimental.symbolic_shapes",
     attribute="ShapeEnv.produce_guards_verbose",
     file="torch/fx/experimental/symbolic_shapes.py",
-    why="Global sizes that are constants of a program are not guarded: torch looks at those of "
-    "local tensors only, which may be the same. Sizes of a gradient that the program does not read "
-    "are, and torch then raises.",
+    why="Global sizes that are constants of a program are not guarded: torch checks only the "
+    "sizes of local tensors, which may be the same. But sizes of a gradient that the program does "
+    "not read are guarded, and torch then raises.",
     until="dynamo guards the sizes of tensor subclasses, and not of their inner tensors alone",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_global_sizes_that_a_graph_takes_for_constants_are_"
@@ -59,8 +59,8 @@ METADATA = Patch(
     module=_AOT + ".subclass_utils",
     attribute="create_subclass_metadata",
     file="torch/_functorch/_aot_autograd/subclass_utils.py",
-    why="What AOTAutograd keeps of a DTensor, to make it again at run time, has numbers for split "
-    "factors.",
+    why="The metadata from which AOTAutograd makes a DTensor again at run time needs numbers for "
+    "split factors.",
     until="placements may hold split factors that are SymInts",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
@@ -69,11 +69,11 @@ TRACES = Patch(
     module="torch._functorch.aot_autograd",
     attribute="aot_stage1_graph_capture",
     file="torch/_functorch/_aot_autograd/graph_compile.py",
-    why="AOTAutograd notes which sizes of a DTensor that a program returns are symbols, and then "
-    "traces the program with its gradients. Of a symbol that this makes a constant the graph "
-    "returns nothing: it is cut in two at the wrong place (`was invalid, but is output`), or the "
-    "DTensor cannot be made (`'NoneType' object cannot be interpreted as an integer`), and on some "
-    "ranks alone where it is their rows that are one or none. It is noted and traced once more.",
+    why="AOTAutograd notes which sizes of a returned DTensor are symbols, and then traces the "
+    "program with its gradients. If the trace makes one of them a constant, the graph does not "
+    "return it. The graph is then divided at the wrong place (`was invalid, but is output`), or "
+    "the DTensor cannot be made (`'NoneType' object cannot be interpreted as an integer`), maybe "
+    "only on ranks with one row or none. Here it is noted and traced once more.",
     until="what is noted of sizes holds after the trace",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
@@ -81,8 +81,8 @@ VIEW_OPS = Patch(
     module="torch._functorch.aot_autograd",
     attribute="run_functionalized_fw_and_collect_metadata",
     file="torch/_functorch/_aot_autograd/collect_metadata_analysis.py",
-    why="Of a result that is a view, AOTAutograd keeps the view ops, to run them again of what it "
-    "is a view of. Of tensor subclasses it keeps none.",
+    why="For a result that is a view, AOTAutograd keeps the view ops, to run them again on the "
+    "base. For tensor subclasses it keeps none.",
     until="the view ops of tensor subclasses are kept as well",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
@@ -91,9 +91,9 @@ ALIASES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="gen_alias_from_base",
     file="torch/_functorch/_aot_autograd/functional_utils.py",
-    why="A compiled program that returns a view of its input makes it again by as_strided, which "
-    "torch refuses for DTensors that are not as before. Here it is made by the view ops that the "
-    "program has run.",
+    why="If a compiled program returns a view of its input, torch makes the view again by "
+    "as_strided, and refuses this for DTensors that have changed. Here it is made by the view ops "
+    "that the program has run.",
     until="the view ops of tensor subclasses are run again",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
@@ -102,8 +102,8 @@ WRITES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="_create_runtime_wrapper",
     file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
-    why="A compiled program writes to the local tensors of its inputs, where no op of DTensors' "
-    "follows: what these are slices of, or what slices of them others have, would not be told.",
+    why="A compiled program writes to the local tensors of its inputs, without an op on DTensors. "
+    "So the sources of these tensors, and other slices of them, would not learn of the write.",
     until="slices of sharded dims are views for torch, too",
     test="tests/dtensor/run/test_processes.py::test_compiled_writes",
 )
@@ -111,9 +111,9 @@ EXPRESSIONS = Patch(
     module=_PROXIES,
     attribute="_build_proxy_for_sym_expr",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="An expression that the tracer has not met before is put together from what it has. 2.13 "
-    "has no function for powers; 2.13 and 2.14 call one of two arguments with products of three; "
-    "and for maxima all three have functions of their own that Inductor does not know.",
+    why="The tracer composes an expression that it has not met before from known ones. 2.13 has "
+    "no function for powers; 2.13 and 2.14 call a function of two arguments for products of "
+    "three; and all releases have functions for maxima that Inductor does not know.",
     until="each of the three is traced to functions of two arguments that Inductor knows",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
@@ -122,8 +122,8 @@ SLOTS = Patch(
     module=_PROXIES,
     attribute="set_proxy_slot",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="What the tracer knows to compute a symbol stays as it is: torch takes max(s, 1), which is "
-    "s again, for the way to s, and then looks for s without end.",
+    why="The tracer keeps its first way to compute a symbol. torch overwrites it: it takes max(s, "
+    "1), which equals s, as the way to s, and then searches for s without end.",
     until="set_proxy_slot keeps the first proxy of an expression",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
@@ -132,9 +132,9 @@ EQUALS = Patch(
     module="torch._functorch.partitioners",
     attribute="fx_graph_cse",
     file="torch/_functorch/partitioners.py",
-    why="Equal nodes of a graph are made one. What is equal on one rank need not be on another: "
-    "two exchanges of which a rank gives and gets as much, of what both times are no rows. That "
-    "rank would wait in one of them, and the others in two.",
+    why="Equal nodes of a graph are merged. Nodes that are equal on one rank need not be equal on "
+    "another: for example two exchanges in which a rank sends and receives no rows. That rank "
+    "would wait in one of them, and the others in two.",
     until="a node of a graph can be kept apart from its equals",
     test="tests/dtensor/compiled/test_compiled_order.py::test_equal_exchanges_are_not_made_one",
 )
@@ -142,10 +142,10 @@ PASSES = Patch(
     module=_AOT + ".graph_compile",
     attribute="_partition_joint_graph_into_fw_bw",
     file="torch/_functorch/_aot_autograd/graph_compile.py",
-    why="Whether a collective runs in the forward graph, in the backward graph, or in both, goes "
-    "by what it depends on and by the sizes of what could be saved, which are this rank's. Here it "
-    "is the pass in which the program issues it; and in each graph they stand in the order in "
-    "which it does.",
+    why="Whether a collective runs in the forward graph, in the backward graph, or in both, "
+    "depends in torch on its inputs and on the sizes of what could be saved, which are this "
+    "rank's. Here it runs in the pass in which the program issues it; and in each graph "
+    "collectives have the order in which the program issues them.",
     until="the partitioner puts collectives where they were issued, on every rank alike",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_what_the_backward_pass_gathers_alone_is_gathered_there",
@@ -154,11 +154,11 @@ ORDER = Patch(
     module="torch._inductor.compile_fx",
     attribute="fx_codegen_and_compile",
     file="torch/_inductor/compile_fx.py",
-    why="Passes over the graph may move collectives by this rank's sizes; and two passes for "
-    "overlap and `enable_overlap_scheduling`, where a program turns them on, by how long they take "
-    "on this rank. Here the graph is compiled with its collectives in the order in which they were "
-    "issued, and without those three where ranks may hold different sizes. (torch's check, "
-    "`spmd_check`, hangs where only some ranks compile.) Replaced once the program imports it.",
+    why="Passes over the graph may move collectives by this rank's sizes. Two passes for overlap "
+    "and `enable_overlap_scheduling`, if a program turns them on, move them by their times on "
+    "this rank. Here the graph is compiled with its collectives in the order in which they were "
+    "issued, and without those three if ranks may hold different sizes. (torch's check, "
+    "`spmd_check`, hangs if only some ranks compile.) Replaced once the program imports it.",
     until="the order is that of the program, and what moves collectives decides alike on all ranks",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_the_chain_is_in_the_order_of_the_program",
@@ -167,8 +167,8 @@ CACHE_KEYS = Patch(
     module="torch.compiler.config",
     attribute="cache_key_tag",
     file="torch/compiler/config.py",
-    why="What a rank sends and holds stands in its graph, and torch's keys of compiled graphs on "
-    "disk do not tell ranks apart, nor our settings: a word is added to the tag that is there.",
+    why="A graph contains what a rank sends and holds, and torch's keys of compiled graphs on "
+    "disk do not distinguish ranks, nor our settings. Here a word is added to the existing tag.",
     until="torch keeps the graphs of ranks apart, and knows which rules were in force",
     test="tests/dtensor/run/test_redistribute_in_programs.py"
     "::test_compiled_graphs_of_other_settings_"

@@ -1,9 +1,9 @@
-"""Ops that torch takes apart before DTensor meets them (the C++ kernels CompositeImplicitAutograd):
-what answers the ops that one comes to.
+"""Ops that torch decomposes before DTensor sees them (C++ kernels CompositeImplicitAutograd): lets
+a function answer the ops of a decomposition.
 
-Tensors of Python classes alone have the dispatch key PythonTLSSnapshot, which comes before
-autograd's; torch has one kernel there for all ops (aten/src/ATen/core/PythonFallbackKernel.cpp),
-which notes the thread's state and goes on. Another for one op leaves plain tensors as they are.
+Only tensors of Python classes have the dispatch key PythonTLSSnapshot, which comes before
+autograd's. torch has one kernel there for all ops (aten/src/ATen/core/PythonFallbackKernel.cpp),
+which saves the thread's state and goes on. Another kernel for one op does not affect plain tensors.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cute_sharding.dtensor.replaced.registry import name_of, overload
 __all__ = ["install_composites"]
 
 _KEY = "PythonTLSSnapshot"
-# From the arguments of such an op to what answers the ops that it comes to, called with each and
-# its arguments; None: they go on as they are.
+# From the arguments of such an op to a function that answers the ops of its decomposition, called
+# with each op and its arguments; None: they run as usual.
 Answers: TypeAlias = "Callable[[tuple[Any, ...]], Callable[..., Any] | None]"
 
 
 def install_composites(installed: Installed, names: Iterable[str], answers: Answers) -> None:
-    """Have what torch takes one of these ops apart into, for a DTensor, be answered by
-    ``answers(arguments)``.
+    """Have ``answers(arguments)`` answer the ops into which torch decomposes one of these ops for a
+    DTensor.
     """
     for op in filter(None, map(overload, names)):
         library = torch.library.Library("aten", "IMPL")
@@ -45,7 +45,7 @@ def install_composites(installed: Installed, names: Iterable[str], answers: Answ
 
 
 class _Answered(TorchDispatchMode):
-    """Inside, ops without keyword arguments, below autograd, are answered by a function."""
+    """Inside, a function answers ops without keyword arguments, below autograd."""
 
     def __init__(self, answer: Callable[..., Any]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _taken_apart(op: torch._ops.OpOverload, answers: Answers, *args: Any, **kwar
             return op.decompose(*args, **kwargs)
     if not is_ours:
         return _by_python(op, args, kwargs)
-    # Where the op would be met as it is, and taken apart: there views are made without autograd.
+    # The op would be met undecomposed otherwise; there, views are made without autograd.
     without = torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.ADInplaceOrView))
     with without, _answered(answers, args):
         return op.decompose(*args, **kwargs)
@@ -74,15 +74,15 @@ def _answered(answers: Answers, args: tuple[Any, ...]) -> AbstractContextManager
 
 
 def _is_below_autograd() -> bool:
-    """Whether autograd's keys are left out, as in inference mode: then torch does not take an op
-    apart for tensors of Python classes.
+    """Whether autograd's keys are excluded, as in inference mode: torch then does not decompose an
+    op for tensors of Python classes.
     """
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     return bool(excluded(DispatchKey.AutogradFunctionality))
 
 
 def _by_python(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What torch's kernel for tensors of Python classes comes to: the innermost mode answers, or a
+    """Do what torch's kernel for tensors of Python classes does: the innermost mode answers, or a
     class of the arguments.
     """
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]

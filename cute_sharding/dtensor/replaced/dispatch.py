@@ -1,8 +1,8 @@
-"""The dispatcher at work (torch/distributed/tensor/_dispatch.py): what it is about to give an op,
-and ops that run as it runs them.
+"""The running dispatcher (torch/distributed/tensor/_dispatch.py): the arguments of the current call
+of an op, and ops that run as it runs them.
 
-The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed
-elsewhere: in :mod:`.op_hooks` and in :mod:`.redistribution_hook`.
+Only the local arguments of the current call may be replaced here; :mod:`.op_hooks` and
+:mod:`.redistribution_hook` change the dispatcher itself.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def observe(spec: DTensorSpec, wanted: DTensorSpec, what: Any) -> None:
-    """What torch does before it redistributes an argument by itself: a program that has asked for
-    it (``ExplicitRedistributionContext``) is told of ``what`` does so, or has it refused. (It is
-    written only then: while a program is traced, a mesh cannot always be.)
+    """Do what torch does before it redistributes an argument implicitly: a program that asked for
+    it (``ExplicitRedistributionContext``) is told that ``what`` does so, or gets an error.
+    (``what`` is formatted only then: while a program is traced, a mesh cannot always be.)
 
     Raises:
-        RuntimeError: the program has asked for that.
+        RuntimeError: the program has asked for errors.
     """
     context: Any = _dispatch.ExplicitRedistributionContext  # type: ignore[attr-defined]
     context.observe_redistribution(
@@ -49,8 +49,8 @@ def observe(spec: DTensorSpec, wanted: DTensorSpec, what: Any) -> None:
 
 
 def arguments_of(op_info: Any, schema: OpSchema) -> dict[int | str, Any]:
-    """The arguments of ``schema`` as the dispatcher has those of the call at hand: positional ones
-    by number, those of lists one by one if it has taken these apart, and keywords.
+    """The arguments of ``schema`` in the dispatcher's form for the current call: positional ones by
+    number, elements of lists one by one if it has flattened them, and keywords.
     """
     is_flat = op_info.args_tree_spec is not None
     args: Any = tree_leaves(schema.args_schema) if is_flat else schema.args_schema
@@ -59,13 +59,13 @@ def arguments_of(op_info: Any, schema: OpSchema) -> dict[int | str, Any]:
 
 
 def local_arguments(op_info: Any) -> dict[int | str, Any]:
-    """The local arguments of the call at hand, as :func:`arguments_of`."""
+    """The local arguments of the current call, keyed as in :func:`arguments_of`."""
     found: dict[int | str, Any] = dict(enumerate(op_info.local_args))
     return found | op_info.local_kwargs
 
 
 def give(op_info: Any, local: dict[int | str, Any], specs: dict[int | str, Any]) -> None:
-    """Have the call at hand go on with other local arguments, and other specs of these."""
+    """Replace the local arguments of the current call, and their specs."""
     count = len(op_info.local_args)
     op_info.local_args = tuple([local[i] for i in range(count)])
     op_info.local_kwargs = {name: local[name] for name in op_info.local_kwargs}
@@ -78,9 +78,9 @@ def redistribute_arguments(
     use_val_from_redistribute_schema: bool,
     move: Callable[[Sequence[tuple[torch.Tensor, DTensorSpec, DTensorSpec]]], list[torch.Tensor]],
 ) -> None:
-    """What torch's dispatcher does with local arguments before an op runs, by ``move`` of several
-    (local, spec, spec): redistributes them to the specs of ``schema``, and takes other arguments of
-    that.
+    """Do what torch's dispatcher does with local arguments before an op runs: redistribute them to
+    the specs of ``schema``, by ``move`` for several (local, spec, spec) at once, and take the other
+    arguments of ``schema``.
     """
     dispatch: Any = _dispatch
     debug_mode = dispatch.get_active_debug_mode()
@@ -114,7 +114,7 @@ def redistribute_arguments(
 
 
 def is_of_lists(op_info: Any) -> bool:
-    """Whether the op of the call at hand takes tensors in lists."""
+    """Whether the op of the current call takes tensors in lists."""
     return op_info.args_tree_spec is not None
 
 
@@ -123,7 +123,7 @@ def dispatcher() -> Any:
 
 
 def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpSchema:
-    """The op with specs for DTensors."""
+    """The op's schema, with specs in place of DTensors."""
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
@@ -132,7 +132,7 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
 def with_placements(
     tensor: DTensor, placements: Sequence[Placement], move: Callable[..., torch.Tensor]
 ) -> DTensor:
-    """The tensor with other placements, its local tensor brought there by ``move(local, spec,
+    """The tensor with other placements, its local tensor redistributed by ``move(local, spec,
     spec)``; outside of autograd.
     """
     target = DTensorSpec(tensor._spec.mesh, tuple(placements), tensor._spec.tensor_meta)

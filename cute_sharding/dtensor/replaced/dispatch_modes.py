@@ -1,7 +1,7 @@
 """Modes (torch/utils/_python_dispatch.py, _debug_mode; torch/distributed/_local_tensor): whether
-what runs is traced, or runs as all ranks in this process.
+the program is traced, or all ranks run in this process.
 
-Asked and entered here; no mode that the program is in is changed.
+Modes are read and entered here; the program's own modes are not changed.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _PYTHON_DISPATCHER, _PRE_DISPATCH = DispatchKey.PythonDispatcher, DispatchKey.Pr
 
 _NOTHING = nullcontext()
 
-# What marks nodes of a graph that another rank's graph has not, or with other numbers.
+# Marks nodes of a graph that other ranks' graphs lack, or have with other numbers.
 OF_THIS_RANK = "cute_sharding: of this rank"
 
 
 def is_tracing() -> bool:
-    """Whether what runs now becomes part of a graph: what torch's ``_are_we_tracing`` says, for a
-    third of its time. An op asks about ten times, and torch looks up each key by name, and asks
-    for modes before dispatch one by one: where there is one, the key PreDispatch is on.
+    """Whether what runs now becomes part of a graph: the result of torch's ``_are_we_tracing`` in a
+    third of its time. An op calls this about ten times, and torch looks up each key by name, and
+    modes before dispatch one by one: if there is one, the key PreDispatch is on.
     """
     return (
         is_dynamo_compiling()
@@ -62,28 +62,28 @@ def is_tracing() -> bool:
 
 
 def fake_mode() -> Any | None:
-    """The mode by which what runs now runs on tensors without elements, as where torch asks itself
-    for the shape of a result; None where there is none.
+    """The current mode for tensors without elements, as when torch computes the shape of a result;
+    None without one.
     """
     return _mode(_FAKE)
 
 
 def keep_while_traced(value: Any) -> None:
-    """Keep a value for as long as the graph is traced that AOTAutograd traces now."""
+    """Keep a value alive while AOTAutograd traces the current graph."""
     mode = _detect_infra_mode(_TorchDispatchModeKey.FUNCTIONAL)
     if mode is not None:
         mode.__dict__.setdefault("_cute_sharding_kept", []).append(value)
 
 
 def of_this_rank() -> Any:
-    """A context in which the nodes of a graph that is traced are marked as this rank's own: its
-    rows, its sizes, its peers.
+    """A context that marks the nodes of a traced graph as this rank's own: they depend on its rows,
+    its sizes or its peers.
     """
     return annotate({OF_THIS_RANK: True}) if is_tracing() else _NOTHING
 
 
 def no_modes() -> Any:
-    """Outside of tracing, for what is not to become part of the graph."""
+    """A context outside of tracing, for what must not become part of the graph."""
     return _disable_current_modes()
 
 
@@ -93,7 +93,7 @@ def local_tensor_mode() -> Any | None:
 
 
 def start_group(rank: int, world: int) -> None:
-    """Start a process group in which this process is that rank, and the others are made up."""
+    """Start a process group in which this process is ``rank``, and other ranks do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
@@ -101,8 +101,8 @@ def start_group(rank: int, world: int) -> None:
 
 @contextmanager
 def all_ranks(world: int) -> Iterator[None]:
-    """Every rank of a world runs in this process inside the ``with`` block, each op on the tensors
-    of all. Makes a process group that communicates with nobody, where there is none.
+    """Run every rank of a world in this process inside the ``with`` block, each op on all ranks'
+    tensors. Without a process group, makes one that communicates with nobody.
     """
     made = not dist.is_initialized()
     if made:

@@ -1,7 +1,7 @@
 """How the propagator expands a strategy for one mesh dim to the mesh
 (torch/distributed/tensor/_sharding_prop.py, _ops/single_dim_strategy.py).
 
-The expansion is wrapped: it is asked about the placements at hand first, and then left as it is.
+The expansion is wrapped: the current placements are tried first, and then torch's expansion runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["as_they_are"]
 
 def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's expansion of a strategy for one mesh dim to the mesh, which first tries the
-    placements that it is likely to choose, where weighing the others costs much, as guards on sizes
-    do.
+    placements that it will probably choose, where comparing all others is expensive, as when it
+    adds guards.
     """
 
     def _expand_single_dim_strategy_to_mesh(
@@ -32,8 +32,8 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         schema, info, metas = op_schema, strategy_info, output_tensor_meta
         expanded = stock(mesh, schema, info, metas)
-        # By kind, for == would compare sizes, which unbacked ones do not take. Lists may hold
-        # some, too: those of an index_put.
+        # By kind: == would compare sizes, and unbacked symbols have none. Lists may hold strategies
+        # too, as those of an index_put.
         inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
         everywhere = [
             leaf
@@ -59,8 +59,8 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
             given = [tuple(spec.placements) for spec in specs]
             tries = (prepared.try_propagate(mesh, one, specs) for one in _likely(given, specs))
             found = next((one for one in tries if one is not None), None)
-            # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which
-            # it would take: a mean those of uneven rows.
+            # From 2.14 on, an op may also refuse placements of the whole mesh although it accepts
+            # them on each mesh dim: a mean refuses uneven rows.
             suits = getattr(prepared, "full_mesh_strategy_filter", None)
             if found is None or (
                 suits is not None
@@ -82,9 +82,9 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _likely(
     given: Sequence[tuple[Placement, ...]], specs: Sequence[DTensorSpec]
 ) -> Iterator[tuple[tuple[Placement, ...], ...]]:
-    """Placements of the inputs that cost least wherever an op can have them: those that they have;
-    and plain shards, where these agree, with replicas cut as they are, and what is pending
-    scattered so.
+    """Placements of the inputs that cost least if the op accepts them: those that they have; and if
+    their plain shards agree, the same shards for all, where replicas are sliced and pending inputs
+    are scattered.
     """
     yield tuple(given)
     if any(split_factors(spec) for spec in specs):
@@ -100,9 +100,7 @@ def _likely(
 
 
 def _are_strided(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether some have _StridedShard placements, and no two of all are to be read in different
-    ways.
-    """
+    """Whether some specs have _StridedShard placements, and all specs are read in the same way."""
     read = {spec.use_strided_shard_as_shard_order for spec in specs if split_factors(spec)}
     return len(read) == 1 and all(
         split_factors(spec) or DTensorSpec.is_default_device_order(spec.shard_order)

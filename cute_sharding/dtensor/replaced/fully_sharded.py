@@ -1,6 +1,6 @@
-"""Modules under fully_shard, which keep their parameters by themselves
-(torch/distributed/fsdp/_fully_shard): a parameter's memory is a part of a buffer that collectives
-read, and the parameter is not asked again. It may be written to, and may not become another.
+"""Modules under fully_shard, which manage their parameters themselves
+(torch/distributed/fsdp/_fully_shard): a parameter's memory is part of a buffer that collectives
+read, and the parameter is not read again. It may be written to, but not replaced.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["kept", "put_back"]
 
 
 def put_back(module: torch.nn.Module) -> None:
-    """Have a module that may be under fully_shard, as a whole or with what it is a part of, hold
-    its parameters as they are sharded, and not what was gathered of them for a forward.
+    """Have a module that is under fully_shard, or part of such a module, hold its sharded
+    parameters, and not the ones that were gathered for a forward.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:

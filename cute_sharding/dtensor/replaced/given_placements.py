@@ -1,9 +1,9 @@
-"""Functions of torch that are told which placements their inputs have, and raise for others: the
-losses of loss_parallel (torch/distributed/tensor/parallel/loss.py), local_map
+"""Functions of torch with fixed placements for their inputs, which raise for others: the losses of
+loss_parallel (torch/distributed/tensor/parallel/loss.py), local_map
 (torch/distributed/tensor/experimental/_func_map.py) and distribute_tensor (_api.py).
 
-Their entries and the function behind them may be replaced here, once a program imports them; of
-distribute_tensor the code.
+The losses' entries and the function behind local_map may be replaced here, once a program imports
+them; distribute_tensor gets other code.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ def install_distribution(
     brought: Callable[[Any, Any, Any], Any],
     distributed: Callable[[Any, Any, Any, int | None], Any | None],
 ) -> None:
-    """Have distribute_tensor go on with ``brought(tensor, mesh, placements)`` of a DTensor that has
-    other placements than it is to have; and give ``distributed(tensor, mesh, placements, source)``
-    of a plain tensor, where that is something.
+    """Have distribute_tensor continue with ``brought(tensor, mesh, placements)`` for a DTensor with
+    other placements than requested; and return ``distributed(tensor, mesh, placements, source)``
+    for a plain tensor, unless that is None.
     """
-    # Dynamo follows this code, as a part of a program: so it imports what it needs, where there is
-    # something to do.
+    # Dynamo traces this code as part of a program, so it imports what it needs, when it needs it.
     beginning = f"""
 if tensor.__class__ is DTensor:
     if placements is None or tensor.placements != (*placements,):
@@ -45,15 +44,15 @@ else:
 
 
 class _Sizes(tuple[int, ...]):
-    """A mesh of those sizes, as far as an order of its dims asks for it."""
+    """The sizes of a mesh, with the method of a mesh that decoding an order needs."""
 
     def size(self, mesh_dim: int) -> int:
         return self[mesh_dim]
 
 
 def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function, which cuts from left to right, on a mesh whose dims are permuted so that
-    this is the order in which they cut.
+    """torch's function, which assumes that mesh dims shard from left to right; called with the mesh
+    dims permuted into the order in which they shard.
     """
 
     def _compute_local_shape_and_global_offset(
@@ -84,9 +83,7 @@ def install_given_placements(
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
     local_map: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
-    """Have ``handler(torch's)`` compute losses, and ``local_map(torch's)`` be what local_map
-    calls.
-    """
+    """Have ``handler(torch's)`` compute losses, and local_map call ``local_map(torch's)``."""
 
     def losses() -> None:
         theirs = patches.LOSSES.found()

@@ -1,7 +1,7 @@
 """Local tensors: plain ones, those of all ranks in one process (torch/distributed/_local_tensor),
-fakes and wrappers; and the memory they lie in.
+fakes and wrappers; and their memory.
 
-Told apart and taken apart here; their data is not written to.
+They are told apart and taken apart here; their data is not written to.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a subclass that wraps others (a float8 tensor with its scale): it has
-    its own ways to be split and gathered.
+    """Whether the tensor is a subclass that wraps other tensors (such as a float8 tensor with its
+    scale), which has its own ways to be split and gathered.
     """
     return (
         type(tensor) is not torch.Tensor
@@ -49,28 +49,26 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def is_imagined(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has no data: it is on meta, or a fake of a tensor."""
-    if type(tensor) is torch.Tensor:  # by far the most
+    """Whether the tensor has no data: it is on meta, or a fake tensor."""
+    if type(tensor) is torch.Tensor:  # almost always
         return tensor.is_meta
     return tensor.is_meta or isinstance(in_flight(tensor), FakeTensor)
 
 
 def is_functional(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one of a program that AOTAutograd traces: what is written to it becomes
-    part of the graph, also where a view of it was written to.
+    """Whether the tensor is one that AOTAutograd traces: writes to it, also through a view, become
+    part of the graph.
     """
     return isinstance(tensor, FunctionalTensor)
 
 
 def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """A rank's tensor of a LocalTensor."""
+    """The rank's tensor of a LocalTensor; another tensor itself."""
     return tensor._local_tensors[rank] if isinstance(tensor, LocalTensor) else tensor
 
 
 def parts_of(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
-    """The local tensors that are at hand, by rank: those of a LocalTensor; of another the tensor
-    itself, as rank -1.
-    """
+    """Rank -> local tensor, for a LocalTensor; for another tensor the tensor itself, as rank -1."""
     return dict(tensor._local_tensors) if isinstance(tensor, LocalTensor) else {-1: tensor}
 
 
@@ -80,8 +78,8 @@ def local_tensor(parts: dict[int, torch.Tensor]) -> torch.Tensor:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory of a local tensor; of a LocalTensor that of its first rank. torch keeps the
-    object, and what is set on it, for as long as there is the memory.
+    """The storage of a local tensor; for a LocalTensor that of its first rank. torch keeps the
+    storage object, with its attributes, as long as the memory exists.
     """
     if isinstance(tensor, LocalTensor):
         tensor = next(iter(tensor._local_tensors.values()))
@@ -89,8 +87,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether other tensors lie in the memory of a local tensor, or may. (A tensor holds it once,
-    and so does its own object.)
+    """Whether other tensors share the memory of a local tensor, or may. (The tensor and its storage
+    object each hold one reference.)
     """
     return any(
         torch._C._storage_Use_Count(part.untyped_storage()._cdata) > 2
@@ -110,5 +108,5 @@ def leaves(*values: Any) -> list[Any]:
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two local tensors lie in one storage."""
+    """Whether two local tensors share one storage."""
     return storage_of(one) is storage_of(other)

@@ -1,7 +1,7 @@
-"""What runs below a program (torch/utils/_python_dispatch.py, autograd): ops, and which of the
-program's own lines they are run for.
+"""Observes the ops that run below a program (torch/utils/_python_dispatch.py, autograd), and the
+program's own lines that they run for.
 
-Seen here; nothing is replaced.
+Nothing is replaced here.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 def is_not_compiled(function: Any) -> None:
-    """Have dynamo compile neither the function nor what it calls, where a compiled program comes by
-    there.
+    """Have dynamo compile neither the function nor the functions that it calls, if a compiled
+    program runs it.
     """
     skipped = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     set_code_exec_strategy(function.__code__, skipped)
 
 
 class Observer(TorchDispatchMode):
-    """Sees ops inside the ``with`` block as they run: all but those of DTensors, which run others
+    """Sees ops inside the ``with`` block as they run: all but those on DTensors, which run others
     on local tensors.
 
-    Programs stay compiled: what a compiled one runs is seen, and what is traced is not.
+    Programs stay compiled: the ops that a compiled program runs are seen, traced ops are not.
     """
 
     @classmethod
@@ -70,10 +70,10 @@ class Observer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # what torch does for that takes a fifth of the mode's time
+        return False  # torch's check takes a fifth of the mode's time
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op, and return what it gives."""
+        """Run an op, and return its result."""
         return func(*args, **kwargs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,31 +86,31 @@ is_not_compiled(Observer.__torch_dispatch__)
 
 
 def name_of(op: Any) -> str:
-    """With its namespace, and without its overload."""
+    """An op's name with its namespace, without its overload."""
     return f"{op.namespace}.{op._opname}"
 
 
 def overloads(namespace: str, name: str) -> list[Any]:
-    """Those of an op; none where this torch has no such op."""
+    """The overloads of an op; none if this torch has no such op."""
     op = getattr(getattr(torch.ops, namespace), name, None)
     return [] if op is None else [getattr(op, overload) for overload in op.overloads()]
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """The memory that the tensor lies in, as a number that is its own while it is there."""
+    """A number for the tensor's memory, unique while the memory exists."""
     return tensor.untyped_storage()._cdata
 
 
 def number_of_node(node: Any) -> int:
-    """The number that autograd gave a node when it was made: :func:`nodes_made` was that before;
-    -1 of what adds up the gradient of a leaf, which gets the highest, to be run first.
+    """The number that autograd gave a node: :func:`nodes_made` just before it was made. -1 for a
+    node that accumulates a leaf's gradient: it has the highest number, so that it runs first.
     """
     number: int = node._sequence_nr()
     return -1 if number >> 62 else number
 
 
 def is_gradient_of(node: type, op: Any) -> bool:
-    """Whether a node of that class is one that autograd makes for the op: it is named after it."""
+    """Whether a node of that class is one that autograd makes for the op, which is in its name."""
     return _is_named_after(node.__name__, op._opname)
 
 
@@ -120,7 +120,7 @@ def _is_named_after(node: str, op: str) -> bool:
 
 
 def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call of an op, by the names that its schema gives them."""
+    """The arguments of a call of an op, by their names in its schema."""
     return {**dict(zip(_names_of_arguments(func), args)), **kwargs}
 
 
@@ -130,7 +130,7 @@ def _names_of_arguments(func: Any) -> list[str]:
 
 
 def group_position(op: Any) -> tuple[int, str]:
-    """Which argument of an op is the process group: its number and its name; -1 and "": none is."""
+    """The number and the name of an op's argument that is a process group; (-1, "") without one."""
     names = _names_of_arguments(op)
     return next(((i, name) for i, name in enumerate(names) if name in _GROUPS), (-1, ""))
 
@@ -139,7 +139,7 @@ _GROUPS = ("group_name", "process_group")
 
 
 def group_of_argument(group: Any) -> Any:
-    """The process group that an op was given: by name, as a script object or as itself."""
+    """The process group of an argument: a name, a script object or the group itself."""
     if isinstance(group, str):
         c10d: Any = distributed_c10d
         return c10d._resolve_process_group(group)
@@ -151,23 +151,23 @@ def group_of_argument(group: Any) -> Any:
 _REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
 
 
-# What autograd calls the context of a function, and what a program calls to have it run.
+# Class names of autograd contexts -> the API that a program calls to run them.
 _GRADIENTS = {"_FromTorchTensorBackward": "from_local", "_ToTorchTensorBackward": "to_local"}
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
 
 
 class Kind(NamedTuple):
-    """What the code of a frame is.
+    """The kind of code that a frame runs.
 
     Attributes:
-        is_own: the program's own: not of torch's, this package's or Python's modules, and not made
-            by a compiler.
-        called: the module and the name of the function; of a gradient's, that of the API.
-        starts_backward: it starts autograd's engine.
-        recomputes: it is of a checkpoint, which runs a forward again in a backward.
-        moves: of what redistributes, the names of the specs before and after; :func:`moved_in`.
-        is_graph: it is an fx graph's own code; :func:`node_of_graph`.
+        is_own: whether it is the program's own: not of torch, this package or Python's modules, and
+            not made by a compiler.
+        called: the module and the name of the function; for a gradient's, the name of the API.
+        starts_backward: whether it starts autograd's engine.
+        recomputes: whether it is of a checkpoint, which runs a forward again in a backward.
+        moves: if it redistributes, the names of the specs before and after; see :func:`moved_in`.
+        is_graph: whether it is an fx graph's own code; see :func:`node_of_graph`.
     """
 
     is_own: bool
@@ -179,7 +179,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(frame: FrameType) -> Kind:
-    """What the code of a frame is."""
+    """The kind of code that a frame runs."""
     code = frame.f_code
     first = code.co_varnames[:3]
     gradient = _GRADIENTS.get(type(frame.f_locals["ctx"]).__name__) if "ctx" in first[:1] else None
@@ -205,20 +205,20 @@ def _kind(
 
 
 def may_recompute() -> bool:
-    """Whether a forward may run again inside of a backward: gradients are off in most backwards,
-    and on where they are to have gradients themselves.
+    """Whether a forward may run again inside a backward: gradients are off in most backwards, and
+    on if the gradients themselves need gradients.
     """
     return torch.is_grad_enabled()
 
 
 def moved_in(frame: FrameType, names: tuple[str, ...]) -> tuple[Any, Any]:
-    """The specs before and after, of a frame that redistributes, torch's or ours."""
+    """The specs before and after in a frame that redistributes, torch's or ours."""
     found = frame.f_locals
     return found.get(names[0]), found.get(names[1])
 
 
 def node_of_graph(frame: FrameType) -> Any | None:
-    """The node of a graph that the frame runs, which is of an fx graph's own code."""
+    """The node that a frame of an fx graph's own code is running."""
     module = frame.f_locals.get("self")
     if not isinstance(module, torch.fx.GraphModule):
         return None
@@ -229,15 +229,15 @@ def node_of_graph(frame: FrameType) -> Any | None:
 
 
 def line_of_node(node: Any) -> tuple[str, int, str] | None:
-    """(file, line, function) of the program's own that a node was traced from."""
+    """(file, line, function): the program's own line that a node was traced from."""
     found = re.findall(r'File "(.*)", line (\d+), in (.*)', node.meta.get("stack_trace") or "")
     own = [(file, int(line), name) for file, line, name in found if not file.startswith(_NOT_OWN)]
     return own[-1] if own else None
 
 
 def op_of_node(node: Any) -> str | None:
-    """What the program called there, by name; of a node of a backward, what it is the gradient
-    of.
+    """The name of what the program called at a node; for a node of a backward, of what it is the
+    gradient of.
     """
     meta = node.meta
     stack = meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack")
@@ -251,23 +251,23 @@ def op_of_node(node: Any) -> str | None:
 
 _API = "torch.distributed.tensor._api"
 _COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
-# Libraries that communicate on their own, and what they are called.
+# Modules of libraries that communicate on their own -> the libraries' names.
 _LIBRARIES = {"torch.distributed.fsdp": "FSDP"}
-# Modules of ours whose functions a program calls.
+# Our modules whose functions a program calls.
 _ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
-# Modules of ours that watch.
+# Our modules that observe programs.
 _WATCHING = ("cute_sharding.dtensor.profile", "cute_sharding.dtensor.replaced.watching")
 
 
 def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """What a collective is for, by the functions on the way to it, from the inside out: ("op", "")
-    for the op of a DTensor that was met last; else what the program has called, by name, to
+    """Why a collective runs, by (module, function) of the frames around it, innermost first: ("op",
+    "") for the last DTensor op seen; otherwise the name of what the program has called, to
     redistribute a DTensor ("asked") or to communicate ("direct"), or "compiled".
     """
     api = [name for module, name in within if module == _API and name[0] not in "_<"]
     asked = [name for module, name in within if module.endswith(_ASKED)]
     outer = [name for module, name in within if module.startswith("torch.distributed")]
-    outer = [name for name in outer if name != "wrapper"]  # of its log
+    outer = [name for name in outer if name != "wrapper"]  # the wrapper logs the call
     outer += [name for module, _ in within for of, name in _LIBRARIES.items() if of in module]
     for module, name in within:
         if module == _REDISTRIBUTE[0] and name in ("forward", "backward"):

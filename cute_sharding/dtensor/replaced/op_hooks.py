@@ -1,8 +1,8 @@
 """Ops beside views, in propagator and dispatcher (torch/distributed/tensor/_sharding_prop.py,
-_dispatch.py): what is asked before torch's rules, and what follows ops that write.
+_dispatch.py): what is called before torch's rules, and after ops that write.
 
-The propagator's way from specs to placements, schema infos, functions of single ops and the code of
-the dispatcher's last step may be replaced here, and are put back.
+The propagator's function from specs to placements, schema infos, functions of single ops and the
+code of the dispatcher's last step may be replaced here, and are put back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def install_handlers(installed: Installed, by_name: Mapping[str, Callable[..., Any]]) -> None:
-    """Have ops be run by functions of ours, by name, of which torch has no function of its own."""
+    """Have our functions run these ops (by name), if torch has no function of its own for them."""
     by_op = {overload(name): function for name, function in by_name.items()}
     theirs = op_handlers()
     put = {op: function for op, function in by_op.items() if op is not None and op not in theirs}
@@ -50,17 +50,17 @@ def install_propagation(
     reach: Callable[..., None],
     live: set[int],
 ) -> None:
-    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
-    ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of those that
-    write without torch's dispatcher seeing it; ``in_nodes`` those that answer inside of nodes of
-    autograd; and have each op that does followed by ``reach(op,
-    args, kwargs)``, while there are ``live`` copies.
+    """Make ``propagate`` the propagator's function, with all arguments of the ops ``names`` in its
+    cache keys. ``handler(torch's)`` replaces torch's functions for ops that skip the propagator.
+    ``writing`` runs ops that write without torch's dispatcher noticing, and ``in_nodes`` those that
+    answer inside nodes of autograd. While there are ``live`` copies, ``reach(op, args, kwargs)`` is
+    called after each op that writes.
 
-    torch keeps what it found by the arguments that the op's schema info names: of ops that it
-    decomposes it names none. And C++ keeps it in each thread for itself, and a thread cannot clear
-    another's: a keyword that no call ever passes keeps ours apart from torch's in every thread, of
-    every op that has a rule, and torch's are found again once its way is back. It does not keep one
-    setting of ours apart from another.
+    torch caches propagations by the arguments that the op's schema info names: none for ops that it
+    decomposes. C++ keeps a cache for each thread, and a thread cannot clear another's. So our infos
+    name a keyword that no call ever passes: this keeps our entries apart from torch's in every
+    thread, for every op that has a rule, and torch's are found again once its function is back. It
+    does not keep one setting of ours apart from another.
     """
     of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy
     infos = _infos(tuple(names))
@@ -78,7 +78,7 @@ def install_propagation(
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.put(patches.HANDLERS, in_nodes)
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
-    # Every write comes by here: one more call would cost a tenth of the op.
+    # Every write passes here: one more call would cost a tenth of the op.
     followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)
     installed.replace(patches.TAIL, followed)
 
@@ -88,11 +88,11 @@ _OURS = "cute_sharding"
 
 
 def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
-    """torch's schema infos of all other ops that have a rule, as any answer may be ours, with the
-    keywords that say how results lie, of which torch's may lack some: what one call was given would
-    be taken for another's. And kept apart where they can be: C++ tells an info without keywords
-    from one with some, whichever these are. So ours has one where torch's has none, and none where
-    torch's are no keywords of the op.
+    """Schema infos for all other ops that have a rule, since any answer may be ours: torch's, plus
+    the keywords that determine the layout of results, of which torch's may lack some; one call's
+    answer would be taken for another's. They also differ from torch's where possible: C++ tells an
+    info without keywords from one with some, whichever these are. So ours has a keyword if torch's
+    has none, and none if torch's are no keywords of the op.
     """
     found, none = {}, RuntimeSchemaInfo()
     for op in with_rules().difference(named):
@@ -109,7 +109,7 @@ def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
 
 @cache
 def _of_results(op: Any) -> frozenset[str]:
-    """The keywords of an op that say of which dtype its results are, and how they lie."""
+    """The keywords of an op that determine its results' dtype and layout."""
     return _KINDS_OF_RESULTS.intersection(
         [each.name for each in op._schema.arguments if each.kwarg_only]
     )
@@ -124,13 +124,13 @@ def _has_one_of(op: Any, keywords: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=1 << 8)
 def _kept_apart(static_argnum: int, has_keywords: bool, needs_pytree: bool) -> RuntimeSchemaInfo:
-    """torch's info of those fields as ours: with keywords where that has none."""
+    """torch's info with these fields, made different: with keywords if torch's has none."""
     return RuntimeSchemaInfo(static_argnum, None if has_keywords else [_OURS], needs_pytree)
 
 
 @lru_cache(maxsize=16)
 def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
-    """Schema infos that name all arguments, of the ops of those names that this torch has."""
+    """Schema infos that name all arguments, for those of these ops that this torch has."""
     return {op: _naming_all(op._schema.arguments) for op in filter(None, map(overload, names))}
 
 

@@ -1,7 +1,7 @@
 """Ops and their schemas (torch._ops.OpOverload; torch/distributed/tensor/_op_schema.py, _ops):
-what an op is given, writes to and draws.
+the arguments of an op, what it writes to, and whether it draws random numbers.
 
-Only read; a schema with other specs is a new one.
+Schemas are only read; one with other specs is a new one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def specs_of(schema: OpSchema) -> list[DTensorSpec]:
-    """The specs of all tensors that an op is given, in the order of its arguments."""
+    """The specs of all tensors among an op's arguments, in their order."""
     return [
         leaf
         for leaf in tree_leaves((schema.args_schema, schema.kwargs_schema))
@@ -62,9 +62,9 @@ def specs_of(schema: OpSchema) -> list[DTensorSpec]:
 
 
 def keeps_any_cut(op: torch._ops.OpOverload) -> bool:
-    """Whether torch's rule for the op is one that keeps any cut as it is: that of pointwise ops,
-    and of lists of tensors, and of ops that draw; of others, where they write to nothing: what they
-    write to cannot be redistributed.
+    """Whether torch's rule for the op keeps any cut: it does for pointwise ops, for lists of
+    tensors, and for ops that draw random numbers. Other ops must not write, since a tensor that is
+    written to cannot be redistributed.
     """
     info = propagator().op_single_dim_strategy_funcs.get(op)
     return is_pointwise(op) or (
@@ -76,12 +76,12 @@ def keeps_any_cut(op: torch._ops.OpOverload) -> bool:
 
 @cache
 def is_pointwise(op: torch._ops.OpOverload) -> bool:
-    """Whether the op is pointwise for torch; in place, of lists and with ``out=`` too."""
+    """Whether the op is pointwise for torch, also in place, on lists and with ``out=``."""
     rules = _rules_of_pointwise_ops()
     alike = [op]
     if (
         op._schema.is_mutable and op.namespace == "aten"
-    ):  # those that write have the arguments of one that does not, and perhaps ``out``
+    ):  # an op that writes has the arguments of one that does not, and perhaps ``out``
         wanted = [argument.name for argument in op._schema.arguments if not argument.is_out]
         packets = [
             getattr(torch.ops.aten, name, None)
@@ -119,8 +119,8 @@ def _rules_of_pointwise_ops() -> frozenset[Any]:
 def arguments_with(
     schema: OpSchema, values: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The op's arguments with those values (shapes, or other specs) for tensors, in the order of
-    :func:`specs_of`.
+    """The op's arguments, with these values (shapes, or other specs) in place of tensors, in the
+    order of :func:`specs_of`.
     """
     remaining = iter(values)
     args, kwargs = tree_map(
@@ -138,7 +138,7 @@ def with_specs(schema: OpSchema, specs: Sequence[DTensorSpec | None]) -> OpSchem
 def replaced_specs(
     schema: OpSchema, placements: Callable[[DTensorSpec], Sequence[Placement]]
 ) -> OpSchema:
-    """The schema with other placements for its tensors, which are read as they were."""
+    """The schema with other placements for its tensors; strided ones are read in the same way."""
     found = [(spec, tuple(placements(spec))) for spec in specs_of(schema)]
     return with_specs(
         schema,
@@ -150,15 +150,15 @@ def replaced_specs(
 
 
 def writes_unsaid(op: torch._ops.OpOverload) -> tuple[str, ...]:
-    """The names of arguments that the op writes to, where its schema does not say so."""
+    """The names of arguments that the op writes to although its schema does not say so."""
     row = ROWS.get(name_of(op))
     return () if row is None else row.writes
 
 
 @cache
 def unseen_writers() -> list[torch._ops.OpOverload]:
-    """Ops that write to some of their arguments, of which torch's dispatcher does not see that they
-    do: it goes by "out" in the names of overloads, and looks at the first argument of others.
+    """Ops that write to some arguments without torch's dispatcher noticing: it looks for "out" in
+    the names of overloads, and otherwise at the first argument.
     """
     by_another_name = []
     for full_name in torch._C._dispatch_get_all_op_names():  # each schema costs more than all names
@@ -181,8 +181,8 @@ def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
 def argument(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], name: str
 ) -> Any:
-    """What the op is given as the argument of that name; None where it has none, or is not given
-    it.
+    """The value of the op's argument with this name; None if the op has no such argument, or it is
+    not passed.
     """
     place = place_of(op, name)
     if place is None:
@@ -192,14 +192,14 @@ def argument(
 
 @cache
 def place_of(op: torch._ops.OpOverload, name: str) -> int | None:
-    """Where the argument of that name stands; None where the op has none."""
+    """The position of the argument with this name; None if the op has none."""
     names = [declared.name for declared in op._schema.arguments]
     return names.index(name) if name in names else None
 
 
 def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
-    """The arguments that are tensors or lists of them, in the order of :func:`specs_of`: (the op
-    writes to it, its specs; None for one of a list that is no DTensor).
+    """The arguments that are tensors or lists of tensors, in the order of :func:`specs_of`:
+    (whether the op writes to it, its specs; None for an element of a list that is no DTensor).
     """
     declared = schema.op._schema.arguments
     by_name = {argument.name: argument for argument in declared}
@@ -236,27 +236,27 @@ def written(op: torch._ops.OpOverload, schema: OpSchema) -> list[tuple[str, DTen
 
 
 def is_out(op: torch._ops.OpOverload, name: str) -> bool:
-    """Whether the argument of that name is one of ``out=``."""
+    """Whether the argument with this name is one of ``out=``."""
     return any(argument.is_out and argument.name == name for argument in op._schema.arguments)
 
 
 def draws(op: torch._ops.OpOverload) -> bool:
-    """Whether the op draws numbers. (Attention may, but with dropout alone.)"""
+    """Whether the op draws random numbers. (Attention counts as no: it draws only for dropout.)"""
     return op in DTensor._op_dispatcher._random_ops or (
         torch.Tag.nondeterministic_seeded in op.tags and "attention" not in op._opname
     )
 
 
 def drawn_in_place() -> list[torch._ops.OpOverload]:
-    """Ops that draw the elements of a tensor that they write to, of those that torch's dispatcher
-    knows: it runs these themselves, whatever was to run in their place.
+    """Ops that write random numbers into a tensor, of those that torch's dispatcher lists: it runs
+    these itself, whatever should run in their place.
     """
     return [op for op in DTensor._op_dispatcher._random_ops if is_in_place(op)]
 
 
 def draws_apart(op: torch._ops.OpOverload, mesh: Any) -> bool:
-    """Whether torch has each rank of the mesh draw the numbers of its own part, and then all go on
-    alike (torch/distributed/tensor/_random.py: on accelerators, and ops that it lists).
+    """Whether torch has each rank of the mesh draw numbers for its own part, and all go on alike
+    afterwards (torch/distributed/tensor/_random.py: on accelerators, for ops that it lists).
     """
     return op in DTensor._op_dispatcher._random_ops and hasattr(
         getattr(torch, mesh.device_type, None), "set_rng_state"
@@ -264,8 +264,8 @@ def draws_apart(op: torch._ops.OpOverload, mesh: Any) -> bool:
 
 
 def is_of_lists(op: torch._ops.OpOverload) -> bool:
-    """Whether the op is one on each element of the lists that it is given, by the names by which
-    torch's propagator tells it.
+    """Whether the op runs on each element of the lists that it is given, by the names that torch's
+    propagator looks for.
     """
     return op._opname.startswith(("_foreach_", "_amp_foreach_", "_fused_")) and any(
         isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
@@ -274,7 +274,7 @@ def is_of_lists(op: torch._ops.OpOverload) -> bool:
 
 
 def is_by_mask(schema: OpSchema) -> bool:
-    """Whether some tensor of the op's list of indices is a mask."""
+    """Whether some tensor in the op's list of indices is a mask."""
     return any(
         isinstance(leaf, DTensorSpec)
         and leaf.tensor_meta is not None
@@ -284,5 +284,5 @@ def is_by_mask(schema: OpSchema) -> bool:
 
 
 def is_in_place(op: torch._ops.OpOverload) -> bool:
-    """Whether the op writes to its first argument and gives it back, as ``add_`` does."""
+    """Whether the op writes to its first argument and returns it, as ``add_`` does."""
     return op._opname.endswith("_") and not op._opname.endswith("__")

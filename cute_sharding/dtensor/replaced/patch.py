@@ -1,7 +1,7 @@
-"""What it takes to replace something of torch, and to put it back: a :class:`Patch` says what and
-why, and on which releases and where; an :class:`Installed` does it.
+"""Replaces attributes of torch, and puts them back: a :class:`Patch` says what is replaced and why,
+and on which releases and where; an :class:`Installed` does it.
 
-Any attribute, and any entry of a dict, that a row of :mod:`.patches` names may be touched here, and
+Any attribute, and any entry of a dict, that a row of :mod:`.patches` names may be changed here, and
 nothing else of torch.
 """
 
@@ -30,13 +30,13 @@ _ABSENT: Any = object()
 
 @dataclass(frozen=True)
 class Name:
-    """A private name of torch that the package goes by.
+    """A private name of torch that the package uses.
 
     Attributes:
         module: the module of torch, by its full name.
-        attribute: what of it, dotted.
-        lacking: why a torch without this name cannot do: enable then raises a RuntimeError, and
-            everything is as it was. Empty where torch's own may stay in force.
+        attribute: the attribute of it, dotted.
+        lacking: why a torch without this name cannot be used: enable then raises a RuntimeError and
+            changes nothing. Empty if torch's own behaviour may stay.
     """
 
     module: str
@@ -48,9 +48,9 @@ class Name:
         return f"{self.module}.{self.attribute}"
 
     def owner(self) -> Any:
-        """The object that has the attribute; None where this torch has none. Imports the module. Of
-        a function's code it is torch's own function, also where a program has wrapped another
-        around it; None where it has put another in its place.
+        """The object that has the attribute; None if this torch has none. Imports the module. For a
+        function's code it is torch's own function, even if a program has wrapped it; None if the
+        program has put another function in its place.
         """
         *parts, last = self.attribute.split(".")
         try:
@@ -64,32 +64,32 @@ class Name:
         return found
 
     def found(self) -> Any:
-        """What torch has there now, as it is kept (a staticmethod as one); None where it has
-        nothing.
+        """The attribute's present value, as it is stored (a staticmethod as one); None if there is
+        none.
         """
         owner, name = self.owner(), self.attribute.rpartition(".")[2]
-        if isinstance(owner, type):  # and not what its metaclass has: every class can be called
+        if isinstance(owner, type):  # not what its metaclass has: every class can be called
             return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
         kept = getattr(owner, "__dict__", {})
         return kept[name] if name in kept else getattr(owner, name, None)
 
     def is_lacking(self) -> bool:
-        """Whether this torch has nothing there."""
+        """Whether this torch lacks the attribute."""
         return self.found() is None
 
 
 @dataclass(frozen=True)
 class Patch(Name):
-    """One place in torch that is replaced while the package is enabled. A torch that ``lacks`` it,
-    where that may be, keeps its own there, with one warning that names it.
+    """One place in torch that is replaced while the package is enabled. If a torch lacks it and
+    ``lacking`` is empty, torch's own stays there, with one warning that names it.
 
     Attributes:
-        attribute: what is replaced, dotted; where that is a dict, ``entries`` of it are.
+        attribute: what is replaced, dotted; if it is a dict, ``entries`` of it are.
         file: the file of torch that this is about.
         why: what torch does there, and what has to be done instead.
-        until: how one sees that it is no longer needed.
-        test: a test that fails without it, as pytest names it.
-        entries: what is replaced is entries of a dict; empty, or what each is, "the handler of {}".
+        until: how to see that it is no longer needed.
+        test: a test that fails without it, by its pytest name.
+        entries: if entries of a dict are replaced, what each is: "the handler of {}".
     """
 
     file: str
@@ -100,10 +100,10 @@ class Patch(Name):
 
 
 class Installed:
-    """What stands in for torch's at this time.
+    """The patches that are installed now.
 
     Attributes:
-        missing: the patches that were left out, as this torch lacks the name.
+        missing: the patches that were left out, because this torch lacks the name.
     """
 
     def __init__(self) -> None:
@@ -112,10 +112,10 @@ class Installed:
         self._before_undo: list[Callable[[], None]] = []
 
     def replace(self, patch: Patch, wrap: Callable[[Any], Any]) -> None:
-        """Have the attribute be ``wrap(torch's)``; of a staticmethod, a staticmethod of that.
+        """Set the attribute to ``wrap(torch's)``; for a staticmethod, to a staticmethod of that.
 
         Raises:
-            RuntimeError: this torch has no such name, and the package cannot do without.
+            RuntimeError: this torch has no such name, and the package needs it.
         """
         stock = patch.found()
         if stock is None:
@@ -125,8 +125,8 @@ class Installed:
         was_its_own = name in getattr(owner, "__dict__", {})
 
         def undo() -> None:
-            # What an object has of its class is to be found there again. Not everything that is
-            # set stands in the object's dict: a function's code does not.
+            # An attribute that an object has from its class must come from there again. And not
+            # everything that is set is in the object's dict: a function's code is not.
             if was_its_own or name not in getattr(owner, "__dict__", {}):
                 setattr(owner, name, stock)
             else:
@@ -138,8 +138,8 @@ class Installed:
         self._steps.append((patch, (), undo))
 
     def put(self, patch: Patch, entries: Mapping[Any, Any]) -> None:
-        """Have the entries of those keys be these values. What a program puts there in their place
-        stays when ours are taken back.
+        """Set these entries of the dict. A value that a program sets in their place later stays
+        when ours are removed.
         """
         table = patch.found()
         if table is None:
@@ -159,15 +159,16 @@ class Installed:
         self._steps.append((patch, entries, undo))
 
     def note(self, patch: Patch, key: Any, undo: Callable[[], None]) -> None:
-        """Take note of an entry that was made by a function of torch's, and how it is undone."""
+        """Record an entry that a function of torch made, and how to undo it."""
         self._steps.append((patch, [key], undo))
 
     def once_imported(self, patch: Patch, action: Callable[[], None]) -> None:
-        """Call ``action()`` once the program has imported the row's module: now, if it has. Where
-        that fails torch's own stays, with a line in the log: an import must not fail for us.
+        """Call ``action()`` once the program has imported the row's module: now, if it has. If it
+        fails, torch's own stays, and the log says so: an import must not fail because of this
+        package.
         """
 
-        waiting = [action]  # where another thread imports, it may be over before that is
+        waiting = [action]  # emptied by undo, which may come before another thread's import ends
 
         def or_said() -> None:
             try:
@@ -180,13 +181,13 @@ class Installed:
         self.before_undo(waiting.clear)
 
     def before_undo(self, action: Callable[[], None]) -> None:
-        """Call ``action()`` before all is put back: to give up waiting for what is to be replaced
-        later.
+        """Call ``action()`` before everything is put back: to stop waiting for what would be
+        replaced later.
         """
         self._before_undo.append(action)
 
     def undo(self, *patches: Patch) -> None:
-        """Put torch's own back, the last first: of those patches; of all, where none is named."""
+        """Put torch's own back, the last first: for these patches, by default for all."""
         if not patches:
             while self._before_undo:
                 self._before_undo.pop()()
@@ -200,7 +201,7 @@ class Installed:
         self._steps = others[::-1]
 
     def names(self) -> list[str]:
-        """What is replaced, each name once."""
+        """The names of what is replaced, each once."""
         found: dict[str, None] = {}
         for patch, keys, _ in self._steps:
             names = map(patch.entries.format, keys) if patch.entries else [patch.name]
@@ -220,7 +221,7 @@ class Installed:
 
 
 def require(names: Iterable[Name]) -> None:
-    """Look whether this torch has what cannot be done without.
+    """Check that this torch has the names that the package needs.
 
     Raises:
         RuntimeError: it lacks one.
@@ -235,15 +236,15 @@ def require(names: Iterable[Name]) -> None:
 
 
 def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeType], CodeType]:
-    """What makes of the code of the function that the row names one with these statements first.
-    With other code it is the same function for those that keep it, as C++ does, and programs that
-    import it by name.
+    """A function that adds these statements to the start of the code of the row's function. With
+    other code it stays the same function object for those that keep it, as C++ does, and programs
+    that import it by name.
 
     The statements find each object that is ``given`` as an attribute of the name ``cute_sharding``.
-    That is a constant of the new code, so that no name is added to torch's module. (Dynamo follows
-    no code with such a constant: statements that it may come by import what they need.)
+    That is a constant of the new code, so that no name is added to torch's module. (Dynamo cannot
+    trace code with such a constant: statements that it may trace import what they need.)
 
-    A torch without its sources keeps its own, with one warning that names it.
+    If torch comes without its sources, its own code stays, with one warning that names it.
     """
     function = row.owner()
 
@@ -266,8 +267,8 @@ def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeT
 def calling(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]], row: Patch
 ) -> Callable[[CodeType], CodeType]:
-    """What makes of the code of the function that the row names one that calls ``wrap(torch's)``,
-    with the same arguments: whoever has taken the function by name has it call that.
+    """A function that replaces the code of the row's function by code that calls ``wrap(torch's)``
+    with the same arguments: everyone who has imported the function by name then calls that.
     """
     function = row.owner()
 
@@ -285,8 +286,8 @@ def calling(
 
 
 def copy_of(function: Any, code: CodeType | None = None) -> Callable[..., Any]:
-    """A function of its own with the function's code, or with another, that stays what it is when
-    the function gets other code.
+    """A copy of the function with its present code, or with ``code``, that stays the same when the
+    function gets other code.
     """
     copy = FunctionType(
         code or function.__code__, function.__globals__, function.__name__, function.__defaults__
@@ -296,8 +297,8 @@ def copy_of(function: Any, code: CodeType | None = None) -> Callable[..., Any]:
 
 
 class Given:
-    """The objects that statements are given, which can be a constant: Python hashes code with all
-    that stands in it, also what cannot be hashed itself.
+    """The objects that statements are given, as a constant: Python hashes code with its constants,
+    also if these objects cannot be hashed.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -312,23 +313,23 @@ def _given(code: CodeType, given: Mapping[str, Any]) -> CodeType:
     )
 
 
-# What stands for the constant until it is put in: the compiler takes none but numbers and strings.
+# Stands for the constant until it is put in: Python's compiler takes only numbers and strings.
 _GIVEN = "what is given to code of cute_sharding"
 
 
 @lru_cache(maxsize=64)
 def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
-    """The code, in which a string stands for what is given: the same for all that is.
+    """The code, with a string in place of the given objects: equal for all objects.
 
     Raises:
-        OSError: there are no sources. That is not remembered.
+        OSError: there are no sources. The cache does not keep that.
     """
     lines_before = "\n" * (code.co_firstlineno - 1)
     tree = ast.parse(lines_before + dedent(_source(code)))
     body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
     first = [_WithConstant().visit(statement) for statement in ast.parse(statements).body]
     for node in (node for statement in first for node in ast.walk(statement)):
-        ast.copy_location(node, body[0])  # so that the lines of others stay theirs
+        ast.copy_location(node, body[0])  # so that the other statements keep their lines
     after = 1 if ast.get_docstring(tree.body[0]) is not None else 0  # type: ignore[arg-type]
     body[after:after] = first
     found: dict[str, Any] = {}
@@ -338,8 +339,8 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
 
 
 def _source(code: CodeType) -> str:
-    """The lines of a function: as far as its code says, and those deeper than its first that follow
-    (the rest of a statement). ``inspect`` reads it token by token: as long as all else here.
+    """The source lines of a function: as far as its code says, and deeper indented ones that follow
+    (the rest of a statement). ``inspect`` would parse tokens, which takes as long as all the rest.
 
     Raises:
         OSError: there are no sources.
@@ -366,12 +367,10 @@ class _WithConstant(ast.NodeTransformer):
 
 
 def _of_torch(function: Any, module: Any, name: str) -> Any | None:
-    """What stands in the module by that name, without what wraps it; None where it is not the
-    module's own.
-    """
+    """The function of that name in the module, unwrapped; None if it is not the module's own."""
     try:
         function = inspect.unwrap(function)
-    except ValueError:  # it wraps itself
+    except ValueError:  # the wrapper wraps itself
         return None
     is_torchs = (
         isinstance(function, FunctionType)

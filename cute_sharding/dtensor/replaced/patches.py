@@ -1,17 +1,15 @@
 """The table of what is replaced in torch: every attribute, and every dict of which entries are.
-Rows of the compiler are in :mod:`.compiler_patches`; what is called there and not replaced is in
+Rows of the compiler are in :mod:`.compiler_patches`; names that are called and not replaced are in
 :mod:`.used`.
 
-A row is installed by the file of this room that names it (docs/patches.md says which); what stands
-in for rows about state dicts is made in ``extras/state.py``. Every release that is supported needs
-every row.
+The file of this room that names a row installs it (docs/patches.md says which); ``extras/state.py``
+makes the replacements for rows about state dicts. Every supported release needs every row.
 
-Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
-stands in for it is made where the row is used. docs/patches.md is written from this table.
+Only rows of this table are replaced (a test compares all of torch before, while and after); the
+replacement is made where the row is used. docs/patches.md is generated from this table.
 
-Caches are emptied beside it (:func:`.registry.clear_propagation_caches`), and a plan of torch's is
-asked of a fresh planner (:func:`.redistribution_hook.stock_transforms`): that is over when the call
-is.
+Beside it, caches are emptied (:func:`.registry.clear_propagation_caches`), and torch's plans come
+from a fresh planner (:func:`.redistribution_hook.stock_transforms`), which is gone after the call.
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ _RULES: dict[str, Any] = {
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
-    why="It says by which arguments torch caches a propagation. Each thread has its own cache, in "
-    "C++. Here it also names a keyword that no call passes. So no thread finds what was cached by "
-    "the other rules. For ops that torch decomposes it names no arguments.",
+    why="It names the arguments by which torch caches a propagation, in C++ and for each thread. "
+    "Here it also names a keyword that no call passes, so that no thread finds answers of the "
+    "other rules. For ops that torch decomposes, torch's infos name no arguments.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
-    why="The same for ops whose rule is of one mesh dim.",
+    why="The same for ops that have a rule for one mesh dim.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
@@ -58,7 +56,7 @@ PROPAGATION = Patch(
     attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
     file="torch/distributed/tensor/_sharding_prop.py",
     why="torch's rules for other ops are wrong on some _StridedShard placements, and on averages "
-    "of blocks of different sizes. Ours answers first, and hands on what torch gets right.",
+    "of blocks of different sizes. Our rules answer first, and pass on what torch gets right.",
     until="tests/dtensor/decide/test_ops.py passes with ops=False",
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops could not be kept from placements on which torch's rules are wrong",
@@ -67,11 +65,11 @@ HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
-    why="Functions of single ops that go past the propagator. Convolutions, argmin and argmax go "
-    "through it here. Batch norms and max(dim, out=) write to arguments unseen. An in-place "
-    "squeeze changes the shape alone. t_, transpose_ and unsqueeze_ have no rule. Operators on "
-    "bits end in _, so x >> 2 returns x. Some nodes of autograd make plain zeros, and torch "
-    "refuses the op that meets them; here it takes them for replicas.",
+    why="Functions for single ops that skip the propagator. Convolutions, argmin and argmax use "
+    "it here. Batch norms and max(dim, out=) write to arguments without torch noticing. An "
+    "in-place squeeze changes only the shape. t_, transpose_ and unsqueeze_ have no rule. "
+    "Operators on bits end in _, so x >> 2 returns x. Some nodes of autograd make plain zeros, "
+    "and torch refuses the op that meets them; here they are taken as replicas.",
     until="each op has a rule in the propagator, and its schema says what it writes to; autograd "
     "makes what it needs as its gradients are",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
@@ -83,9 +81,9 @@ LOSSES = Patch(
     attribute="customized_loss_ops",
     file="torch/distributed/tensor/parallel/loss.py",
     entries="the handler of {}",
-    why="What loss_parallel computes a loss with looks at the placements of what it is given, and "
-    "raises for strided shards, and for targets that are cut otherwise than the logits. Slices and "
-    "views of ours give such, where torch's give replicas. Replaced once the program imports it.",
+    why="The functions behind loss_parallel raise for strided shards, and for targets that are "
+    "sharded differently from the logits. Our slices and views give such placements, where "
+    "torch's give replicas. Replaced once the program imports it.",
     until="loss_parallel takes what it is given to placements that it can do with",
     test="tests/dtensor/replaced/test_given_placements.py::test_loss_parallel_of_next_tokens",
 )
@@ -93,10 +91,10 @@ LOCAL_MAP = Patch(
     module=_TENSOR + ".experimental._func_map",
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
-    why="local_map raises where an input has other placements than it names. Slices and views of "
-    "ours leave cut what torch's replicate: it is brought there. And of inputs that are cut "
-    "unevenly each rank takes its own rows, times the ranks, for those of the whole. Replaced once "
-    "the program imports it.",
+    why="local_map raises if an input has other placements than it names. Our slices and views "
+    "keep shards that torch's replicate, so the input is redistributed first. And for uneven "
+    "shards, torch takes the size of a rank's own rows, times the number of ranks, as the global "
+    "size. Replaced once the program imports it.",
     until="local_map redistributes its inputs unless it is told not to, and knows uneven shards",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
@@ -104,11 +102,11 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises for a DTensor of other placements: what slices and views of ours "
-    "leave cut is gathered first. It refuses strided shards of different sizes, and does not lay "
-    "out the order that split factors encode. And it gives the n-th shard to the n-th rank of a "
-    "process group, whose ranks ascend: placements mean the rank at coordinate n. Programs keep "
-    "the function by name, so it gets other code.",
+    why="distribute_tensor raises for a DTensor with other placements, such as our slices and "
+    "views keep; it is redistributed first. It refuses strided shards of different sizes, and "
+    "does not follow the order that split factors encode. And it gives the n-th shard to the n-th "
+    "rank of a process group, whose ranks ascend; placements mean the rank at coordinate n. "
+    "Programs import the function by name, so it gets other code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
     "scatters by the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
@@ -117,9 +115,9 @@ COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="tensor_split is slices to a DTensor: torch takes it apart before. What is received for "
-    "all its parts is one exchange where the op is known. A kernel at the key PythonTLSSnapshot, "
-    "which tensors of Python classes alone have, notes it, and takes it apart as torch does.",
+    why="A DTensor sees tensor_split as slices, because torch decomposes it first. If the op is "
+    "known, all its parts share one exchange. A kernel at the dispatch key PythonTLSSnapshot, "
+    "which only tensors of Python classes have, notes the op, and decomposes it as torch does.",
     until="DTensor meets tensor_split as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel {}",
@@ -129,9 +127,9 @@ TAIL = Patch(
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
     why="Writes to slices of sharded dims are lost: torch replicates the input of the slice, and "
-    "the write goes to the copy. The step that ends ops begins with two tests that follow such "
-    "writes. C++ keeps the function from its first call on, so it gets other code. A torch without "
-    "its sources keeps its own code, with one warning.",
+    "the write goes to the copy. Here the step that ends an op begins with two tests, which "
+    "follow such writes. C++ keeps the function from its first call on, so it gets other code. A "
+    "torch without its sources keeps its own code, with one warning.",
     until="torch writes through views of redistributed inputs, or refuses to",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes could not be followed",
@@ -141,9 +139,9 @@ LOCAL_TENSOR = Patch(
     module=_TENSOR,
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
-    why="A slice of a sharded dim that is kept while what it is a slice of is written to has the "
-    "old values: it is a copy. While there are such copies, who reads a local tensor has it "
-    "brought up to date first. Else it is torch's own attribute, as every op reads it.",
+    why="A slice of a sharded dim is a copy. If its source is written to while the slice exists, "
+    "the slice has old values. While there are such copies, reading a local tensor first brings "
+    "it up to date. At other times this is torch's own attribute, because every op reads it.",
     until="torch raises for writes to what has such slices, or gives none",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="slices that are kept would be read with old values",
@@ -161,9 +159,9 @@ REDISTRIBUTE = Patch(
     module=_TENSOR + "._redistribute",
     attribute="redistribute_local_tensor.__code__",
     file="torch/distributed/tensor/_redistribute.py",
-    why="What redistributes, for autograd's function behind DTensor.redistribute, for full_tensor "
-    "and from_local, and for the arguments of ops: each has taken it by name, as programs may "
-    "have, so it gets other code.",
+    why="The function that redistributes, called by DTensor.redistribute, by full_tensor and "
+    "from_local, and for the arguments of ops. Each of them has imported it by name, as programs "
+    "may have, so it gets other code.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
@@ -171,9 +169,9 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher.redistribute_local_args",
     file="torch/distributed/tensor/_dispatch.py",
-    why="The dispatcher's step that redistributes the arguments of an op: with a note of the ops "
-    "whose rules are ours, which go by plan; and it leaves keyword arguments (masks) where they "
-    "are.",
+    why="The dispatcher's step that redistributes the arguments of an op. It does not know which "
+    "ops have rules of ours, whose arguments are redistributed by plan, and it does not "
+    "redistribute keyword arguments (masks).",
     test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
 )
 
@@ -184,10 +182,10 @@ UNFLATTEN = Patch(
     attribute="DTensor.__tensor_unflatten__",
     file="torch/distributed/tensor/_api.py",
     why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
-    "cannot leave a compiled program or enter one: torch takes them for an order. torch also makes "
-    "a new symbol for each size of a local tensor. Here the placements give that size. And torch "
-    "loads from the disk the graph that a rank with other sizes compiled. Here graphs of ranks are "
-    "kept apart where these may hold other numbers of rows.",
+    "cannot leave a compiled program or enter one: torch takes them for an order. torch also "
+    "makes a new symbol for each size of a local tensor. Here the placements give that size. And "
+    "torch loads from the disk the graph that a rank with other sizes compiled. Here graphs of "
+    "ranks are kept apart if ranks may hold different numbers of rows.",
     until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read, "
     "and keys of graphs hold the sizes of local tensors",
     test="tests/dtensor/compiled/test_views_returned.py"
@@ -197,8 +195,8 @@ LOCAL_SHAPES = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="Local sizes of symbolic global ones are worked out with guards on whether they divide; "
-    "here without.",
+    why="torch computes local sizes of symbolic global ones with guards on whether they divide; "
+    "here no guards are added.",
     until="torch computes local shapes of SymInts without guards",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_sequences_that_divide_and_others_have_one_graph",
@@ -207,8 +205,8 @@ LOCAL_ORDERS = Patch(
     module=_TENSOR + "._utils",
     attribute="_compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="Factories and new_zeros give uneven strided shards the sizes that they have from left to "
-    "right, also where the split factors encode an order, which redistribution goes by.",
+    why="Factories and new_zeros give uneven strided shards their sizes from left to right. If "
+    "the split factors encode an order, redistribution uses that order, and the sizes differ.",
     until="local shapes go by the order that redistribution goes by",
     test="tests/dtensor/door/test_reading.py::test_what_is_made_has_the_sizes_of_the_order",
 )
@@ -238,8 +236,8 @@ SAVED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_write_items__",
     file="torch/distributed/tensor/_api.py",
-    why="What of a DTensor a rank saves: torch describes it as one box, which a strided shard is "
-    "not. Here it is as many as it has runs of rows.",
+    why="The part of a DTensor that a rank saves. torch describes it as one box, and a strided "
+    "shard is not one box. Here each run of rows is a box.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 LOADED = Patch(
@@ -247,7 +245,7 @@ LOADED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_chunk_list__",
     file="torch/distributed/tensor/_api.py",
-    why="What of a DTensor a rank loads: likewise.",
+    why="The part of a DTensor that a rank loads, in the same way.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 PARTS = Patch(
@@ -262,8 +260,8 @@ STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",
     attribute="_distribute_tensors",
     file="torch/distributed/_state_dict_utils.py",
-    why="What a state dict that all ranks were sent whole leaves with each of them: torch narrows "
-    "to one box. Replaced once the program imports it.",
+    why="After all ranks were sent a whole state dict, this keeps each rank's part. torch narrows "
+    "it to one box. Replaced once the program imports it.",
     until="torch narrows to the runs of rows of a strided shard",
     test="tests/dtensor/extras/test_state.py::test_state_dicts",
 )
@@ -271,8 +269,8 @@ PICTURES = Patch(
     module=_TENSOR + ".debug._visualize_sharding",
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
-    why="Pictures of strided shards show one box for each device. Programs take the function by "
-    "name, from another module: it gets other code, once the program imports it.",
+    why="Pictures of strided shards show one box for each device. Programs import the function by "
+    "name, from another module, so it gets other code, once the program imports it.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
@@ -294,9 +292,9 @@ CLASS_RULES = Patch(
     module="torch._library.simple_registry",
     attribute="find_torch_dispatch_rule.__code__",
     file="torch/_library/simple_registry.py",
-    why="A rule that is registered for an op and a class of tensors is asked before the class "
-    "itself. While somebody watches, all ops have one for DTensors: it notes the op, and leaves it "
-    "to DTensor. C++ keeps the function from its first call on, so it gets other code.",
+    why="A rule for an op and a class of tensors is called before the class itself. While there "
+    "is a watcher, all ops have one for DTensors: it notes the op, and leaves it to DTensor. C++ "
+    "keeps the function from its first call on, so it gets other code.",
     test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
 CALLS = Patch(
@@ -304,9 +302,9 @@ CALLS = Patch(
     module="torch._ops",
     attribute="OpOverload._op",
     file="torch/_ops.py",
-    why="What runs an op that is called from Python. While somebody watches, that of functional "
+    why="This runs an op that is called from Python. While there is a watcher, that of functional "
     "collectives notes what is sent, and runs the op as torch does. (A kernel of the dispatcher "
-    "would be told of it as well, for ten times as long.)",
+    "could note it too, but would take ten times as long.)",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="what calls {}",
 )
@@ -315,9 +313,9 @@ KERNELS = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="Other collectives are ops that C++ calls: those of torch.distributed, and of what reduces "
-    "gradients in DistributedDataParallel. They come by the dispatch key ADInplaceOrView, and have "
-    "no kernel there. While somebody watches they have one, which notes what is sent and goes on.",
+    why="Other collectives are ops that C++ calls: those of torch.distributed, and of gradients "
+    "in DistributedDataParallel. They pass the dispatch key ADInplaceOrView, without a kernel "
+    "there. While there is a watcher they have one, which notes what is sent and goes on.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
@@ -326,8 +324,8 @@ GROUPS = Patch(
     module="torch.distributed",
     attribute="ProcessGroup",
     file="torch/csrc/distributed/c10d/init.cpp",
-    why="Tensors of the inference mode do not have that key. While somebody watches, the methods "
-    "that torch.distributed calls go on with it.",
+    why="Tensors of inference mode do not have that key. While there is a watcher, the methods "
+    "that torch.distributed calls add it.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
@@ -337,8 +335,8 @@ NODES = Patch(
     module="torch.autograd.function",
     attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
-    why="Autograd makes a context for each node of a function that is written in Python, such as "
-    "those that redistribute. While somebody watches, the line that it is made for is noted.",
+    why="Autograd makes a context for each node of a Python function, such as those that "
+    "redistribute. While there is a watcher, the line that the node is made for is noted.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 

@@ -1,6 +1,6 @@
 """Meshes and process groups (torch/distributed/device_mesh.py, distributed_c10d.py).
 
-A mesh's ranks, layout and groups are read; none is made here, and none destroyed.
+A mesh's ranks, layout and groups are read; none is made or destroyed here.
 """
 
 from __future__ import annotations
@@ -38,19 +38,17 @@ __all__ = [
 
 
 def rank_lists(mesh: Any) -> list[list[int]]:
-    """The ranks of the mesh, row-major; where it is a slice of a larger one, those of every such
-    slice.
-    """
+    """The ranks of the mesh, row-major; if it is a slice of a larger mesh, those of every slice."""
     with no_modes():
         return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
 
 
 @lru_cache(maxsize=1 << 8)
 def is_ascending(mesh: Any) -> bool:
-    """Whether ranks lie on each mesh dim as in its process group, which has them ascending. Where
-    they do not, a rank's place in the group is not its coordinate, and torch takes now the one and
-    now the other for the number of its shard: it scatters and gathers by the place, and cuts
-    replicas by the coordinate. Alike on all ranks of all slices of a mesh.
+    """Whether ranks ascend along each mesh dim, as they do in its process group. If they do not, a
+    rank's place in the group is not its coordinate, and torch uses sometimes the one and sometimes
+    the other as the number of its shard: it scatters and gathers by the place, and slices replicas
+    by the coordinate. The same on all ranks of all slices of a mesh.
     """
     shape = tuple(mesh.shape)
     for ranks in rank_lists(mesh):
@@ -63,8 +61,8 @@ def is_ascending(mesh: Any) -> bool:
 
 
 def is_first_rank(mesh: Any) -> bool:
-    """Whether this process is the first rank of the mesh (where it is a slice of a larger one: of
-    this slice): the one that says what is so on all. True where there is no process group.
+    """Whether this process is the first rank of the mesh (or of its own slice of a larger mesh): it
+    logs what is the same on all ranks. True without a process group.
     """
     return not dist.is_initialized() or _is_first(mesh, this_rank())
 
@@ -75,8 +73,8 @@ def _is_first(mesh: Any, rank: int) -> bool:
 
 
 def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, list[int]]:
-    """For each rank of the mesh the coordinates of the ranks that are in its process group of the
-    mesh dim, in the group's order, which ascends.
+    """For each rank of the mesh, the coordinates of the ranks in its process group of the mesh dim,
+    in the group's order, which ascends.
     """
     parts, step = mesh.shape[dim], prod(tuple(mesh.shape)[dim + 1 :])
     found = {}
@@ -95,26 +93,26 @@ def has_groups(mesh: Any) -> bool:
 
 
 def layout_of(mesh: Any, dims: Sequence[int]) -> tuple[Any, ...]:
-    """How the ranks lie on those mesh dims: the same for a slice of a mesh and for the mesh that it
-    is of.
+    """A key for the ranks on these mesh dims: the same for a slice of a mesh and for the mesh
+    itself.
     """
     return mesh._flatten_rank_map, tuple([mesh._layout[m] for m in dims])
 
 
 def this_rank() -> int:
-    """This process's rank, as a number also where every rank runs in this process."""
+    """This process's rank, also as a number if every rank runs in this process."""
     return dist.group.WORLD.rank()  # type: ignore[union-attr]
 
 
 def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
-    """The mesh that the program made of those mesh dims by flattening them, or None."""
+    """The mesh that the program made by flattening these mesh dims, or None."""
     return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
 
 
 def group_of_dim(mesh: Any, dim: int) -> Any:
     """The process group of a mesh dim."""
     if has_groups(mesh) and not is_compiling():
-        # what the mesh itself looks up, by a longer way
+        # this is what the mesh itself looks up, in more steps
         c10d: Any = distributed_c10d
         return c10d._resolve_process_group(mesh._dim_group_names[dim])
     group = _living(mesh.get_group(dim))
@@ -124,7 +122,7 @@ def group_of_dim(mesh: Any, dim: int) -> Any:
 
 
 def group_of_flattened(mesh: Any) -> Any | None:
-    """The process group of a mesh that a program made by flattening; None where it is gone."""
+    """The process group of a mesh that a program made by flattening; None if it is gone."""
     try:
         return _living(mesh.get_group())
     except RuntimeError:
@@ -132,11 +130,11 @@ def group_of_flattened(mesh: Any) -> Any | None:
 
 
 def _living(group: Any) -> Any | None:
-    """The group that has the name of ``group`` now; None where none has.
+    """The group that has the name of ``group`` now; None if none has.
 
-    torch caches specs, and so hands out meshes of a process group that has been destroyed, which
-    equal those of the one after it. Its collectives go by name and do not notice; but while it
-    compiles, such a mesh gives the group that it had.
+    torch caches specs, so it may return a mesh of a destroyed process group, which equals a mesh of
+    the next group. Its collectives use the group's name and do not notice; but while torch
+    compiles, such a mesh returns its old group.
     """
     if not isinstance(group, dist.ProcessGroup) or group in distributed_c10d._world.pg_map:
         return group
@@ -148,8 +146,8 @@ def _living(group: Any) -> Any | None:
 
 
 def backend_name(group: Any, device_type: str) -> str | None:
-    """The name of the group's backend for a kind of device; None where it has none. In a dry run
-    that of the backend which the made-up one stands for.
+    """The name of the group's backend for a kind of device; None without one. In a dry run, that of
+    the backend that the fake one stands for.
     """
     try:
         name = _backend_name(ref(group), device_type)
@@ -159,7 +157,7 @@ def backend_name(group: Any, device_type: str) -> str | None:
 
 
 def stand_for(backend: str) -> None:
-    """Have torch's ``fake`` backend pass for another, in the process of a dry run."""
+    """Have torch's ``fake`` backend count as another one, in the process of a dry run."""
     _stood_for["fake"] = backend
 
 
@@ -167,7 +165,7 @@ _stood_for: dict[str, str] = {}
 
 
 def is_fake(group: Any) -> bool:
-    """Whether the group is made up, and communicates with nobody."""
+    """Whether the group is fake, and communicates with nobody."""
     return bool(dist.get_backend(group) == "fake")
 
 

@@ -1,4 +1,4 @@
-"""Reads of a DTensor's local tensor (torch/distributed/tensor/_api.py), whoever reads: C++ for an
+"""Reads of a DTensor's local tensor (torch/distributed/tensor/_api.py) by any reader: C++ for an
 op, autograd's functions for a redistribution, a compiled program.
 
 The attribute alone is replaced, and only while :meth:`Reads.watch` asks for it: every op reads it.
@@ -24,9 +24,9 @@ _lock = RLock()
 
 
 class Reads:
-    """Has ``before(local tensor, alone)`` be called before a local tensor is read, for as long as
-    it says that there is something to watch for. ``alone`` is whether it is read by a function that
-    one rank may call by itself. In force once made, until ``installed`` is undone.
+    """Calls ``before(local tensor, alone)`` before a local tensor is read, until ``before`` returns
+    False. ``alone``: whether the reader is a function that one rank may call by itself. In force
+    from when it is made until ``installed`` is undone.
     """
 
     in_force: Reads | None = None
@@ -45,7 +45,7 @@ class Reads:
 
     @classmethod
     def watch(cls) -> None:
-        """From here on there may be something to watch for."""
+        """Start to call ``before`` at reads."""
         with _lock:
             reads = cls.in_force
             if reads is not None and not reads._watches:
@@ -69,6 +69,6 @@ class Reads:
         return property(_local_tensor, stock.__set__)
 
 
-# What one rank may call by itself; and what shows a tensor as it is.
+# Readers that one rank may call by itself; and the one that shows a tensor unchanged.
 _ALONE = (DTensor.to_local.__code__, _ToTorchTensor.forward.__code__)
 _SHOWN = DTensor.__repr__.__code__

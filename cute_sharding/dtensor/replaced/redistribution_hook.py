@@ -1,7 +1,7 @@
-"""Redistribution (torch/distributed/tensor/_redistribute.py): torch's own steps, and what stands in
-for them.
+"""Redistribution (torch/distributed/tensor/_redistribute.py): torch's own steps, and the functions
+in place of them.
 
-The function gets other code, as torch's modules and programs have taken it by name.
+torch's function gets other code, because torch's modules and programs have imported it by name.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 
-# torch's own, also while its code is ours; where a program has put another in its place, that: its
-# code stays (:class:`.patch.Name`).
+# torch's own function, also while it has our code; if a program has put another in its place, that
+# one: its code stays (:class:`.patch.Name`).
 _torchs = patches.REDISTRIBUTE.owner()
 stock_redistribute = (
     _redistribute.redistribute_local_tensor if _torchs is None else copy_of(_torchs)
@@ -44,12 +44,11 @@ def install_redistribution(
     local_tensor: Callable[..., torch.Tensor],
     local_args: Callable[[Callable[..., Any]], Callable[..., None]],
 ) -> None:
-    """Have local tensors be redistributed by ``local_tensor``, which calls
-    :func:`stock_redistribute` where torch is to do it, and arguments of ops by
-    ``local_args(torch's)``.
+    """Have ``local_tensor`` redistribute local tensors (it calls :func:`stock_redistribute` for
+    what torch has to do), and ``local_args(torch's)`` the arguments of ops.
 
     Raises:
-        RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
+        RuntimeError: this torch redistributes elsewhere, where it would not be noticed.
     """
     installed.replace(patches.REDISTRIBUTE, calling(lambda _: local_tensor, patches.REDISTRIBUTE))
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
@@ -58,7 +57,7 @@ def install_redistribution(
 def require_planner() -> None:
     """
     Raises:
-        RuntimeError: this torch cannot be asked for its steps.
+        RuntimeError: this torch cannot list its steps.
     """
     require(PLANNER)
 
@@ -67,9 +66,9 @@ def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
     """torch's own steps from one spec to another: each has ``mesh_dim``, ``src_dst_placements`` and
     ``logical_shape``.
 
-    torch keeps planners, and they keep what earlier plans led to; so this one starts afresh, and
-    leaves those of the program alone. Raises what torch raises to such a redistribution;
-    :func:`require_planner` says beforehand whether it can be asked.
+    torch keeps planners, and they keep results of earlier plans. So this uses a fresh planner, and
+    leaves the program's planners alone. Raises what torch raises for such a redistribution;
+    :func:`require_planner` checks beforehand that torch can list its steps.
     """
     kept, _redistribute._planner_cache = _redistribute._planner_cache, {}
     try:
@@ -82,14 +81,14 @@ def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
 def reduce_value(
     placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int
 ) -> torch.Tensor:
-    """Finish a pending reduction as the placement itself does."""
+    """Finish a pending reduction by the placement's own method."""
     return waited(placement._reduce_value(tensor, mesh, mesh_dim))  # type: ignore[attr-defined]
 
 
 def reduce_shard_value(
     placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int, shard: Placement
 ) -> torch.Tensor:
-    """Finish a pending reduction as the placement itself does, and keep this rank's share of the
+    """Finish a pending reduction by the placement's own method, and keep this rank's share of the
     result.
     """
     of_its_own: Any = placement
@@ -99,5 +98,5 @@ def reduce_shard_value(
 def partition_value(
     placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int
 ) -> torch.Tensor:
-    """This rank's contribution to a pending reduction that is to give ``tensor``."""
+    """This rank's contribution to a pending reduction whose result is ``tensor``."""
     return placement._partition_value(tensor, mesh, mesh_dim)  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ __all__ = [
     "with_rules",
 ]
 
-# torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
+# torch's own rule: an oracle in tests, and the source of what an error quotes for a strict view.
 stock_propagate = _view_ops.propagate_shape_and_sharding
 
 
@@ -53,13 +53,13 @@ def propagator() -> Any:
 
 
 def tables() -> tuple[dict, ...]:
-    """The propagator's registries, in the order in which it looks an op up."""
+    """The propagator's registries, in the order in which it looks up an op."""
     p = propagator()
     return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules, p.op_to_schema_info
 
 
 def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
-    """A DimMap in torch's classes, given in torch's or ours; the fields have the same names."""
+    """A DimMap in torch's classes, from torch's or ours; the fields have the same names."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -74,14 +74,14 @@ def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:
-    """``torch.ops.aten.<packet>.<overload>``, or None where this torch has no such op."""
+    """``torch.ops.aten.<packet>.<overload>``, or None if this torch has no such op."""
     packet, _, which = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), which, None)
 
 
 def schema_info(op: torch._ops.OpOverload) -> Any:
-    """By which arguments torch's rule for the op goes, and whether these are lists; None where it
-    says nothing.
+    """torch's schema info for the op: the arguments that its rule depends on, and whether they are
+    lists; None without one.
     """
     p = propagator()
     return p.op_to_schema_info.get(op) or p.op_to_schema_info_for_single_dim_strategy.get(op)
@@ -98,8 +98,8 @@ def is_derived(op: torch._ops.OpOverload) -> bool:
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:
-    """Whether torch takes the op apart before a DTensor meets it, but where autograd's keys are
-    left out, as in inference mode.
+    """Whether torch decomposes the op before a DTensor sees it, except where autograd's keys are
+    excluded, as in inference mode.
     """
     return bool(
         torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
@@ -112,37 +112,37 @@ def with_rules() -> set[Any]:
 
 
 def is_of_the_program(op: torch._ops.OpOverload) -> bool:
-    """Whether the program has registered the op's rule, by torch's ``register_sharding``."""
+    """Whether the program has registered the op's rule with torch's ``register_sharding``."""
     rule = propagator().op_strategy_funcs.get(op)
-    # register_sharding's is a partial of one function; its module takes long to import.
+    # That rule is a partial of one function; its module takes long to import.
     named = getattr(getattr(rule, "func", rule), "__module__", None)
     return named == "torch.distributed.tensor.experimental._register_sharding"
 
 
-# torch's own, before any of ours takes the place of one.
+# torch's own, before any of ours replaces one.
 _OF_ONE_DIM = frozenset(getattr(propagator(), "op_single_dim_strategy_funcs", ()))
 
 
 def weighs_all(name: str) -> bool:
-    """Whether torch chooses among all placements for an op, those of replicas too: it has a rule
-    for one mesh dim, and tries what it allows on each (_ops/single_dim_strategy.py). Other rules
+    """Whether torch compares all placements for an op, also shards of replicas: it has a rule for
+    one mesh dim, and tries all that this allows on each (_ops/single_dim_strategy.py). Other rules
     start from the operands' placements.
     """
     return overload(name) in _OF_ONE_DIM
 
 
 def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
-    """Whether torch gives the op's local form sizes that it works out from the output's placements,
-    left to right.
+    """Whether torch passes the op local sizes that it computes from the output's placements, left
+    to right.
     """
     return op in propagator().op_to_shape_and_stride_idx
 
 
 def clear_propagation_caches() -> None:
-    """Forget every cached propagation of the Python cache in all threads (by a fresh cache object),
-    and of this thread's C++ cache.
+    """Clear the Python cache of propagations in all threads (with a fresh cache object), and this
+    thread's C++ cache.
 
-    For the C++ caches of other threads see :func:`.op_hooks.install_propagation`.
+    For other threads' C++ caches see :func:`.op_hooks.install_propagation`.
     """
     p = propagator()
     p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)
@@ -150,19 +150,19 @@ def clear_propagation_caches() -> None:
 
 
 def op_handlers() -> dict[Any, Any]:
-    """torch's own functions for ops that are no matter of propagation, by op."""
+    """op -> torch's own function, for ops that skip the propagator."""
     return DTensor._op_dispatcher._custom_op_handlers
 
 
 def output_metas(schema: OpSchema) -> Any:
-    """Shape, stride and dtype of what comes of the op, globally.
+    """The global shapes, strides and dtypes of the op's results.
 
-    torch runs the op in a FakeTensorMode, which is most of what its first run takes. A view is of
+    torch runs the op in a FakeTensorMode, which takes most of an op's first run. A view depends on
     sizes and strides alone: run on meta tensors it gives the same.
     """
     if is_tracing() or not _is_view(schema.op):
         return propagator()._propagate_tensor_meta_non_cached(schema)
-    with torch._C._DisableTorchDispatch():  # of no mode that the program is in
+    with torch._C._DisableTorchDispatch():  # in none of the program's modes
         args, kwargs = tree_map(_on_meta, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
         found = schema.op(*args, **kwargs)
     return _meta_of(found) if isinstance(found, torch.Tensor) else [*map(_meta_of, found)]
@@ -185,19 +185,19 @@ def _meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 
 def stock_propagation() -> Callable[[OpSchema], OutputSharding]:
-    """torch's own way, also while ours is in its place."""
+    """torch's own propagation, also while ours is in its place."""
     found = propagator()
     own: Any = type(found).propagate_op_sharding_non_cached
     return partial(own, found)
 
 
 def propagation() -> Callable[[OpSchema], OutputSharding]:
-    """torch's own way from an op on specs to the placements that it needs and gives."""
+    """The present propagation, from an op on specs to the placements that it needs and gives."""
     return propagator().propagate_op_sharding_non_cached
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:
-    """The op as torch's code says it by other ops; None where there is none."""
+    """The op as a composition of other ops, from torch's code; None without one."""
     from torch._decomp import decomposition_table
 
     if op not in decomposition_table and op._can_decompose():

@@ -1,6 +1,6 @@
 """The scatter with which tensors are distributed (torch/distributed/tensor/_collective_utils.py).
 
-Called here, with what each rank is handed put in order; nothing of it is replaced.
+It is called here, with the ranks' parts put in order; nothing of it is replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["scattered"]
 def _in_order_of_groups(
     parts: Sequence[torch.Tensor], mesh: Any, mesh_dim: int
 ) -> list[torch.Tensor]:
-    """For each place in a process group the part of its coordinate."""
+    """For each place in a process group, the part of the coordinate of its rank."""
     orders = process_groups.coordinates_in_groups(mesh, mesh_dim)
     if not any(isinstance(part, LocalTensor) for part in parts):
         return [parts[coordinate] for coordinate in orders[process_groups.this_rank()]]
@@ -34,9 +34,9 @@ def _in_order_of_groups(
 def scattered(
     parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int
 ) -> torch.Tensor:
-    """This rank's of the parts that the rank ``source`` of its slice has, by its coordinate. (torch
-    goes by the place in the process group, which is another where ranks do not ascend along the
-    mesh.) The parts, of which all ranks know the shapes, differ along ``dim`` alone.
+    """This rank's part, by its coordinate, of the parts on the rank ``source`` of its slice. (torch
+    goes by the place in the process group, which differs if ranks do not ascend along the mesh.)
+    All ranks know the shapes of the parts, which differ only along ``dim``.
     """
     longest = max(part.shape[dim] for part in parts)
     missing = [longest - part.shape[dim] for part in parts]

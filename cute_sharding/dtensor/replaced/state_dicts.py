@@ -1,8 +1,8 @@
 """Checkpoints, state dicts and pictures (torch/distributed/checkpoint,
 torch/distributed/_state_dict_utils.py, torch/distributed/tensor/debug).
 
-Methods of DTensor that describe what a rank holds may be replaced, and functions of modules
-once the program imports them; all are put back.
+DTensor methods that describe what a rank holds may be replaced, and functions of modules once the
+program imports them; all are put back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def install_state(
     distribute: Callable[[Any], Any],
     visualization: Callable[..., Any],
 ) -> None:
-    """Have each method be ``methods[row](torch's)``, and so the functions that hand out state dicts
-    and draw pictures, once a program imports these.
+    """Replace each method by ``methods[row](torch's)``, and likewise the functions that distribute
+    state dicts and draw pictures, once a program imports these.
     """
 
     def pictures() -> None:

@@ -1,9 +1,9 @@
 """Sizes that are SymInts and the ShapeEnv that knows them
 (torch/fx/experimental/symbolic_shapes.py, torch/utils/_sympy).
 
-Nodes, hints and expressions are read; here guards are added by asking a SymInt for its value
-(:func:`number_of`) or a condition whether it holds (:func:`is_truly`), and in no other way. (All
-places that add guards: compiled/__init__.py.)
+Nodes, hints and expressions are read. Guards are added here only by reading a SymInt's value
+(:func:`number_of`) or testing a condition (:func:`is_truly`). (All places that add guards:
+compiled/__init__.py.)
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ assert_at_run_time = torch._check
 
 
 def is_symbolic(*values: Any) -> bool:
-    """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
-    for value in values:  # every redistribution asks, several times
+    """Whether there is a SymInt among the values (tracing with dynamic shapes)."""
+    for value in values:  # every redistribution calls this several times
         if type(value) is not int and (
             is_symbolic(*value)
             if isinstance(value, (tuple, list))
@@ -63,11 +63,11 @@ def is_symbolic(*values: Any) -> bool:
 
 
 def number_of(size: Any) -> int:
-    """The value of a SymInt, with a guard that it has it. Of a symbol's exact part, or of a
-    product, it is a guard on the symbols, of which torch then knows all.
+    """The value of a SymInt, with a guard that it has this value. For a symbol's quotient that
+    divides, or for a product, the guards are on the symbols, which torch then knows completely.
 
-    (A product alone would leave sizes half known, which turn out to be constants when the backward
-    pass is traced: too late for what is to be made of its results.)
+    (A guard on a product alone would leave sizes half known, which become constants when the
+    backward pass is traced: too late for its results.)
     """
     expr = size.node.expr
     if len(expr.free_symbols) > 1 and size.node.has_hint():
@@ -85,7 +85,7 @@ def number_of(size: Any) -> int:
 
 class SymbolicStride(_StridedShard):
     """A _StridedShard whose split factor is a SymInt. torch's code and programs that read the
-    factor read a number, with a guard that it has it; rules of ours go by the symbol.
+    factor get a number, with a guard that it has this value; our rules use the symbol.
     """
 
     def __init__(self, dim: int, symbol: torch.SymInt) -> None:
@@ -118,11 +118,11 @@ class SymbolicStride(_StridedShard):
 
 
 def split_factor_of(placement: _StridedShard) -> Any:
-    """The split factor; the symbol, where it is one."""
+    """The split factor; a symbol if it is one."""
     return placement.symbol if isinstance(placement, SymbolicStride) else placement.split_factor
 
 
-# Kinds of placements that have none: of torch's placements isinstance is Python code.
+# Kinds of placements without split factors: isinstance of torch's placements is Python code.
 _WITHOUT = frozenset({Shard, Replicate, Partial})
 
 
@@ -140,8 +140,8 @@ def split_factors(spec: DTensorSpec) -> list[Any]:
 
 
 def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """The placements with numbers for split factors: where one is a SymInt, a guard says that it
-    has the value that it has now.
+    """The placements with numbers for split factors: for a SymInt its present value, with a guard
+    that it has this value.
     """
     return tuple(
         [
@@ -166,11 +166,11 @@ def settled_spec(spec: DTensorSpec) -> DTensorSpec:
 
 
 def shape_with_symbols(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
-    """The shape; where the strides hold SymInts, and it has none, with one in it: its number.
+    """The shape; if only the strides hold SymInts, its first size becomes an equal symbolic one.
 
-    torch's cache in C++ takes no spec with symbols, which cannot be hashed. To see whether there
-    are some it looks at the shape alone (torch/csrc/autograd/python_variable.cpp), and a column of
-    a matrix, of which one size is a number, has one in its stride.
+    torch's C++ cache must not look up specs with symbols, which cannot be hashed. To find symbols
+    it looks at the shape alone (torch/csrc/autograd/python_variable.cpp), but a column of a matrix,
+    one of whose sizes is a number, has a symbol in its stride.
     """
     if not shape or is_symbolic(shape) or not is_symbolic(stride):
         return shape
@@ -181,7 +181,7 @@ def shape_with_symbols(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
 
 
 def with_symbols_in_shape(spec: DTensorSpec) -> None:
-    """Give the spec a shape that says that its strides hold symbols."""
+    """Give the spec a symbolic size if only its strides are symbolic."""
     meta = spec.tensor_meta
     if meta is None:
         return
@@ -191,8 +191,8 @@ def with_symbols_in_shape(spec: DTensorSpec) -> None:
 
 
 def has_shape_env(*values: Any) -> bool:
-    """Whether every SymInt among the values belongs to a trace (in LocalTensorMode there are
-    others, which stand for a number on each rank).
+    """Whether every SymInt among the values belongs to a trace (LocalTensorMode has others, which
+    stand for a number on each rank).
     """
     return all(
         has_shape_env(*v)
@@ -203,9 +203,9 @@ def has_shape_env(*values: Any) -> bool:
 
 
 def numbers_at_hand(value: Any) -> Any | None:
-    """The value with numbers for SymInts, those of the call that is being compiled; None where some
-    has none yet or is none of a compiler's, or something is neither a number nor None. No guard is
-    added.
+    """The value with numbers for SymInts, their values in the call that is being compiled. None if
+    one has no value yet or does not belong to a compiler, or if a leaf is neither a number nor
+    None. No guard is added.
     """
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.SymInt):
@@ -217,8 +217,8 @@ def numbers_at_hand(value: Any) -> Any | None:
 
 
 def with_numbers(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """An op's arguments with numbers for SymInts, of each of which it can be told that another call
-    may have another; 0 for those that have none yet. No guard is added.
+    """An op's arguments with numbers for SymInts, which know that another call may have other
+    numbers; 0 for those without a value yet. No guard is added.
     """
     if not is_symbolic(*args, *kwargs.values()):
         return args, kwargs
@@ -229,13 +229,13 @@ def with_numbers(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]
 
 
 def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
-    """The global shapes as :func:`numbers_at_hand`."""
+    """The global shapes as by :func:`numbers_at_hand`."""
     return numbers_at_hand([tuple(spec.shape) for spec in specs])
 
 
 def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
-    """The split factors, by the numbers that they are now; None where some has none, or two are the
-    same number that need not be so in a later call.
+    """Present number -> split factor. None if one has no number, or if two have the same number
+    that may differ in a later call.
     """
     found: dict[int, Any] = {}
     for factor in (factor for spec in specs for factor in split_factors(spec)):
@@ -246,8 +246,8 @@ def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
 
 
 def is_truly(condition: Any) -> bool:
-    """Whether a condition on sizes holds, with a guard that it does or does not; False where sizes
-    have no value yet.
+    """Whether a condition on sizes holds, with a guard for the outcome; False if sizes have no
+    value yet.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -255,17 +255,17 @@ def is_truly(condition: Any) -> bool:
 
 
 def is_empty(size: Any) -> bool:
-    """Whether a size is 0 now, with a guard where it is.
+    """Whether a size is 0 now, with a guard if it is.
 
-    torch asks whether the product of a tensor's sizes is 0, and takes it for a fact about the other
-    factors: it divides by this one.
+    torch tests whether the product of a tensor's sizes is 0, and takes the outcome for a fact about
+    the other factors: it divides by this one.
     """
     return isinstance(size, torch.SymInt) and size.node.hint == 0 and is_truly(size == 0)
 
 
 def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
-    """Add the guards that torch adds to find out whether such a tensor is contiguous, where its
-    sizes or strides are symbols.
+    """Add the guards that torch adds to find out whether a tensor with these sizes and strides is
+    contiguous, if some are symbols.
     """
     symbols = [n for n in (*shape, *stride) if isinstance(n, torch.SymInt)]
     if not symbols or not has_shape_env(*symbols):
@@ -280,5 +280,5 @@ def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
 
 
 def size_text(n: Any) -> str:
-    """A size as text, the same for sizes that are known to be equal."""
+    """A size as text: equal for sizes that are known to be equal."""
     return str(n.node.expr) if isinstance(n, torch.SymInt) else str(n)

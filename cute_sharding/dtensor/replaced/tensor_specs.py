@@ -1,8 +1,8 @@
 """Placements and specs (torch/distributed/tensor/placement_types.py, _dtensor_spec.py): the
-classes, and in what order a spec's placements cut.
+classes, and the order in which a spec's placements shard.
 
-Specs are read and made here, never changed: torch shares them between tensors and caches. A tensor
-gets another one in :func:`become` alone.
+Specs are read and made here, never changed: torch shares them between tensors and caches. Only
+:func:`become` gives a tensor another one.
 """
 
 from __future__ import annotations
@@ -70,45 +70,44 @@ StridedShard = _StridedShard
 MaskPartial = _MaskPartial
 
 
-# The kinds of placement of which it is known what they do to a tensor. A new kind that is a (dim,
-# split factor) as well goes here; into cut_of, and what else in this file names StridedShard; into
-# placement_of (run/placements.py), which is the inverse of cut_of; and wherever `(Shard,
-# StridedShard)` stands in the adapter (grep finds a dozen). Until then are_known says no to it, and
-# what asks that is left to torch. Pictures go by the names of classes (drawing/inputs.py), as they
-# must not import torch.
+# The kinds of placement whose effect on a tensor is known. A new kind that is a (dim, split factor)
+# too has to be added here; in cut_of and wherever this file names StridedShard; in placement_of
+# (run/placements.py), the inverse of cut_of; and wherever the adapter has `(Shard, StridedShard)`
+# (grep finds a dozen). Until then are_known is False for it, and its callers leave it to torch.
+# Pictures go by the names of classes (drawing/inputs.py), as they must not import torch.
 _KINDS = (Shard, StridedShard, Replicate, Partial)
 _KINDS_ALONE = frozenset(_KINDS)
 
 
 def are_known(placements: Sequence[Placement]) -> bool:
-    """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
-    # of torch's placements isinstance is Python code
+    """Whether :func:`cut_of` knows all of them. Tensors with others are left to torch."""
+    # isinstance of torch's placements is Python code
     return _KINDS_ALONE.issuperset(map(type, placements)) or all(
         isinstance(p, _KINDS) for p in placements
     )
 
 
 def is_by_elements(placement: Placement) -> bool:
-    """Whether what is pending is reduced element by element, so that it may be cut before: of
-    torch's own kinds (torch/distributed/tensor/_ops/_math_ops.py has that of norms), not of those
-    that some other package has made. A mask lies as the elements lie, and is not cut with them.
+    """Whether the pending value is reduced element by element, so that it may be sliced before:
+    true for torch's own kinds (torch/distributed/tensor/_ops/_math_ops.py has that of norms), not
+    for those of other packages. A mask has the layout of the elements, and is not sliced with them.
     """
     kind = type(placement)
     return kind is Partial or kind.__module__ == "torch.distributed.tensor._ops._math_ops"
 
 
 def cut_of(placement: Placement) -> tuple[int, Any] | None:
-    """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
-    a SymInt; None where it cuts nothing. The one place that says so.
+    """The cut of a placement: (tensor dim, split factor, which may be a SymInt); None if it cuts
+    nothing. The only place that says so.
 
     Raises:
-        RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
+        RuntimeError: an unknown kind of placement: it is not taken for Replicate.
     """
     if type(placement) is Shard:  # isinstance takes longer, and subclasses are rare
         return placement.dim, 1
     if type(placement) is Replicate:
         return None
-    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+    if isinstance(placement, StridedShard):  # tested first, as some releases make it a Shard
         return placement.dim, split_factor_of(placement)
     if isinstance(placement, Shard):
         return placement.dim, 1
@@ -122,21 +121,19 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
 
 
 def mesh_dim_text(m: int, names: Sequence[str] | None) -> str:
-    """How messages of what programs run write a mesh dim: by its number, and its name where it has
-    one.
-    """
+    """A mesh dim as messages about programs write it: by its number, and its name if it has one."""
     return f"mesh dim {m}" + (f" ({names[m]!r})" if names else "")
 
 
 def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
-    """How they write a mesh: the sizes, by name where the mesh dims have names."""
+    """A mesh as messages write it: the sizes, with the mesh dims' names if they have names."""
     sizes = [f"{name}={n}" for name, n in zip(names, mesh)] if names else map(str, mesh)
     return f"({', '.join(sizes)})"
 
 
 def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
-    """``spec`` with other placements. Where some are still strided they are read in the same way,
-    as an order of shards or not.
+    """``spec`` with other placements. If some are still strided, they are read in the same way as
+    before: as an order of shards or not.
     """
     strided = any(isinstance(p, StridedShard) for p in placements)
     return DTensorSpec(
@@ -148,7 +145,7 @@ def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSp
 
 
 def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
-    """The spec of a tensor of another shape."""
+    """The spec of a tensor with another shape, and contiguous strides."""
     meta = TensorMeta(
         torch.Size(shape),
         row_major(tuple(shape)),
@@ -161,7 +158,7 @@ def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
 
 
 def says_an_order(spec: DTensorSpec) -> bool:
-    """Whether a spec names an order in which its mesh dims cut, which is not left to right."""
+    """Whether a spec names an order in which its mesh dims shard, other than left to right."""
     return bool(
         not spec.use_strided_shard_as_shard_order
         and spec.shard_order is not None
@@ -170,11 +167,12 @@ def says_an_order(spec: DTensorSpec) -> bool:
 
 
 def decodes_to_shard_order(spec: DTensorSpec) -> bool:
-    """Whether torch reads the _StridedShard placements of ``spec`` as what they are.
+    """Whether torch reads the _StridedShard placements of ``spec`` correctly.
 
-    It takes those of a spec that a user makes for a shard order. On a mesh of several dims, split
-    factors that no order has make its redistribution silently wrong, or raise half way (2.13 and
-    2.15 alike). Specs that propagation makes are not read so, and are moved rightly.
+    It reads those of a spec that a user makes as an order of shards. On a mesh of several dims,
+    split factors that no order has make its redistribution silently wrong, or raise half way (2.13
+    and 2.15 alike). Specs that propagation makes are not read like this, and are redistributed
+    rightly.
     """
     if not spec.use_strided_shard_as_shard_order:
         return True
@@ -185,8 +183,8 @@ def decodes_to_shard_order(spec: DTensorSpec) -> bool:
 
 
 def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    """The (tensor dim, mesh dims in the order in which they cut) that ``spec`` says or that torch
-    decodes from it; None where it is left to right, or no order.
+    """The (tensor dim, mesh dims in the order in which they shard it) that ``spec`` names or that
+    torch decodes from it; None for left to right, or without an order.
     """
     if spec.use_strided_shard_as_shard_order:
         return decoded_order(tuple(spec.placements), spec.mesh)
@@ -204,8 +202,8 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
 def decoded_order(
     placements: tuple[Placement, ...], mesh: Any
 ) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    """The shard order for which torch takes the _StridedShard placements of a spec that a program
-    made; None without any, or where no order has these split factors.
+    """The shard order that torch decodes from the _StridedShard placements of a spec that a program
+    made; None without such placements, or if no order has these split factors.
     """
     if are_without_factors(placements):
         return None
@@ -218,8 +216,8 @@ def decoded_order(
 
 
 def in_order(placements: Sequence[Placement], mesh: Any) -> list[tuple[int, Placement]]:
-    """Mesh dims with their placements, as one cuts after the other. Split factors that encode an
-    order are that order, which is how redistribution takes such a tensor; symbols encode none.
+    """(mesh dim, placement) pairs in the order in which they shard. Split factors that encode an
+    order give that order, as redistribution reads such a tensor; symbols encode none.
     """
     if are_without_factors(placements):
         return [*enumerate(placements)]
@@ -240,9 +238,9 @@ def unbound_spec(
     rank: int = 0,
     ranks: Sequence[int] | None = None,
 ) -> DTensorSpec:
-    """The spec of a tensor that a user makes, on a mesh of those sizes as that rank of it sees it;
-    ``ranks`` are those of the mesh, by default from 0 on. No process group is needed, and none is
-    made.
+    """The spec of a tensor that a user makes, on a mesh of these sizes as the rank ``rank`` of it
+    sees it; ``ranks`` are the mesh's, by default 0, 1, and so on. It needs no process group, and
+    makes none.
     """
     with no_modes():
         all_ranks = torch.arange(prod(mesh)) if ranks is None else torch.tensor([*ranks])
@@ -264,12 +262,12 @@ def as_replica(tensor: torch.Tensor, mesh: Any) -> DTensor:
 
 
 def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """A DTensor as ``tensor``, of another local tensor."""
+    """A DTensor with the spec of ``tensor`` and another local tensor."""
     return DTensor(local, tensor._spec, requires_grad=False)
 
 
 def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:
-    """The spec with other placements where something is pending, and its order of shards."""
+    """The spec with other placements on pending mesh dims, and the same order of shards."""
     order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
     return DTensorSpec(
         spec.mesh,
@@ -281,18 +279,18 @@ def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTens
 
 
 def made(local: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool) -> DTensor:
-    """The DTensor of that local tensor."""
+    """The DTensor with that local tensor."""
     return DTensor(local, spec, requires_grad=requires_grad)
 
 
 def become(tensor: DTensor, local: torch.Tensor, spec: DTensorSpec) -> None:
-    """Make a leaf the DTensor of that local tensor and spec, with its identity: whoever has it, as
-    a module and its optimizer do, has the other one then. What was computed of it before has no
-    gradient any more; torch says so when it is asked for.
+    """Turn a leaf into the DTensor with that local tensor and spec, and keep its identity: everyone
+    who holds it, such as a module and its optimizer, then holds the new one. Earlier results
+    computed from it have no gradient any more; torch raises when one is asked for.
 
     Raises:
-        RuntimeError: the dtype is another, and something has a weak reference to the tensor, so
-            that torch cannot swap it.
+        RuntimeError: the dtype differs, and something has a weak reference to the tensor, so that
+            torch cannot swap it.
     """
     if spec.tensor_meta is None or spec.tensor_meta.dtype != tensor.dtype:
         other: torch.Tensor = made(local, spec, requires_grad=tensor.requires_grad)
@@ -305,7 +303,7 @@ def become(tensor: DTensor, local: torch.Tensor, spec: DTensorSpec) -> None:
 
 
 def may_be_uneven(spec: DTensorSpec) -> bool:
-    """Whether ranks may hold other numbers of rows than one another."""
+    """Whether ranks may hold different numbers of rows."""
     if not are_known(spec.placements):
         return False
     parts = [1] * len(spec.shape)

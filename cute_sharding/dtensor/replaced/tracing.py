@@ -1,7 +1,7 @@
-"""What the compiler sees of DTensors (torch/distributed/tensor/_api.py, _sharding_prop.py,
+"""DTensors as the compiler sees them (torch/distributed/tensor/_api.py, _sharding_prop.py,
 placement_types.py): :class:`Tracing`.
 
-Functions and methods may be wrapped here, each calls torch's own where it has nothing to say, and
+Functions and methods may be wrapped here. Each calls torch's own where it has nothing to add, and
 all are put back.
 """
 
@@ -42,8 +42,8 @@ __all__ = [
 
 
 def strided_shard(dim: int, split_factor: Any) -> Placement:
-    """A _StridedShard. Where the split factor is a SymInt, no guard is added yet: :func:`settled`
-    adds it where the number is needed.
+    """A _StridedShard. If the split factor is a SymInt, no guard is added yet: :func:`settled` adds
+    it when the number is needed.
     """
     if not isinstance(split_factor, torch.SymInt):
         return _StridedShard(dim, split_factor=split_factor)
@@ -53,14 +53,14 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
 
 
 class Tracing:
-    """What the compiler sees of DTensors, where torch stops short: what stands in for the rows of
-    :mod:`.patches` about compiled programs. In force once made, until ``installed`` is undone.
+    """Installs the rows of :mod:`.patches` about compiled programs, where torch's support of
+    DTensors is incomplete. In force from when it is made until ``installed`` is undone.
 
-    ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
-    local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
-    equal; ``writing(inputs)`` is called before a program that writes to these, and what it gives
-    afterwards, while there are ``live`` copies; ``of_one_rank()`` before a graph is compiled that
-    other ranks may have with other sizes.
+    ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), computes sizes of
+    local tensors (compiled/local_sizes.py). ``equate(size, size, others)`` makes two sizes known to
+    be equal. ``writing(inputs)`` is called before a program that writes to these inputs, and its
+    result afterwards, while there are ``live`` copies. ``of_one_rank()`` is called before a graph
+    is compiled that may have other sizes on other ranks.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -87,8 +87,8 @@ class Tracing:
         Tracing.settles = False
 
     def _meet_compiler(self) -> None:
-        """Replace what belongs to the compiler, each once the program has imported its module:
-        importing all takes as long as the rest of torch, and most programs do without.
+        """Replace parts of the compiler, each once the program has imported its module: importing
+        all of it takes as long as the rest of torch, and most programs do without.
         """
         installed = self._installed
         for row, made in (
@@ -116,7 +116,7 @@ class Tracing:
             installed.once_imported(row, partial(installed.replace, row, made))
 
     def _settled_metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        Tracing.settles = True  # from now on split factors that are SymInts may leave a program
+        Tracing.settles = True  # from now on symbolic split factors may leave a program
         return compiler.settled_metadata(stock)
 
     def _unflatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,8 +152,8 @@ class Tracing:
     def _local_shape(
         self, shape: Sequence[Any], mesh: Any, placements: Sequence[Placement]
     ) -> tuple[Any, ...] | None:
-        """The shape of this rank's local tensor where global sizes are symbolic; None where it
-        cannot be said.
+        """The shape of this rank's local tensor, from symbolic global sizes; None if it cannot be
+        computed.
         """
         device = mesh.get_coordinate()
         if device is None or not are_known(placements):

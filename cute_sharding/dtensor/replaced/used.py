@@ -1,8 +1,8 @@
-"""Private names of torch that are called or read, and not replaced: the table of them.
+"""The table of private names of torch that are called or read, and not replaced.
 
-A torch that lacks one is refused by name when the package is enabled, and not by an AttributeError
-half way through a program. A test reads the adapter's sources: every private attribute of torch in
-them is a row here or in :mod:`.patches`. (What is imported by name is not: the import says what is
+If a torch lacks one, enabling the package refuses it by name, rather than an AttributeError half
+way through a program. A test reads the adapter's sources: every private attribute of torch in them
+is a row here or in :mod:`.patches`. (Names that are imported need no row: the import says what is
 missing.)
 """
 
@@ -26,7 +26,7 @@ class Used(Name):
 
 
 def _is_set_on_objects(kind: Any, name: str) -> bool:
-    """Whether objects of a class have it: it is declared, or a method of the class names it."""
+    """Whether objects of a class have the attribute: it is declared, or a method names it."""
     return any(
         name in vars(base).get("__annotations__", {})
         or any(name in getattr(method, "__code__", _NO_CODE).co_names for method in _methods(base))
@@ -42,14 +42,14 @@ def _methods(kind: type) -> list[Any]:
 
 
 def _of(module: str, owner: str, lacking: str, names: str) -> list[Used]:
-    """Rows of one owner; that of a module's own names is empty."""
+    """Rows of one owner; "" is the module itself."""
     before = f"{owner}." if owner else ""
     return [Used(module, f"{before}{name}", lacking=lacking) for name in names.split()]
 
 
 _TENSOR = "torch.distributed.tensor"
 
-# What asks torch for its own steps (redistribution_hook.py), also while nothing is enabled.
+# The names for torch's own steps (redistribution_hook.py), used also while nothing is enabled.
 PLANNER = tuple(
     _of(
         _TENSOR + "._redistribute",
@@ -59,7 +59,7 @@ PLANNER = tuple(
     )
 )
 
-# (module, owner, why a torch without these names cannot do, the names)
+# (module, owner, why a torch without these names cannot be used, the names)
 _ROWS = (
     (_TENSOR, "DTensor", "a DTensor is made of it", "_local_tensor _op_dispatcher _spec"),
     (

@@ -1,10 +1,10 @@
 """Views that leave a compiled program (torch/_functorch/_aot_autograd): a program returns them as
-views of an input, or of another result, and torch makes them again of that after the graph has run.
+views of an input or of another result, and torch makes them anew from that after the graph has run.
 
-Of a plain tensor torch keeps the view ops that have made it. Of a DTensor it keeps none, and would
-make it again by size and stride. DTensors refuse that, and where rows have moved, size and stride
-do not say which these are. Here the view ops of DTensors are kept, too (:class:`Replay`), as
-autograd knows them, and run again: what comes out is what an eager program has.
+For a plain tensor torch keeps the view ops that made it. For a DTensor it keeps none, and would
+make the view from its size and stride. DTensors refuse that, and if rows have moved, size and
+stride do not determine them. Here the view ops of DTensors are kept too (:class:`Replay`), as
+autograd knows them, and run again: the result is that of an eager program.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["Replay", "by_view_ops", "with_view_ops"]
 
 @dataclass(frozen=True)
 class _Expression:
-    """A size in place of a SymInt, which is worked out when the program has run."""
+    """A size in place of a SymInt, computed after the program has run."""
 
     expr: Any
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A view op, by name, with its arguments but for the tensor; of an op that gives several
-    tensors, which.
+    """A view op, by name, with its arguments except the tensor; for an op with several results, the
+    number of the result.
     """
 
     op: str
@@ -47,13 +47,13 @@ class _Step:
 
 @dataclass(frozen=True)
 class Replay:
-    """The view ops that make a tensor of its base. It is kept with graphs on disk.
+    """The view ops that make a tensor from its base. They are kept with graphs on disk.
 
     Attributes:
         steps: the ops, in order.
-        sizes: the sizes and strides of the base and of the tensor, from which symbols are known.
-        detached: whether the steps begin at the base without its gradients.
-        sequence: what torch reads where it has kept the ops itself: there are none of its kind.
+        sizes: the sizes and strides of the base and of the tensor, which give the symbols' values.
+        detached: whether the steps start at the base without its gradients.
+        sequence: read by torch, which stores its own view ops there: there are none.
     """
 
     steps: tuple[_Step, ...]
@@ -82,7 +82,7 @@ class Replay:
 
 
 class _Noting(TorchDispatchMode):
-    """Takes note of the ops that run in it, each on what the one before gave."""
+    """Records the ops that run in it, each on the result of the one before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,15 +98,15 @@ class _Noting(TorchDispatchMode):
         return self._last
 
     def goes_on_with(self, view: torch.Tensor) -> None:
-        """Which of what the last op gave it is that is viewed next."""
+        """Record which result of the last op is viewed next."""
         if isinstance(self._last, (list, tuple)):
             which = [_lies(each) for each in self._last].index(_lies(view))
             self.steps[-1] = replace(self.steps[-1], which=which)
 
 
 def with_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that takes note of what a program's results are views of, with the view ops
-    of those that are DTensors.
+    """torch's function that records what a program's results are views of; it also records the view
+    ops of DTensors.
 
     Raises:
         RuntimeError: several results are views of one tensor that is made inside and not returned.
@@ -140,8 +140,8 @@ def with_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _be_in_memory_of_what_it_views(result: Any, inputs: Sequence[Any]) -> None:
-    """AOTAutograd tells by its memory that a result is a view of an input. DTensor's dispatcher
-    sees to that for ops that give one tensor, and not for the parts of a split.
+    """Give a result the memory of the input that it is a view of, by which AOTAutograd recognizes
+    it. DTensor's dispatcher does so for ops with one result, but not for the parts of a split.
     """
     base = result._base if isinstance(result, DTensor) else None
     if base is not None and any(base is x for x in inputs):
@@ -151,7 +151,7 @@ def _be_in_memory_of_what_it_views(result: Any, inputs: Sequence[Any]) -> None:
 def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
     base, at, kind = view._base, info.base_idx, info.output_type.name
     if kind == "alias_of_input":
-        # Of inputs in the same memory torch takes any: this is the one that was viewed.
+        # If several inputs share the memory, torch takes any: this is the one that was viewed.
         at = next((i for i, arg in enumerate(args) if arg is base and base is not None), at)
         base = args[at]
     elif kind == "alias_of_intermediate_base_is_user_output":
@@ -168,8 +168,8 @@ def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[
 
 
 def _replay(view: Any, base: Any) -> Replay | None:
-    """How a program that is traced has made a view of a base; None where that is not known."""
-    # What is detached is no view of anything by what autograd knows.
+    """The view ops by which a traced program made a view of a base; None if not known."""
+    # To autograd, a detached tensor is no view.
     of = view if view._base is None else view._base
     is_detached = of is not base
     if is_detached and (view.requires_grad or not _is_alike(of, base)):
@@ -221,14 +221,14 @@ def _without_symints(value: Any) -> Any:
 
 
 def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """torch's function that makes what a program returns again of what it is a view of, with the
-    view ops that the program has run, where it is a DTensor.
+    """torch's function that makes a program's result anew from what it is a view of; for a DTensor,
+    by the view ops that the program has run.
 
-    Where these are not known and autograd does not look, the program's own is one, if it is in the
-    memory of the base.
+    If these are not known and no gradient is needed, the program's own result is used if it is in
+    the memory of the base.
 
     Raises:
-        RuntimeError: neither holds, and torch has no way either.
+        RuntimeError: neither is possible, and torch cannot make the view either.
     """
 
     def gen_alias_from_base(

@@ -1,11 +1,11 @@
-"""Who watches what this thread runs, and the backwards that it starts (torch/_library, c10d,
+"""Watchers of what this thread runs, and of the backwards that it starts (torch/_library, c10d,
 autograd): a watcher is told of each op of a DTensor, of each collective, of each node that autograd
-makes for a function of Python's, and of what the busiest rank receives.
+makes for a Python function, and of what the busiest rank receives.
 
-A dispatch mode would see all that, and each op on local tensors too, which takes two thirds as long
-again as a small step. So a few places of torch are replaced while somebody watches, in any thread:
-what finds rules of tensor classes, what runs collectives, and what makes the context of a function.
-Each goes on as torch's own does.
+A dispatch mode would see all of this, but also each op on local tensors, which makes a small step
+two thirds slower. So a few places of torch are replaced while any thread has a watcher: the lookup
+of rules for tensor classes, the calls of collectives, and the constructor of a function's context.
+Each then does what torch's own does.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = ["Watcher", "exchange", "start", "stop"]
 
 
 class Watcher(Protocol):
-    """Watches what runs."""
+    """Receives the calls below while it watches."""
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """DTensor is about to answer an op."""
 
     def node_made(self) -> None:
-        """Autograd has just made the node of a function of Python's."""
+        """Autograd has just made the node of a Python function."""
 
     def run(self, of: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """An op that communicates is ``run()`` here, which gives what the op does. ``of``: what
-        :func:`start` was told of it.
+        """Run an op that communicates, by ``run()``, and return its result. ``of``: what
+        :func:`start` was given for the op.
         """
 
     def exchange(self, busiest: Callable[[], int]) -> AbstractContextManager[Any]:
-        """What is sent inside the context is one exchange, of which the busiest rank receives so
-        many bytes.
+        """Return a context: all that is sent inside it is one exchange, in which the busiest rank
+        receives ``busiest()`` bytes.
         """
 
 
-# Objects that torch keeps for a thread, and hands on to the threads of a backward that it starts.
+# Objects that torch keeps for a thread, and passes to the threads of a backward that it starts.
 _C: Any = torch._C
 _is_known, _known, _know = _C._is_key_in_tls, _C._get_obj_in_tls, _C._stash_obj_in_tls
 _KEY = "cute_sharding.watchers"
@@ -64,13 +64,13 @@ _installed = Installed()
 
 
 def _watchers() -> tuple[Watcher, ...]:
-    """Those of this thread, the last that has begun at the end."""
+    """The watchers of this thread, the newest last."""
     return _known(_KEY) if _is_known(_KEY) else ()
 
 
 def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
-    """Have it watch this thread. ``ops``: those that communicate, or wait for one that does, and
-    what watchers are to be told of each; the same for all who watch.
+    """Start to watch this thread. ``ops``: the ops that communicate, or wait for one that does,
+    with what watchers are given for each; the same for all watchers.
     """
     with _lock:
         if not _everyone:
@@ -84,7 +84,7 @@ def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
 
 
 def stop(watcher: Watcher) -> None:
-    """Have it watch no longer."""
+    """Stop watching."""
     _know(_KEY, tuple([each for each in _watchers() if each is not watcher]))
     with _lock:
         _everyone.remove(watcher)
@@ -93,7 +93,7 @@ def stop(watcher: Watcher) -> None:
 
 
 def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
-    """A context in which one exchange is sent, whose busiest rank receives ``busiest()`` bytes."""
+    """A context for one exchange in which the busiest rank receives ``busiest()`` bytes."""
     if not _everyone:
         return _NOBODY
     watchers = _watchers()
@@ -109,7 +109,7 @@ def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
 
 
 def _met(kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """The rule of every op for DTensors: none, as it leaves all of them to DTensor."""
+    """The rule of every op for DTensors: it notifies watchers, and leaves the op to DTensor."""
     if _is_known(_KEY) and not (_modes_on() and is_tracing() and _is_compiled()):
         for watcher in _known(_KEY):
             watcher.met(func, args, kwargs)
@@ -127,7 +127,7 @@ def _made(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Called:
-    """What calls an op that communicates. Its hash is that of torch's: ops are told apart by it."""
+    """Calls an op that communicates. Its hash, by which ops are told apart, is torch's."""
 
     def __init__(self, of: Any, stock: Callable[..., Any]) -> None:
         self._of, self._stock = of, stock
@@ -142,7 +142,7 @@ class _Called:
         return getattr(self._stock, name)
 
 
-# A key of tensors that stands above backends, of which c10d's ops have no kernel.
+# A dispatch key of tensors above the backends, at which c10d's ops have no kernel.
 _SEEN_AT = DispatchKey.ADInplaceOrView
 _KEYS, _BELOW = DispatchKeySet(_SEEN_AT), _C._dispatch_keyset_full_after(_SEEN_AT)
 
@@ -154,8 +154,8 @@ def _kernel(
 
 
 def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a process group, that calls such an op, of which the kernel is to be met: tensors
-    of the inference mode do not have the key.
+    """A method of a process group that calls such an op, with the key of its kernel included:
+    tensors of inference mode do not have that key.
     """
 
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sent(of: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-    """An op that communicates is run. What it runs in turn is a part of it."""
+    """Run an op that communicates. The ops that it runs in turn are part of it."""
     watchers = _watchers()
     if not watchers:
         return run()
@@ -190,13 +190,13 @@ def _has_no_elements(args: Any) -> bool:
     return isinstance(first, FakeTensor)
 
 
-# Other modules of dynamo are also there where nothing is compiled.
+# Other modules of dynamo are on the stack also if nothing is compiled.
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._functorch.", "torch._inductor.")
 
 
 def _is_compiled() -> bool:
-    """Whether a compiler asks for the shape of what an op gives. It does so in modes, and with
-    tensors without elements, which a program may have as well.
+    """Whether a compiler is computing the shape of an op's result. It does so in modes and with
+    tensors without elements, which a program may use as well.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -217,7 +217,7 @@ if issubclass(torch_dispatch_class, cute_sharding.DTensor):
 """
 
 
-# Of c10d, which C++ calls from the methods of process groups. All others are called by Python.
+# c10d's ops, which C++ calls from the methods of process groups. Python calls all others.
 _BY_GROUPS = "c10d"
 _METHODS = (
     "reduce",

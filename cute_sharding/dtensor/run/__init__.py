@@ -1,32 +1,32 @@
-"""What runs: redistributions, movements, and lists of them, on local tensors.
+"""Runs redistributions, movements, and lists of them, on local tensors.
 
-Data moves here; elsewhere only torch's own steps move any, and the scatter with which state is
-distributed (:mod:`..extras.state`). Whoever is asked answers alike on all ranks: what is sent, and
-in which group, must not depend on what one rank alone knows.
+All data moves in this room, except by torch's own steps, and by the scatter that distributes state
+(:mod:`..extras.state`). Every function that decides what is sent, and in which group, returns the
+same on all ranks: it must not depend on anything that one rank alone knows.
 
 - :mod:`.placements`: placements as cuts of the algebra, and back
 - :mod:`.ranks`, :mod:`.groups`: ranks of a mesh; the process groups at hand
-- :mod:`.reading`: how the _StridedShard placements of a tensor are to be read
+- :mod:`.reading`: the order in which ``_StridedShard`` placements shard
 - :mod:`.packing`, :mod:`.messages`: what each rank sends and receives; sending it, in a group or
   point to point
 - :mod:`.executor`: the steps of a plan on one mesh; :mod:`.across_meshes`: from one mesh to another
 - :mod:`.together`: steps of several tensors' plans, run at once
-- :mod:`.moving`, :mod:`.windows`: a movement; rows that stand for several rows
-- :mod:`.ops`: what stands in for the local form of an op: movements and views
-- :mod:`.dynamic`: sizes that are symbols: steps that the compiler sees, or one op of a graph, which
-  plans and runs anew in each call
-- :mod:`.words`: what the log says
-- :mod:`.redistribute`: the whole of it
-- :mod:`.lists`: of several tensors, together where they can be
+- :mod:`.moving`, :mod:`.windows`: a movement; windows, folds and diagonals of rows
+- :mod:`.ops`: runs an op of movements and views in place of torch's local op
+- :mod:`.dynamic`: symbolic sizes: steps that the compiler sees, or one op of a graph, which plans
+  and runs anew in each call
+- :mod:`.words`: log lines
+- :mod:`.redistribute`: a redistribution from end to end
+- :mod:`.lists`: redistributions of several tensors, together where possible
 
-A redistribution goes through these: ``redistribute.redistribute_local_tensor`` finds the plan
-(``exchange/planner.py``), a tuple of steps, and ``executor.run`` runs them one after the other. A
-step that reduces is ``executor._reduce``. A step that only moves is ``executor._exchange``, which
-takes the first of these that the step is:
+``redistribute.redistribute_local_tensor`` finds the plan (``exchange/planner.py``) of a
+redistribution, a tuple of steps, and ``executor.run`` runs them one after the other. A step that
+reduces is run by ``executor._reduce``. A step that only moves is run by ``executor._exchange``, as
+the first of these that is possible:
 
-1. an all-gather of a tensor dim, as the backend has it (``executor.whole_dim``); where blocks
-   differ by a row, each filled up to the longest;
-2. an all-gather of all that each device has, unpacked afterwards (``AllToAll.gathers``); on gloo,
-   whose all-gather copies once more, only where nothing has to be unpacked;
-3. an all-to-all of what each device needs.
+1. the backend's all-gather of a tensor dim (``executor.whole_dim``); if blocks differ by a row,
+   each is padded to the longest;
+2. an all-gather of each device's whole local tensor, unpacked afterwards (``AllToAll.gathers``); on
+   gloo, whose all-gather makes one more copy, only if nothing has to be unpacked;
+3. an all-to-all of the elements that each device needs.
 """

@@ -1,9 +1,9 @@
-"""A local tensor from one mesh to another.
+"""Moves a local tensor from one mesh to another.
 
-What is pending is finished on the mesh that it has, in parts as small as can be. Then every element
-that a rank needs and does not hold reaches it once (:mod:`cute_sharding.exchange`), in one
-all-to-all of the ranks of both meshes or, where these have no process group together, in one batch
-of point-to-point messages.
+What is pending is reduced on its own mesh first, and left in parts as small as possible. Then every
+element that a rank needs and does not hold reaches it once (:mod:`cute_sharding.exchange`): in one
+all-to-all of the ranks of both meshes or, if they have no common process group, in one batch of
+point-to-point messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cute_sharding.exchange.plan import received_by_all
 
 @lru_cache(maxsize=1 << 10)
 def _kind_of(plan: ExchangePlan) -> Kind:
-    """Of none that torch has a way to do."""
+    """What a plan counts as. (torch has no redistribution to compare it with.)"""
 
     def moved() -> Moved:
         received = Received(plan.received_elements, received_by_all(plan.stages))
@@ -52,14 +52,14 @@ def _kind_of(plan: ExchangePlan) -> Kind:
 def across(
     local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, memory_limit: int | None = None
 ) -> torch.Tensor:
-    """The local tensor of this rank on the mesh of ``target``, another than that of ``current``; on
-    a rank that is not on it one without elements. What is moved lies in the order of the strides.
+    """The local tensor of this rank on the mesh of ``target``, which is not that of ``current``; an
+    empty tensor on a rank outside of it. A moved tensor is laid out by its global strides.
 
     Raises:
         NotImplementedError: a compiler traces.
         ValueError: the meshes are slices that do not belong together, or no plan keeps every rank
             within ``memory_limit`` elements.
-        OtherShape: the local tensor is not of the shape that they give; on the rank that has it.
+        OtherShape: this rank's local tensor does not have the shape that its spec gives.
     """
     if dispatch_modes.is_tracing():
         raise NotImplementedError(
@@ -79,7 +79,7 @@ def across(
 def planned_across(
     current: DTensorSpec, target: DTensorSpec, memory_limit: int | None
 ) -> ExchangePlan:
-    """The plan by which :func:`across` goes.
+    """The plan that :func:`across` runs.
 
     Raises:
         ValueError: as that.
@@ -103,7 +103,7 @@ def planned_across(
 
 
 def by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
-    """Without reductions that are placements' own (a norm's, a masked embedding's): finished."""
+    """The tensor after reductions by methods of placements (a norm's, a masked embedding's)."""
     own = [
         m
         for m, p in enumerate(spec.placements)
@@ -141,15 +141,15 @@ def _exchanged(
     crossing: Crossing, local: torch.Tensor, current: DTensorSpec, other: Any
 ) -> torch.Tensor:
     exchange, rounds = crossing.exchange, crossing.rounds
-    # Ranks outside of the tensor's mesh may take it to lie otherwise: torch tells them what its ops
-    # make, and not always as it is inside. So messages say which shardings they are of.
+    # torch does not always tell ranks outside of the mesh the placements that an op's result has on
+    # it, so they may expect others. So messages start with a mark of the shardings they are of.
     source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
     is_told = not {*target.ranks} <= {*source.ranks}
     dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
     seal = Seal(exchange.seal, partial(_refuse, current)) if is_told else None
     room = -(-len(seal.mark) // dtype.itemsize) if seal else 0
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
-        return local.new_empty(0)  # of a rank of neither mesh
+        return local.new_empty(0)  # this rank is on neither mesh
     group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
 
     received = local = on_each_rank(
@@ -172,7 +172,7 @@ def _exchanged(
                 lambda rank, *some, part=part: _result(part(rank), *some), received, local, *made
             )
         ]
-        received = local  # what came is let go
+        received = local  # frees the receive buffer
     return made[0]
 
 
@@ -186,7 +186,7 @@ def _refuse(current: DTensorSpec) -> NoReturn:
 
 
 def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec) -> torch.Tensor:
-    """What a rank has to give, of that shape; None: nothing."""
+    """The local tensor that a rank sends from, in this shape; None: the rank has none."""
     if shape is None:
         dtype = local.dtype if spec.tensor_meta is None else spec.tensor_meta.dtype
         return torch.empty(0, dtype=dtype, device=local.device)
@@ -196,8 +196,8 @@ def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSp
 def _result(
     part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What a rank is to have, from what it has and what it was sent; or more of it ``into`` what is
-    there of it.
+    """The local tensor that a rank gets, from what it holds and what it received; with ``into``,
+    written to a tensor that has the earlier rounds.
     """
     if part.target_shapes[0] is None:
         return local.new_empty(0)

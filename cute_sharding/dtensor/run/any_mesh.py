@@ -61,8 +61,7 @@ def redistribute(
         TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
         ValueError: the arguments do not fit together, slices of meshes that do not belong together,
             or no plan keeps within ``memory_limit``; the message names the least that would do.
-        RuntimeError: a local tensor is not of the shape that the placements give; on the rank that
-            has it.
+        RuntimeError: this rank's local tensor does not have the shape that the placements give.
 
     The method is in docs/meshes.md.
 
@@ -110,11 +109,11 @@ def _check(tensor: Any, mesh: DeviceMesh) -> None:
 
 
 class _Redistribute(torch.autograd.Function):
-    """Its own derivative: the gradient goes to where the tensor was; of something pending, to all
-    that contributed.
+    """Its own derivative: the gradient goes back to the placements of the tensor; for a Partial, to
+    all ranks that contributed.
 
-    Only the ranks of a mesh know how a gradient lies there: torch does not tell others what its ops
-    redistribute. So it is first brought to the placements that the result had.
+    Only the ranks of a mesh know the placements of a gradient there: torch does not tell other
+    ranks which redistributions its ops do. So it is first redistributed to the result's placements.
     """
 
     @staticmethod
@@ -127,7 +126,7 @@ class _Redistribute(torch.autograd.Function):
     ) -> DTensor:
         spec = tensor._spec
         finished = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
-        # With the strides of the tensor: a gradient is told to lie as it does, on every rank.
+        # With the tensor's strides: on every rank, the gradient is said to have them.
         ctx.before, ctx.after = tensor_specs.with_placements(spec, finished), target
         ctx.memory_limit = memory_limit
         if memory_limit is not None and tensor.requires_grad:
@@ -139,14 +138,14 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> Any:
-        if ctx.before.mesh != ctx.after.mesh:  # on one mesh all of its ranks know how it lies
+        if ctx.before.mesh != ctx.after.mesh:  # on one mesh, all ranks know its placements
             gradient = _Redistribute.apply(gradient, ctx.after, None, False)
         back = _Redistribute.apply(gradient, ctx.before, ctx.memory_limit, False)
         return back, None, None, None
 
 
 def _check_limit(current: DTensorSpec, target: DTensorSpec, memory_limit: int) -> None:
-    """That a gradient can go that way within the limit: told before anything is sent.
+    """Check, before anything is sent, that a gradient can go back within the limit.
 
     Raises:
         ValueError: it cannot.

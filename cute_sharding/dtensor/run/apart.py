@@ -1,6 +1,4 @@
-"""Memory that is read and memory that is written in one run: they are apart, as what is written
-early may be read late.
-"""
+"""Finds memory that is both read and written by one run: what is written early may be read late."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ import torch
 
 
 class Meeting(NamedTuple):
-    """A tensor that is written where another one is read.
+    """A tensor that is written to memory from which another one is read.
 
     Attributes:
-        read, written: their numbers.
-        onto: what is written.
+        read, written: their keys.
+        onto: the tensor that is written.
     """
 
     read: int
@@ -34,7 +32,7 @@ class _Span(NamedTuple):
 def meetings(
     read: Mapping[int, torch.Tensor], written: Mapping[int, Sequence[torch.Tensor]]
 ) -> Iterator[Meeting]:
-    """All of contiguous tensors, by their numbers. (Others may lie between one another.)
+    """All meetings of contiguous tensors, by their keys. (Strided ones may interleave.)
 
     >>> memory = torch.zeros(8)
     >>> read, written = {0: memory[:4], 1: memory[4:]}, {0: [torch.zeros(4)], 1: [memory[3:5]]}
@@ -61,7 +59,7 @@ def _spans(tensors: Iterator[tuple[int, torch.Tensor]], *, is_written: bool) -> 
 
 
 def lie_alike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements in the same memory: a copy changes nothing."""
+    """Whether two tensors are the same elements in the same memory: no copy is needed."""
     return (
         one is not None
         and one.data_ptr() == other.data_ptr()

@@ -1,10 +1,10 @@
-"""What compiled programs of symbolic sizes exchange: one op that the compiler does not look into,
-and that runs what an eager program runs, on the sizes of each call.
+"""Exchanges of compiled programs with symbolic sizes: one op that the compiler does not look into
+runs what an eager program runs, on the sizes of each call.
 
-So there is one graph for all sizes, and ranks that compile meet those that do not in the same
-collectives. What the op is to do is written in a string, for graphs are kept on disk: a kind
-(:data:`KINDS`), the mesh, and what the kind needs. A redistribution whose steps a compiler can say
-for many sizes is those steps (:func:`run_on_symbols`).
+So there is one graph for all sizes, and ranks that run compiled meet ranks that run eagerly in the
+same collectives. The op's arguments are in a string, because graphs are kept on disk: a kind
+(:data:`KINDS`), the mesh, and what the kind needs. If a compiler can describe the steps of a
+redistribution for many sizes, the graph has these steps instead (:func:`run_on_symbols`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cute_sharding.relations import Move
 from cute_sharding.relations.table import MOVEMENTS
 from cute_sharding.sharding.chains import Chains
 
-# The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.
+# The meshes that graphs name. Tracing adds to it, also before a graph from the disk is run.
 _meshes: dict[str, Any] = {}
 
 
@@ -52,17 +52,17 @@ def exchanged(
     mesh: Any,
     *how: Any,
 ) -> list[torch.Tensor]:
-    """What the op gives for the sizes at hand, for any sizes: results of those local shapes.
+    """The op's results, with these local ``shapes``, for the sizes of each call.
 
     Args:
         numbers: ints or symbols that the kind needs.
-        how: what else it needs, as literals.
+        how: the kind's other arguments, as literals.
     """
     text = repr((kind, _name_of(mesh), tuple(map(len, shapes)), *how))
     sizes = [n for shape in shapes for n in shape]
-    # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
-    # wait in the collectives behind it.
-    with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
+    # Compilers keep results that are waited for, also if a rank's result is empty: other ranks wait
+    # in the collectives of this op.
+    with dispatch_modes.of_this_rank():  # another rank's sizes may be numbers
         results = torch.ops.cute_sharding.exchange(
             operands, sizes, numbers, text, _group_name(mesh)
         )
@@ -70,14 +70,14 @@ def exchanged(
 
 
 def _name_of(mesh: Any) -> str:
-    """By what a graph names the mesh; :func:`_mesh_named` knows it from then on."""
+    """The name of the mesh in graphs; :func:`_mesh_named` finds the mesh by it from now on."""
     key = _name(mesh)
     _meshes[key] = mesh
     return key
 
 
 def _group_name(mesh: Any) -> str:
-    """A process group of the mesh, by name: see ``in_one_order`` of
+    """The name of a process group of the mesh: see ``in_one_order`` in
     replaced/collective_order.py.
     """
     name: str = process_groups.group_of_dim(mesh, 0).group_name
@@ -105,7 +105,7 @@ _parsed = lru_cache(maxsize=1 << 10)(literal_eval)
 def _mesh_named(key: str, how: str) -> Any:
     """
     Raises:
-        RuntimeError: no graph was made for such a mesh in this process.
+        RuntimeError: no graph on such a mesh was made in this process.
     """
     if key not in _meshes:
         raise RuntimeError(
@@ -124,8 +124,8 @@ def run_opaque(
     mesh: Any,
     shapes: Sequence[tuple[Any, ...]],
 ) -> list[torch.Tensor]:
-    """What plans do, run together, on this rank's tensors of DTensors of those shapes, which may be
-    symbolic.
+    """The results of several plans, run together on this rank's local tensors of DTensors with
+    these global shapes, which may be symbolic.
     """
     how, onto = [], []
     for plan, shape in zip(plans, shapes):
@@ -139,15 +139,15 @@ def run_opaque(
 def run_on_symbols(
     plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec
 ) -> torch.Tensor:
-    """A plan for the sizes at hand, on a tensor whose sizes are symbolic.
+    """Run a plan, made for the sizes at hand, on a tensor whose sizes are symbolic.
 
-    What a rank sends lies in the order of its elements, in a graph for many sizes as where a
-    program runs eagerly: else ranks that do one and ranks that do the other would take each other's
-    elements for something else. A compiler can say that of collectives of whole tensor dims, and
-    sees those; other steps are one op that plans and runs anew in each call. By what the steps were
-    chosen (exchange/planner.py) becomes guards of the former, so that every call of the graph
-    is one for which they are chosen. Of the latter, that sizes divide does, where they do at hand,
-    as what follows then computes with sizes that are simpler.
+    In a graph for many sizes, a rank must send elements in the same order as in an eager program;
+    else compiled and eager ranks would misread each other's messages. A compiler can describe that
+    order for collectives of whole tensor dims, and the graph shows these. Other steps are one op
+    that plans and runs anew in each call. For collectives that the graph shows, the conditions by
+    which the steps were chosen (exchange/planner.py) become guards, so the steps are right in every
+    call of the graph. For the op, only the divisibility of sizes does, if they divide at hand,
+    because what follows then computes with simpler sizes.
     """
     if not plan.steps:
         return local
@@ -172,7 +172,7 @@ def run_on_symbols(
 
 
 def settle_divisions(plan: RedistributionPlan, shape: tuple[Any, ...], mesh: Any) -> None:
-    """Have it a guard that sizes divide, where they do at hand, of a plan that the op runs."""
+    """Add guards that sizes divide, where they do at hand, for a plan that the op runs."""
     if not _is_of_any_size(plan, shape, _asked(plan, mesh)):
         with symbols_of(shape):
             for d, n in enumerate(known(shape)):
@@ -188,10 +188,10 @@ def _asked(plan: RedistributionPlan, mesh: Any) -> list[tuple[int, tuple[int, ..
 def _is_of_any_size(
     plan: RedistributionPlan, shape: tuple[Any, ...], asked: Sequence[tuple[int, Any]]
 ) -> bool:
-    """Whether a graph is told nothing of the sizes, as these do not divide, or are too few.
+    """Whether the graph gets no guards on sizes, since they do not divide or are too few.
 
-    A size with fewer rows than steps are chosen for would have to be a number, and so would all
-    that is computed with it: too late, where a backward pass is traced.
+    A size with fewer rows than the choice of steps asks for would have to become a number, and so
+    would all sizes computed from it; when a backward pass is traced, it is too late for that.
     """
     return any(
         n % _count(d, plan.steps) or (isinstance(size, torch.SymInt) and n < least)
@@ -200,13 +200,12 @@ def _is_of_any_size(
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """Steps of which none communicates, planned for the sizes at hand, on a tensor whose sizes are
-    symbolic.
+    """Run steps of which none communicates, planned for the sizes at hand, on symbolic sizes.
 
-    Let all cuts of a dim divide it into U parts of one size. Then the steps move whole such parts,
-    whatever their size: they are the steps of a tensor of U rows, of which each stands for a block
-    of n / U. So sizes that divide stay symbolic (with the guard that they do), and the others are
-    fixed.
+    Let all cuts of a dim divide it into U parts of one size. Then the steps move whole parts,
+    whatever their size: they are the steps of a tensor of U rows, each of which stands for a block
+    of n / U rows. So sizes that divide stay symbolic (with a guard that they do), and other sizes
+    become numbers.
     """
     with symbols_of(tuple(spec.shape)):
         counts, blocks = zip(
@@ -228,7 +227,7 @@ def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec
 
 
 def _blocks(n: Int, dim: int, steps: Sequence[Step]) -> tuple[int, Int]:
-    """Into how many blocks the steps divide a dim of ``n`` rows, and how long each is."""
+    """How many blocks the steps divide a dim of ``n`` rows into, and the length of each."""
     if not isinstance(n, Size):
         return n, 1
     count = _count(dim, steps)
@@ -238,7 +237,7 @@ def _blocks(n: Int, dim: int, steps: Sequence[Step]) -> tuple[int, Int]:
 
 
 def _count(dim: int, steps: Sequence[Step]) -> int:
-    """Into how many blocks the steps want to divide a dim."""
+    """The number of blocks into which the steps together would divide a dim."""
     count = 1
     for step in steps:
         for chains in (step.source, step.target):
@@ -250,14 +249,14 @@ def _count(dim: int, steps: Sequence[Step]) -> int:
 
 
 class MovementOfAnySize:
-    """A movement whose sizes are symbols: planned anew in each call.
+    """A movement with symbolic sizes: planned anew in each call.
 
     Args:
-        name: of the op.
-        given: its arguments, with shapes for DTensors.
-        exchange: for the sizes at hand.
+        name: the op's.
+        given: the op's arguments, with shapes in place of DTensors.
+        exchange: the exchange for the sizes at hand.
         onto: the global shapes of the results.
-        mesh: the DeviceMesh. All of its ranks may exchange something, for some sizes.
+        mesh: the DeviceMesh. For some sizes all its ranks may exchange rows.
     """
 
     def __init__(
@@ -289,18 +288,18 @@ class MovementOfAnySize:
         return exchanged("move", operands, shapes, self._numbers, self._mesh, None, *self._how)
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One of the results."""
+        """One result."""
         return self([source])[output]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
-        """Write to the operand's local tensor what one of the results, ``moved``, has of it."""
+        """Write the rows of one result, ``moved``, back to the operand's local tensor."""
         operands, to = [moved, source], (self._numbers, self._mesh)
         (written,) = exchanged("move", operands, [source.shape], *to, output, *self._how)
         source.copy_(written)
 
 
 def _written(value: Any, numbers: list[Any]) -> Any:
-    """A literal, in which 0 stands for each integer, and text for other numbers."""
+    """A literal, with 0 in place of each integer (kept in ``numbers``), and text for floats."""
     if isinstance(value, (tuple, list)):
         return tuple([_written(part, numbers) for part in value])
     if value is None or isinstance(value, bool):
@@ -329,7 +328,7 @@ def _redistributed(
     numbers: tuple[int, ...],
     *how: tuple[Chains, tuple[tuple[int, str], ...], tuple[int, ...], Chains],
 ) -> list[torch.Tensor]:
-    """The operands, whose shapes are the ``numbers``, brought from chains to chains."""
+    """The operands, whose shapes are the ``numbers``, each redistributed from chains to chains."""
     sizes, by, remaining = tuple(mesh.shape), means(mesh), iter(numbers)
     network = Network.of_programs(sizes, by.network)
     plans = []
@@ -341,11 +340,11 @@ def _redistributed(
 
 
 def move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
-    """The op on such arguments, in numbers; None where it is not defined, or no move is known."""
+    """The move of the op on these arguments; None if it is not defined, or no move is known."""
     try:
         return MOVEMENTS[name].move(*args, **kwargs)
     except (ValueError, IndexError, TypeError):
-        return None  # torch says what is wrong
+        return None  # torch raises the error
 
 
 @lru_cache(maxsize=1 << 10)
@@ -360,7 +359,7 @@ def _movement(
 ) -> Movement:
     """
     Raises:
-        RuntimeError: the op cannot be run on such sizes.
+        RuntimeError: the op is not defined on these sizes.
     """
     args, values = _read(arguments, iter(numbers))
     move = move_of(name, args, dict(zip(names, values)))
@@ -380,8 +379,8 @@ def _moved(
     output: int | None,
     *how: Any,
 ) -> list[torch.Tensor]:
-    """The results; or, of one of these and the operand, what the latter becomes where the former is
-    written to.
+    """The results. With ``output``, of (result, operand): the operand after that result is written
+    back to it.
     """
     movement = _movement(mesh, numbers, *how)
     if output is None:
@@ -394,7 +393,7 @@ def _moved(
 
 # -- the op ----------------------------------------------------------------------------------------
 
-# By kind: called with the mesh, the op's tensors, its numbers, and what else the string says.
+# By kind: called with the mesh, the op's tensors, its numbers, and the rest of the string.
 KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
     "redistribute": _redistributed,
     "move": _moved,
@@ -414,7 +413,7 @@ def _shapes_of(
 ) -> list[torch.Tensor]:
     kind, _, dims, *_ = _parsed(how)
     dtypes = [x.dtype for x in operands]
-    if kind != "redistribute":  # there each operand has a result, of its own dtype
+    if kind != "redistribute":  # which has one result for each operand, of its dtype
         dtypes = [reduce(torch.promote_types, dtypes)] * len(dims)
     remaining = iter(sizes)
     return [
@@ -423,13 +422,13 @@ def _shapes_of(
     ]
 
 
-# The results' sizes are an argument: a backward graph is handed the symbols that its nodes have as
-# arguments, and no others.
+# The results' sizes are an argument, because a backward graph gets only the symbols that are
+# arguments of its nodes.
 library.define(
     "exchange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("exchange", _exchange, "CompositeExplicitAutograd")
-# As a kernel of meta tensors: torch's register_fake looks through all modules there are for the
-# caller's, which takes longer than to import all of this package's.
+# A kernel for meta tensors: torch's register_fake would search all loaded modules for the
+# caller's, which takes longer than importing this package.
 library.impl("exchange", _shapes_of, "Meta")

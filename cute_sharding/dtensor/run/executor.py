@@ -1,8 +1,8 @@
-"""Running the steps of a plan on local tensors, with DTensor's functional collectives.
+"""Runs the steps of a plan on local tensors, with DTensor's functional collectives.
 
-What a collective gives is waited for where its elements are needed, and not before: by the next
-step, by what unpacks it, by who gets the result. In a graph it is the collective that has the op
-that waits behind it (see compiled/__init__.py).
+A collective is waited for only when its elements are needed: by the next step, by the code that
+unpacks them, or by whoever gets the result. In a graph, each collective is followed by an op that
+waits (see compiled/__init__.py).
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ from cute_sharding.exchange.step import Step
 def run(
     steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False
 ) -> torch.Tensor:
-    """Take the local tensor of this rank through ``steps``. Its sizes may be symbols where none of
-    them :func:`looks_at_sizes`, or, where none communicates, its elements blocks: it then has more
-    dims than they say.
+    """Take the local tensor of this rank through ``steps``. Its sizes may be symbols if no step
+    :func:`looks_at_sizes`. If no step communicates, its elements may be blocks: it then has more
+    dims than the steps say.
 
-    With ``async_op``, what the last collective brings is returned unwaited, if it is the result as
-    it lies.
+    With ``async_op``, the last collective's result is returned unwaited, if it needs no unpacking.
     """
     if steps:
         local = checked(steps[0], waited(local), mesh)
@@ -70,7 +69,7 @@ def run(
 
 
 def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
-    """The step as a backend's own collective of a whole tensor dim, if it runs as one."""
+    """The step's form as the backend's own collective of a tensor dim; None if it has none."""
     assert isinstance(step, (AllToAll, Reduction))
     how = step.along
     if how is None or not (how.even or step.padded) or not in_order(mesh, how.mesh_dims):
@@ -83,8 +82,8 @@ def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
 
 
 def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
-    """Whether the step cannot run on sizes that are symbols: it is neither a collective of a tensor
-    dim whose blocks are as long as each other, nor an all-reduce of all that a device has.
+    """Whether the step cannot run on symbolic sizes: it can as a collective of a tensor dim in
+    equal blocks, and as an all-reduce of the whole local tensor.
     """
     if isinstance(step, Reduction) and not step.scatters:
         return step.source != step.target
@@ -93,7 +92,7 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
 
 
 def _kept(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
-    """What each device keeps of its own in the step."""
+    """The part of its local tensor that each device keeps in the step."""
     return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=alias), local)
 
 
@@ -108,7 +107,7 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
         return collective_ops.all_gather(local, group, how.gathered or 0, async_op=async_op)
     gathers, part = step.gathers, parts_of(step, mesh, step.gathers)
     is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
-    # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
+    # A gather's result is the same on all ranks of the group, so all decide alike.
     if gathers and not is_result and not copies_natively(group, mesh):
         gathers, part = False, parts_of(step, mesh)
         is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
@@ -121,7 +120,7 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
 
 
 def _in_rounds(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    """An exchange a round, each of a share of every message: buffers are as small."""
+    """Run an exchange in rounds, each with a share of every message, so that buffers are small."""
     made: list[torch.Tensor] = []  # nothing in the first round
 
     def result(rank: int, got: torch.Tensor, x: torch.Tensor, *made: torch.Tensor) -> torch.Tensor:
@@ -136,17 +135,17 @@ def _in_rounds(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> to
 
 
 def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    """An all-gather of blocks made equal."""
+    """All-gather blocks, padded to equal sizes."""
     equal = block_of(step, local, mesh)
-    with dispatch_modes.of_this_rank():  # others may have added nothing
+    with dispatch_modes.of_this_rank():  # other ranks may have no padding
         gathered = collective_ops.all_gather(equal, group)
     return on_each_rank(lambda rank, x: whole_of(step, x, mesh, rank), gathered)
 
 
 def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """What a rank gives to a gather of a whole tensor dim: as many rows as any other. They lie in
-    the order of the blocks, and only the last ones are short: so what was added lies behind all
-    rows.
+    """This rank's block for an all-gather of a tensor dim, padded with zero rows to the longest
+    block. Blocks are gathered in their order and only the last ones are short, so the padding ends
+    up behind all rows.
     """
     dim, parts = _gathered(step, mesh)
 
@@ -158,19 +157,19 @@ def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 
 def whole_of(step: AllToAll, blocks: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
-    """What comes of the blocks of all ranks, one behind the other."""
+    """The gathered tensor, from the blocks of all ranks one behind the other."""
     return joined(blocks, *_gathered(step, mesh), alone(step, mesh, rank).target_shape())
 
 
 def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
-    """The tensor dim that is gathered, and from how many ranks."""
+    """The tensor dim that is gathered, and the number of ranks."""
     how = step.along
     assert how is not None, "a step is asked before (whole_dim)"
     return how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
 
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
-    """Those who watch are told what the busiest rank receives of a collective of the step."""
+    """A context in which observers see what the busiest rank receives in each collective."""
     return watching.exchange(
         lambda: -(-step.received_elements // max(step.collectives, 1)) * local.element_size()
     )
@@ -186,11 +185,11 @@ def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> 
 def _scaled(
     step: Reduction, local: torch.Tensor, group: Any, mesh: Any
 ) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """(the op that the collective is to have, the contribution that it gets, what is to be done
-    with its result), where an average is wanted.
+    """For an average: (the op of the collective, this rank's contribution, a function of the
+    result). Otherwise the collective needs no change.
 
-    Contributions are divided before they are summed, so that averages of halves do not overflow; a
-    backend that averages does so, too. Whole numbers are divided afterwards.
+    Contributions are divided before they are summed, so that averages of halves do not overflow, as
+    in backends with an average. Integers are divided afterwards.
     """
     if step.divisor == 1:
         return step.op, local, lambda result: result
@@ -208,7 +207,7 @@ def _scaled(
 def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
-    # Of what its source has, a device keeps its target; all of the group keep the same.
+    # A device keeps its target's part of its source; the whole group keeps the same part.
     kept = _kept(step, local, mesh, alias=True)
     return collective_ops.all_reduce(kept, op, group, async_op=async_op)
 
@@ -239,7 +238,7 @@ def _scatter(
             async_op=async_op,
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
-    # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
+    # Blocks of different sizes: each rank sends its contributions, and the receiver reduces them.
     received = exchanged(part, [local], group, mesh)
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](

@@ -1,4 +1,4 @@
-"""What keeps the graphs that torch.compile caches on disk apart."""
+"""Keys that keep the graphs apart which torch.compile caches on disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cute_sharding.dtensor.run.groups import prepared_key
 
 
 def tag(settings: Settings | None) -> None:
-    """Keep graphs apart by version, settings and rank: what a rank sends and holds stands in its
-    graph, and torch's keys do not tell ranks apart.
+    """Key graphs by version, settings and rank: a graph has the sizes that a rank sends and holds,
+    and torch's keys do not tell ranks apart.
     """
     if settings is None:
         compiler.tag_compiled_graphs(None)
@@ -28,15 +28,15 @@ def tag(settings: Settings | None) -> None:
 
 
 def tag_traced() -> None:
-    """As :func:`tag`, where a graph is made: dynamo comes by there before a cache is asked."""
+    """Call :func:`tag` when a graph is made; dynamo does so before it looks into a cache."""
     tag(in_force())
 
 
 @cache
 def _fingerprint() -> str:
-    """Of this package's code: another version may answer otherwise, and compiled graphs outlive the
-    process. By its version, and the sizes and times of its files: to read them all takes as long as
-    the rest of a tag.
+    """A hash of this package's code: another version may decide otherwise, and compiled graphs
+    outlive the process. It takes the version, and the sizes and times of the files: reading them
+    all would double the time of a tag.
     """
     package = Path(__file__).parents[2]
     digest = hashlib.sha1((package / "__init__.py").read_bytes(), usedforsecurity=False)
@@ -45,7 +45,7 @@ def _fingerprint() -> str:
 
 
 def _files(folder: str | Path) -> Iterator[str]:
-    """Name, size and time of the sources in a folder and those in it, in the order of names."""
+    """Name, size and time of all sources below a folder, sorted by name."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=attrgetter("name")):
             if entry.name.endswith(".py"):

@@ -1,9 +1,8 @@
-"""The process groups that redistribution communicates on, and ``prepare_groups``, which makes more
-of them.
+"""The process groups that redistributions use, and ``prepare_groups``, which makes more of them.
 
-Which group a step runs on follows from the mesh alone, so that ranks agree whatever each of them
-does besides: other slices of the mesh, pipeline stages and replicas take no part, and no group is
-made on the way.
+The group of a step depends on the mesh alone, so ranks agree whatever else each of them does: other
+slices of the mesh, pipeline stages and replicas take no part, and a redistribution never makes a
+group.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def prepare_groups(
     for among in sets:
         among = tuple([m for m in among if m in wide])
         key = _key(mesh, among)
-        # What all ranks know alike, also those outside.
+        # Known on all ranks alike, also on those outside of the mesh.
         there = (
             len(among) < 2
             or key in groups
@@ -105,8 +104,8 @@ def prepare_groups(
 
 
 def _prepare_both(mesh: DeviceMesh, other: DeviceMesh, timeout: Any, pg_options: Any) -> None:
-    """Make the group of the ranks of both meshes; of slices, of each two that share ranks, or of
-    all where one of the meshes is no slice.
+    """Make the group of the ranks of both meshes; for slices, a group of every two that share
+    ranks, or of all ranks if one of the meshes is no slice.
     """
     unions: list[set[int]] = []
     for ranks in (*process_groups.rank_lists(mesh), *process_groups.rank_lists(other)):
@@ -146,14 +145,14 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
 
 
 class Means(NamedTuple):
-    """By what the plans that programs run on a mesh are chosen: part of every key under which a
-    plan is kept. The network is as the setting has it (:meth:`Network.of_programs` reads it); the
-    others are the last arguments of :func:`cute_sharding.exchange.planner.plan_steps`.
+    """The settings and means by which plans on a mesh are chosen: part of the key of every kept
+    plan. The network is as the setting has it (:meth:`Network.of_programs` reads it); the others
+    are the last arguments of :func:`cute_sharding.exchange.planner.plan_steps`.
 
-    A setting that plans depend on is read in :func:`means`, and nowhere else: so it reaches eager
-    programs, compiled ones and the op in graphs of many sizes alike. (One by which the plan depends
-    on the sizes in another way, as a limit of memory does, needs guards of its own in
-    :mod:`.on_symbols`.)
+    A setting that plans depend on is read only in :func:`means`, so that it applies to eager
+    programs, compiled ones and the op in graphs of many sizes alike. (A setting that makes plans
+    depend on sizes in another way, as a limit of memory does, needs its own guards in
+    :mod:`.dynamic`.)
     """
 
     network: Chosen = None
@@ -162,15 +161,15 @@ class Means(NamedTuple):
     native: bool = False
 
 
-# Those of plans that no program runs, where nobody says otherwise.
+# The means of plans that no program runs, by default.
 PLAIN = Means()
 
 
 def means(mesh: Any) -> Means:
-    """The network of the settings; :func:`groups_at_hand`, and whether the backend gathers and
-    reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone, and on ranks
-    outside of the mesh, which run none of its plans. No setting limits the memory: an argument of
-    ``cute_sharding.redistribute`` does.
+    """The means of plans on this mesh: the setting's network, :func:`groups_at_hand`, and whether
+    the backend gathers and reduce-scatters better than it exchanges; no groups and False for a mesh
+    without groups, and on ranks outside of the mesh, which run no plan. No setting limits the
+    memory: an argument of ``cute_sharding.redistribute`` does.
     """
     network = network_in_force()
     if not process_groups.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():
@@ -184,10 +183,10 @@ def _backend(mesh: Any) -> str | None:
 
 
 def groups_at_hand(mesh: Any, backend: str | None = None) -> frozenset[tuple[int, ...]]:
-    """The sets of two or more mesh dims whose ranks have a process group together: what
-    ``prepare_groups`` has made, meshes that the program has flattened, and the default group where
-    its ranks are those of the mesh. (Of one mesh dim all have one.) So it is the same on every
-    rank, eager and compiled, in every thread. ``backend`` is the mesh's, where the caller knows it.
+    """The sets of two or more mesh dims whose ranks have a common process group: from
+    ``prepare_groups``, from meshes that the program has flattened, and the default group if its
+    ranks are those of the mesh. (One mesh dim always has one.) The same on every rank, eager and
+    compiled, in every thread. ``backend`` is the mesh's, if the caller knows it.
     """
     if mesh.ndim < 2:
         return frozenset()
@@ -210,8 +209,8 @@ def _at_hand(
 
 
 def dims_of_group(mesh: Any, dims: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Those mesh dims, and no more than it takes for their ranks to have a process group together;
-    None where they have none.
+    """The smallest set of mesh dims that has these ``dims`` and a process group; None if there is
+    none.
     """
     if len(dims) < 2:
         return dims
@@ -227,13 +226,13 @@ def dims_of_group(mesh: Any, dims: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
-    """The process group of exactly the ranks that differ on those mesh dims alone.
+    """The process group of exactly the ranks that differ only on these mesh dims.
 
-    In this order: that of the one mesh dim; one that ``prepare_groups`` has made; that of the dims
-    flattened, where the program has flattened them; the default group. No group is made.
+    In this order: the group of the one mesh dim; one that ``prepare_groups`` made; the group of the
+    dims flattened, if the program has flattened them; the default group. No group is made.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is no such group.
     """
     if len(dims) == 1:
         return process_groups.group_of_dim(mesh, dims[0])
@@ -247,9 +246,9 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
 
 
 def group_of_ranks(ranks: tuple[int, ...], mesh: Any, other: Any) -> Any | None:
-    """The process group of exactly those ranks, which are the ranks of both meshes; None where
-    there is none. In this order: one that ``prepare_groups`` has made; that of all dims of a mesh
-    which has them all; the default group.
+    """The process group of exactly these ranks, the ranks of both meshes; None if there is none. In
+    this order: one that ``prepare_groups`` made; that of all dims of a mesh that has all these
+    ranks; the default group.
     """
     group = _prepared().get(_key_of_ranks(mesh, ranks))
     for of in (mesh, other):
@@ -276,8 +275,8 @@ def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:
 
 
 def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
-    """Whether those mesh dims have all ranks of the world, and the default group the backend of the
-    mesh.
+    """Whether these mesh dims have all ranks of the world, and the default group has the mesh's
+    backend.
     """
     world = dist.group.WORLD
     if mesh.size() != dist.get_world_size() or not spans(world, mesh, dims):
@@ -289,9 +288,8 @@ def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
     return one == other
 
 
-# The groups that prepare_groups has made, by what is the same on all ranks: how the ranks lie on
-# the mesh dims, and the kind of device. On a rank outside of the mesh there is None. They end with
-# the default group.
+# The groups that prepare_groups made, by a key that is the same on all ranks: the ranks on the mesh
+# dims, and the kind of device. None on a rank outside of the mesh. They end with the default group.
 _groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
@@ -304,7 +302,7 @@ def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def prepared_key() -> str:
-    """What was prepared, for the key of what a compiler keeps on disk."""
+    """A hash of the prepared groups, for the key of graphs that a compiler keeps on disk."""
     return (
         hashlib.sha1(
             repr(sorted(map(repr, _prepared()))).encode(), usedforsecurity=False
@@ -315,8 +313,8 @@ def prepared_key() -> str:
 
 
 def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
-    """The ranks that differ on those mesh dims alone, for every such set, also of the other slices
-    where the mesh is one of a larger mesh.
+    """The sets of ranks that differ only on these mesh dims; if the mesh is a slice of a larger
+    one, also those of the other slices.
     """
     found: dict[tuple[Any, ...], list[int]] = {}
     for i, ranks in enumerate(process_groups.rank_lists(mesh)):
@@ -329,8 +327,8 @@ def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
 
 
 def _flattenings(mesh: Any) -> tuple[Any, ...]:
-    """The layouts of the meshes that the program has made of this one's root by flattening it, and
-    whose groups it has not destroyed.
+    """The layouts of the meshes that the program made by flattening this mesh's root, and whose
+    groups it has not destroyed.
     """
     return tuple(
         [
@@ -344,11 +342,11 @@ def _flattenings(mesh: Any) -> tuple[Any, ...]:
 def _new_groups(
     slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_options: Any
 ) -> Any | None:
-    """A process group of each of those lists of ranks, which all ranks of the world make in that
-    order; the one of this rank is returned, if any.
+    """Make a process group for each of these lists of ranks, in this order on all ranks of the
+    world; return the one that has this rank, or None.
 
-    Of the backend of the mesh's own groups, with their timeout unless one is given. Where NCCL was
-    given a device, groups are split off the world's communicator all at once, as DeviceMesh does.
+    The groups have the backend of the mesh's own groups, and their timeout by default. If NCCL was
+    given a device, they are split off the world's communicator at once, as DeviceMesh does.
     """
     world: Any = dist.group.WORLD
     like = process_groups.group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
@@ -356,7 +354,7 @@ def _new_groups(
     if timeout is None:
         timeout = _timeout_of(like, mesh.device_type)
     with dispatch_modes.no_modes():
-        # By what all ranks know alike, also those outside of the mesh.
+        # Known on all ranks alike, also on those outside of the mesh.
         everybody = sum(map(len, slices)) == dist.get_world_size()
         if (
             everybody
@@ -376,7 +374,7 @@ def _new_groups(
 
 
 def _timeout_of(group: Any, device_type: str) -> Any | None:
-    """How long the group's collectives wait; None where its backend does not say."""
+    """The timeout of the group's collectives; None if its backend does not say."""
     try:
         return group._get_backend(torch.device(device_type)).options._timeout
     except (RuntimeError, AttributeError):

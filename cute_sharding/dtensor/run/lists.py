@@ -1,12 +1,11 @@
-"""Redistributions of several tensors at once: what is exchanged of those on one mesh is exchanged
-together.
+"""Redistributions of several tensors at once: those on one mesh share their exchanges.
 
-So it is of operands that an op takes in lists (``_foreach_``, ``_fused_``, ``cat``, ``stack``).
-With others go those of which something is sent and nothing is pending or made pending; a reduction
-and what is cut on each device alone go as they do of one tensor. Which go together follows from
-what each of them is told (:mod:`.redistribute`), so from the same on all ranks, eagerly and in
-graphs. A graph has one op for them (:mod:`.dynamic`); or the all-gather that they are, where sizes
-are numbers.
+Used for operands that an op takes in lists (``_foreach_``, ``_fused_``, ``cat``, ``stack``). A
+tensor takes part if elements are sent, and nothing is reduced or made pending; reductions, and cuts
+that each device makes alone, run tensor by tensor. Which tensors take part follows from each
+redistribution's arguments (:mod:`.redistribute`), so it is the same on all ranks, eagerly and in
+graphs. A graph has one op for them (:mod:`.dynamic`), or one all-gather if it is one and sizes are
+numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from cute_sharding.exchange.all_to_all import AllToAll
 
 
 class Wanted(NamedTuple):
-    """A local tensor, and the specs between which it is to be redistributed."""
+    """A local tensor, and the specs between which to redistribute it."""
 
     local: torch.Tensor
     current: DTensorSpec
@@ -41,7 +40,7 @@ class Wanted(NamedTuple):
 
 
 def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[torch.Tensor]:
-    """Each of them redistributed, together where they can be."""
+    """Redistribute each of them, together where possible."""
     return [
         redistribute_local_tensor(*one, counted=counted) if moved is None else moved
         for one, moved in zip(wanted, exchanged_together(wanted, counted=counted))
@@ -51,11 +50,11 @@ def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[
 def exchanged_together(
     wanted: Sequence[Wanted], *, counted: bool = True
 ) -> list[torch.Tensor | None]:
-    """What is exchanged together, redistributed; None for what goes by itself: a mesh has no other
-    tensor that goes with it.
+    """The results of redistributions that share exchanges; None for one that no other tensor on its
+    mesh can join.
 
     Raises:
-        OtherShape: a local tensor is not of the shape that its spec gives it.
+        OtherShape: a local tensor does not have the shape that its spec gives.
     """
     results: list[torch.Tensor | None] = [None] * len(wanted)
     on_mesh: dict[Any, dict[int, Prepared]] = {}
@@ -73,7 +72,7 @@ def exchanged_together(
 
 
 def _exchanges(one: Wanted) -> Prepared | None:
-    """The plan, where it is exchanges alone; None where it is anything else."""
+    """The plan, if it consists of exchanges alone and sends something; otherwise None."""
     _, current, target = one
     mesh: Any = current.mesh
     if mesh != target.mesh or not mesh._is_current_rank_part_of_mesh():
@@ -115,7 +114,7 @@ def _together(
 
 @lru_cache(maxsize=1 << 10)
 def _shared(plans: Any, dtypes: tuple[torch.dtype, ...], kinds: tuple[Kind, ...]) -> list[Kind]:
-    """What each of them moves; the collectives, which are those of all, count for the first."""
+    """The statistics of each tensor; the shared collectives count for the first one."""
 
     def moved(i: int, kind: Kind) -> Moved:
         together = 0 if i else sum(turn.collectives for turn in turns(plans, dtypes))

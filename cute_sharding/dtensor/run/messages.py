@@ -1,5 +1,5 @@
-"""What ranks send one another in an exchange: packed, and in one all-to-all of a group or in one
-batch of point-to-point messages.
+"""Sends packed buffers in an exchange: in one all-to-all of a group, or in one batch of
+point-to-point messages.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from cute_sharding.exchange.pieces import Joined
 
 _B = TypeVar("_B")
 _F = TypeVar("_F")
-# Whom a rank sends how much to, and who it: a part in one exchange, or in those of many tensors. In
-# a group it has all ranks of that as peers, in the order of the group.
+# A rank's part, with how much it sends to whom and receives from whom: in one exchange, or in those
+# of many tensors. In a group its peers are all ranks of the group, in the group's order.
 Peers: TypeAlias = "Part | BundlePart"
 OwnT = TypeVar("OwnT", bound=Peers)
 
 
 class Seal(NamedTuple):
-    """What each message begins with, where ranks may be told otherwise of what they exchange.
+    """The mark at the start of each message, if ranks may disagree about what they exchange.
 
     Attributes:
-        mark: eight bytes. There is room for them in front of what a part sends.
-        refuse: raises, where a message begins with others.
+        mark: eight bytes. A part leaves room for them in front of what it sends.
+        refuse: raises an error; called if a message starts with other bytes.
     """
 
     mark: bytes
@@ -55,14 +55,14 @@ def exchanged(
     async_op: bool = False,
     seal: Seal | None = None,
 ) -> torch.Tensor:
-    """What a rank receives in an exchange.
+    """The buffer that a rank receives in an exchange.
 
     Args:
-        part: of each rank.
+        part: gives each rank's part.
         operands: local tensors of one dtype.
         group: None: point to point.
-        gathers: whether what is sent goes to all of the group alike.
-        async_op: whether what the collective of a group brings is returned unwaited.
+        gathers: whether all ranks of the group get the same buffer from a rank.
+        async_op: whether the buffer of the group's collective is returned unwaited.
     """
     if group is not None and not gathers and seal is None and (rank := alone()) is not None:
         mine = part(rank)
@@ -88,8 +88,8 @@ def exchanged_alone(
     *,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """What this rank receives in an exchange of a group, where the program runs as it is, for a
-    send buffer of those pieces (:func:`~.packing.packed_as`).
+    """The buffer that this rank receives in an exchange of a group, in a program that is not
+    traced; the send buffer has these pieces (:func:`~.packing.packed_as`).
     """
     buffer, width = to_wire(packed_as(part, operands, pieces)), _width(operands[0])
     receives, sends = [n * width for n in part.receives], [n * width for n in part.sends]
@@ -99,13 +99,13 @@ def exchanged_alone(
 def needing(
     result: torch.Tensor, k: int, part: Callable[[int], Part], received: torch.Tensor
 ) -> torch.Tensor:
-    """A result of an exchange in a graph: for it what was received is needed, on every rank."""
+    """A result in a graph, made to depend on the received buffer on every rank."""
     unpacks = part(process_groups.this_rank()).unpacks[k]
     return after(result, received) if unpacks == () else result
 
 
 def in_group(part: OwnT, group: Any | None) -> OwnT:
-    """The part with its messages in the order of the group; None: as it is."""
+    """The part with its messages in the order of the group; unchanged for None."""
     return part if group is None else among(part, dist.get_process_group_ranks(group))
 
 
@@ -119,13 +119,13 @@ def started(
     seal: Seal | None = None,
     into: torch.Tensor | None = None,
 ) -> Callable[[], torch.Tensor]:
-    """Send a buffer; what is returned waits for what a rank gets for it, message by message in the
-    order of its peers.
+    """Send a buffer, and return a function that waits for the received one: the messages in the
+    order of the peers.
 
     Args:
-        local: a tensor of the dtype of which the parts count elements.
-        group: one that has all ranks which call; None: point to point, under ``tag``.
-        into: memory for what is received, where this is a process of its own.
+        local: a tensor whose dtype is the unit in which parts count elements.
+        group: has all ranks that call this; None: point to point, under ``tag``.
+        into: memory for what is received, if each rank is a process.
     """
     width = _width(local)
     if seal is not None:
@@ -156,7 +156,7 @@ def all_to_all(
     *,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
+    """The buffer that a rank receives, by ``sends`` and ``receives`` of ``part(rank)``."""
     width = _width(local)
 
     def sizes(rank: int) -> list[int]:
@@ -169,7 +169,7 @@ def all_to_all(
 
 
 def _width(local: torch.Tensor) -> int:
-    """How many elements of a buffer are one of the tensor."""
+    """The number of elements of a buffer for each element of the tensor."""
     return 1 if local.dtype in WIRE else local.element_size()
 
 
@@ -188,15 +188,15 @@ def _sent(
         and dispatch_modes.local_tensor_mode() is None
         and process_groups.is_fake(group)
     ):
-        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
-        # nothing anyway.
+        # The fake backend of dry runs refuses calls in which a rank sends nothing: send it
+        # something; it moves nothing anyway.
         at = dist.get_rank(group)
         sends[at], receives[at] = width, receives[at] + width
         given = buffer.new_zeros(width)
         if dispatch_modes.is_tracing():
             given = after(given, buffer)
         got = collective_ops.all_to_all(given, receives, sends, group)
-        return got[width:].clone()  # of other dtypes, too, it may be seen as elements
+        return got[width:].clone()  # a view as another dtype needs an aligned start
     return collective_ops.all_to_all(buffer, receives, sends, group, async_op=async_op)
 
 
@@ -206,8 +206,8 @@ def in_flight(
     land: Callable[[_B, _F], None],
     follows_at_once: Callable[[_B], bool],
 ) -> None:
-    """Buckets one behind the other: each is packed and sent (``start``), then waited for and
-    unpacked (``land``). One that ``follows_at_once`` is sent before the one in front is waited for.
+    """Run buckets in order: each is packed and sent (``start``), then waited for and unpacked
+    (``land``). One that ``follows_at_once`` is sent before the one in front is waited for.
     """
     flying: tuple[_B, _F] | None = None
     for bucket in buckets:
@@ -223,7 +223,7 @@ def in_flight(
 
 
 def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:
-    """What was received, once it is there. It and what is read until then are let go here."""
+    """Wait for a received buffer; it and those that were read until then are kept no longer."""
     for work in works:
         work.wait()
     result = collective_ops.waited(received.pop())
@@ -233,8 +233,8 @@ def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[
 
 
 def _sealed(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch.Tensor:
-    """The send buffer with the mark in front of each message. ``width``: the buffer's elements for
-    one of the tensor.
+    """The send buffer, with the mark written in front of each message. ``width``: how many elements
+    of the buffer are one of the tensor.
     """
     if any(part.sends):
         buffer = buffer.contiguous()
@@ -247,7 +247,7 @@ def _sealed(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch
 def _unsealed(
     part: Callable[[int], Peers], received: torch.Tensor, seal: Seal, width: int
 ) -> torch.Tensor:
-    """What was received, if all of it has the seal."""
+    """The received buffer, after a check that each message has the seal."""
 
     def checked(rank: int, got: torch.Tensor) -> torch.Tensor:
         sizes, count = part(rank).receives, len(seal.mark)
@@ -266,7 +266,7 @@ def _bytes(seal: bytes, device: Any) -> torch.Tensor:
 
 
 def _starts(sizes: Sequence[int], width: int) -> list[int]:
-    """Where in a buffer the messages begin, in bytes."""
+    """The starts of the messages in a buffer, in bytes."""
     return [s for s, n in zip(accumulate((n * width for n in sizes), initial=0), sizes) if n]
 
 
@@ -285,7 +285,7 @@ def _point_to_point(
 
 
 class Letter(NamedTuple):
-    """A contiguous tensor that is sent to a rank, or written to with what that sends."""
+    """A contiguous tensor that is sent to a rank, or that is received from it."""
 
     tensor: torch.Tensor
     peer: int
@@ -293,11 +293,11 @@ class Letter(NamedTuple):
 
 
 def posted(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) -> list[Any]:
-    """One batch of point-to-point messages. Between two ranks they go in the order of the letters.
+    """Start one batch of point-to-point messages, in the order of the letters for each two ranks.
 
     Returns:
-        What to wait for: for each of the letters, or one for all. Each once: gloo's second wait
-            for a message does not end.
+        Works to wait for: one for each letter, or one for all. Wait only once for each: gloo's
+            second wait for a message does not end.
     """
     if not letters or local_tensors.is_imagined(letters[0].tensor):
         return []
@@ -311,7 +311,7 @@ def posted(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) ->
 def _taken(
     part: Callable[[int], Peers], buffer: torch.Tensor, rank: int, width: int
 ) -> torch.Tensor:
-    """What a rank gets where all ranks are in this process."""
+    """The buffer that a rank receives, if all ranks run in this process."""
     found = [local_tensors.local_of(buffer, rank).new_empty(0)]
     for peer, n in zip(part(rank).peers, part(rank).receives):
         if n:

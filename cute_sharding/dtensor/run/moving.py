@@ -1,4 +1,4 @@
-"""A movement on local tensors: one all-to-all at the most, and copies."""
+"""Runs a movement on local tensors: at most one all-to-all, and copies."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from cute_sharding.sharding.meeting import rows_held
 
 @dataclass(frozen=True, eq=False)
 class Movement:
-    """From operands' local tensors to results'.
+    """A map from the operands' local tensors to the results'.
 
     Attributes:
         exchange: from the operands' placements to the results'.
         mesh: the DeviceMesh.
-        dims: the mesh dims whose ranks exchange.
-        pending: the reduction that is pending on mesh dims.
+        dims: the mesh dims whose ranks exchange rows.
+        pending: the pending reductions, by mesh dim.
     """
 
     exchange: Exchange
@@ -51,7 +51,7 @@ class Movement:
     def on(
         cls, exchange: Exchange, mesh: Any, pending: tuple[tuple[int, str], ...] = ()
     ) -> Movement | None:
-        """On a mesh; None where those who exchange have no process group together."""
+        """The movement on a mesh; None if the ranks that exchange have no common group."""
         dims = dims_of_group(mesh, exchange.mesh_dims)
         return None if dims is None else cls(exchange, mesh, dims, pending)
 
@@ -59,8 +59,8 @@ class Movement:
 
     @cached_property
     def _is_viewed(self) -> bool:
-        """Whether the results are views on each device, and what is written to them reaches all
-        that have it: not where they are parts of replicas.
+        """Whether the results are views on each device, and a write to one reaches all devices that
+        have the rows (it does not if results are parts of replicas).
         """
         if self.dims or not is_view(self.exchange):
             return False
@@ -68,7 +68,7 @@ class Movement:
         return not any(_turned(self.exchange, k).communicates for k in outputs)
 
     def views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Of each result the local tensor as a view of the operand's; None where it is none."""
+        """The results' local tensors as views of the operand's; None if they are no views."""
         if not self._is_viewed:
             return None
 
@@ -87,7 +87,7 @@ class Movement:
         return cache(partial(_part_of, self.exchange, self.mesh, self.dims))
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each result the local tensor, in memory of its own."""
+        """The results' local tensors, in memory of their own."""
         dtype = operands[0].dtype
         for x in operands[1:]:
             dtype = torch.promote_types(dtype, x.dtype)
@@ -110,7 +110,7 @@ class Movement:
         operands: Sequence[torch.Tensor],
         received: torch.Tensor,
     ) -> list[torch.Tensor]:
-        """Results in a graph: for each all is needed that any rank's is made of."""
+        """Results in a graph, made to depend on all tensors that any rank's result needs."""
         if self.dims:
             return [needing(x, k, self._part, received) for k, x in enumerate(results)]
         kept = [
@@ -128,12 +128,12 @@ class Movement:
 
     @cached_property
     def _alone(self) -> Callable[[int], Movement]:
-        """The movement to one of the results."""
+        """The movement to a single result."""
         return cache(lambda output: replace(self, exchange=self.exchange.of_result(output)))
 
     @cached_property
     def _back(self) -> Callable[[int], Movement]:
-        """That from one of the results back to the operand."""
+        """The movement from a single result back to the operand."""
 
         def back(output: int) -> Movement:
             found = Movement.on(_turned(self.exchange, output), self.mesh)
@@ -143,29 +143,29 @@ class Movement:
         return cache(back)
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One of the results, in memory of its own."""
+        """One result, in memory of its own."""
         return self._alone(output)([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
-        """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its
-        other rows stay. All ranks together.
+        """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;
+        its other rows stay. All ranks together.
         """
         self._back(output)._write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The receive buffer; where nothing is received, any tensor."""
+        """The receive buffer; any tensor if nothing is received."""
         if not self.dims:
             return operands[0]
         with self._told(operands[0]):
             return exchanged(self._part, operands, group_of(self.mesh, self.dims), self.mesh)
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
-        """Those who watch are told what the busiest rank receives."""
+        """A context in which observers see what the busiest rank receives."""
         return watching.exchange(lambda: self.exchange.received_elements * operand.element_size())
 
     def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
-        """Write to the one result, a local tensor that is there, what the operand has of it. Its
-        other rows stay.
+        """Write the operand's rows to the single result's existing local tensor; its other rows
+        stay.
         """
 
         def put(
@@ -175,7 +175,7 @@ class Movement:
             if into.is_conj() or into.is_neg():
                 whole = into.resolve_conj().resolve_neg()
             elif is_tracing():
-                whole = into.clone()  # to a view of a view no graph can write by strides
+                whole = into.clone()  # a graph cannot write by strides to a view of a view
             lies, diagonal = whole, self._diagonal
             side = diagonal and side_of(self.exchange.targets[0], diagonal, place(self.mesh, rank))
             if diagonal and side:
@@ -191,13 +191,13 @@ class Movement:
 
     @property
     def _diagonal(self) -> Rows | None:
-        """The rows of the one result where these are a diagonal of it."""
+        """The rows of the single result if they are a diagonal of it."""
         pairs = (pair for link in self.exchange.move.links for pair in link.pairs)
         return next((rows for _, rows in pairs if isinstance(rows.form, Diagonal)), None)
 
     @cached_property
     def _collapsed(self) -> tuple[tuple[Rows, ...], ...]:
-        """Of each operand the rows that do not stand for those of the exchange one for one."""
+        """For each operand, the rows that are not the rows of the exchange one for one."""
         found = []
         for i in range(len(self.exchange.sources)):
             links = [link for link in self.exchange.move.links if link.source == i]
@@ -206,12 +206,12 @@ class Movement:
         return tuple(found)
 
     def _is_as_numbered(self, x: torch.Tensor, i: int, dtype: torch.dtype) -> bool:
-        """Whether the operand is a plain tensor that is to be :meth:`_prepared` in no way."""
+        """Whether the operand is a plain tensor that needs nothing of :meth:`_prepared`."""
         is_plain = type(x) is torch.Tensor and x.dtype == dtype and not self._collapsed[i]
         return is_plain and not (x.is_conj() or x.is_neg())
 
     def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
-        """The operand as the exchange numbers its rows, and of the results' dtype."""
+        """The operand in the results' dtype, with its rows as the exchange numbers them."""
         if local.is_conj() or local.is_neg():
             local = local.resolve_conj().resolve_neg()
         local = local if local.dtype == dtype else local.to(dtype)
@@ -221,8 +221,8 @@ class Movement:
         return local
 
     def _moved_alone(self, rank: int, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each result the local tensor of this rank, where the program runs as it is: what it
-        sends and what results are pieces one behind the other, mostly.
+        """This rank's local tensors of the results, in a program that is not traced. Send buffer
+        and results are mostly concatenations of pieces.
         """
         part = self._part(rank)
         *pieces, sent = part.joined(*[x.stride() for x in operands])
@@ -250,7 +250,7 @@ class Movement:
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """What one rank is to have of a result."""
+        """This rank's local tensor of a result."""
         part, move = self._part(rank), self.exchange.move
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
@@ -261,8 +261,8 @@ class Movement:
         return result.clone() if result is own else result
 
     def _fill(self, rank: int) -> Any:
-        """What rows that are made of no row have on a device: where something is pending, so that
-        it comes to the fill.
+        """The value of filled rows on a device: if a reduction is pending, such that the devices'
+        values reduce to the fill.
         """
         fill = 0 if self.exchange.move.adds else self.exchange.move.fill
         for m, op in self.pending:
@@ -272,8 +272,8 @@ class Movement:
 
     @cached_property
     def _expanded(self) -> tuple[tuple[tuple[Rows, ...], tuple[int, ...]], ...]:
-        """Of each result the rows for which those of the exchange do not stand one for one, and the
-        dims that lie backward.
+        """For each result, the rows that are not the rows of the exchange one for one, and the dims
+        in which rows are reversed.
         """
         found = []
         for k in range(len(self.exchange.targets)):
@@ -286,13 +286,13 @@ class Movement:
 
     @cached_property
     def _is_as_it_is(self) -> tuple[bool, ...]:
-        """Of each result whether there is nothing that is to be :meth:`_finished`."""
+        """For each result, whether :meth:`_finished` has nothing to do."""
         if self.exchange.move.triangle is not None:
             return (False,) * len(self.exchange.targets)
         return tuple([not (forms or backward) for forms, backward in self._expanded])
 
     def _finished(self, target: torch.Tensor, k: int, rank: int) -> torch.Tensor:
-        """Rows that lie backward are turned; windows are taken; triangles are cut out."""
+        """The result after windows are taken, reversed rows turned, or triangles cut out."""
         if self._is_as_it_is[k]:
             return target
         if self.exchange.move.triangle is not None:
@@ -316,7 +316,7 @@ def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) ->
 
 
 def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:
-    """What a device needs of its own, by slices of its dims."""
+    """The part of its own local tensor that a device needs, as slices of the dims."""
     gone = 0
     steps = slices(exchange, k, device)
     assert steps is not None
@@ -340,14 +340,14 @@ def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]
 
 @lru_cache(maxsize=1 << 10)
 def _turned(exchange: Exchange, output: int) -> Exchange:
-    """From one of the results back to the operand."""
+    """The exchange from one result back to the operand."""
     return exchange.of_result(output).turned()
 
 
 @lru_cache(maxsize=1 << 10)
 def comes_back(exchange: Exchange, mesh: Any) -> bool:
-    """Whether what is written to the results can be moved to the operand: its ranks have a process
-    group together. They are more than those of ``exchange`` where its results cut replicas.
+    """Whether writes to the results can be moved back to the operand: the ranks have a common
+    process group. If results shard replicas, these are more ranks than those of ``exchange``.
     """
     back = [_turned(exchange, k) for k in range(len(exchange.targets))]
     return all(Movement.on(each, mesh) is not None for each in back)

@@ -1,4 +1,4 @@
-"""What stands in for the local form of an op of rows: movements and views of the local tensors, one
+"""Runs an op of rows in place of torch's local op: movements and views of the local tensors, one
 after the other.
 """
 
@@ -37,10 +37,10 @@ from cute_sharding.sharding.meeting import count_rows, rows_held
 
 @dataclass(frozen=True, eq=False)
 class LocalView:
-    """A view that carries each device's elements, in their order: so it is one of the local tensor.
+    """A view under which each device keeps its elements in their order: a view of the local tensor.
 
     Attributes:
-        to: what comes of it, between sharded tensors.
+        to: the step's output, as a sharded tensor.
         mesh: the DeviceMesh.
     """
 
@@ -61,11 +61,11 @@ class LocalView:
 
 
 class Step(Protocol):
-    """From local tensors to local tensors: a :class:`Movement`, also of any size, or a
+    """A function of local tensors: a :class:`Movement`, also one of any size, or a
     :class:`LocalView`.
 
     Attributes:
-        dims: the mesh dims whose ranks exchange.
+        dims: the mesh dims whose ranks exchange rows.
     """
 
     @property
@@ -76,17 +76,17 @@ class Step(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Runner:
-    """Called with the op's arguments, in which local tensors stand for DTensors.
+    """Runs an op, called with the op's arguments in which local tensors stand for DTensors.
 
     Attributes:
-        name: of the op.
-        specs: of the operands.
-        placements: to which these are brought first.
-        steps: what is done then, each with what comes of the one before it.
-        metas: of the results, which lie in the order of their strides; no list, of an op that gives
-            none.
-        note: where its results are views: is told of those that are copies, as ``note(runner, local
-            tensor, its spec, results)``. They are of one movement then.
+        name: the op's.
+        specs: the operands'.
+        placements: to which the operands are redistributed first.
+        steps: run then, each on the results of the one before it.
+        metas: the results' TensorMetas; results are laid out by their strides. No list for a single
+            result.
+        note: for an op whose results are views, which is a single movement: called for those that
+            are copies, as ``note(runner, local tensor, its spec, results)``.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Runner:
         given: list[torch.Tensor],
         moved: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
     ) -> Any:
-        """The op on local tensors, of which ``moved`` makes its results."""
+        """Run the op on local tensors; ``moved`` makes results of the redistributed ones."""
         for spec, whole in self._gathered:
             dispatch.observe(spec, whole, self.name)
         operands = self._brought([collective_ops.waited(x) for x in given])
@@ -119,14 +119,14 @@ class Runner:
 
     @property
     def movement(self) -> Any:
-        """The one movement that it is."""
+        """The movement, of a runner with a single step."""
         (step,) = self.steps
         return step
 
     @cached_property
     def _gathered(self) -> list[tuple[DTensorSpec, DTensorSpec]]:
-        """Of each operand of which something is sent, its spec, and to what torch would have
-        redistributed it.
+        """For each operand of which rows are sent: its spec, and the one that torch would have
+        redistributed it to.
         """
         dims = {m for step in self.steps for m in step.dims}
         found = []
@@ -138,12 +138,12 @@ class Runner:
 
     @cached_property
     def _orders(self) -> list[tuple[int, ...] | None]:
-        """In which order the dims of each result lie."""
+        """For each result, the memory order of its dims."""
         return list(map(order_of, listed(self.metas)))
 
     @cached_property
     def _targets(self) -> dict[int, DTensorSpec]:
-        """Where operands are to be that are not there, by number."""
+        """By number, the specs of the operands that have to be redistributed."""
         return {
             i: DTensorSpec(spec.mesh, placements, spec.tensor_meta)
             for i, (spec, placements) in enumerate(zip(self.specs, self.placements))
@@ -151,7 +151,7 @@ class Runner:
         }
 
     def _brought(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The operands where the movement starts."""
+        """The operands, redistributed to where the steps start."""
         if not self._targets:
             return given
         wanted = [Wanted(given[i], self.specs[i], to) for i, to in self._targets.items()]
@@ -159,35 +159,35 @@ class Runner:
         return [moved.get(i, x) for i, x in enumerate(given)]
 
     def moved(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each result the local tensor, in memory of its own."""
+        """The results' local tensors, in memory of their own."""
         results = list(operands)
         for step in self.steps:
             results = step(results)
-        if isinstance(self.steps[-1], LocalView):  # of no view op: those are one movement
+        if isinstance(self.steps[-1], LocalView):  # the op is no view op: those are one movement
             results = [on_each_rank(lambda _, x, y: _own(x, y), *results, *operands)]
         return results
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One of the results, of what the operand's local tensor now has."""
+        """One result, made anew from the operand's present local tensor."""
         return lie_in(self.movement.again(output, source), self._orders[output])
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
-        """Write to the operand's local tensor what one of the results, ``moved``, has of it. Its
-        other rows stay. All ranks together.
+        """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;
+        its other rows stay. All ranks together.
         """
         self.movement.back(output, moved, source)
 
     @property
     def has(self) -> None:
-        """What a result has of the operand is not known to be what another's has: to compare that
-        costs as much as to move it again.
+        """None: two results are not known to be equal. To compare them would cost as much as to
+        move them again.
         """
 
     def check_back(self, writer: str, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: what ``writer`` writes to a result has no one place in the operand: it is
-                windows, which may have rows in common, or what it is of was expanded.
+            RuntimeError: an element that ``writer`` writes to has no single place in the operand:
+                the result is windows, which may overlap, or the operand was expanded.
         """
         windows = any(
             isinstance(rows.form, (Window, Fold))
@@ -222,7 +222,7 @@ def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _own(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """In memory of its own: these ops are no views, though all their steps may be."""
+    """A tensor in memory of its own: these ops are no views, though all their steps may be."""
     is_shared = (
         dispatch_modes.is_tracing()
         or local_tensors.is_imagined(x)

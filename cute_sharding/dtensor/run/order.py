@@ -1,8 +1,7 @@
-"""The order in which the dims of a local tensor lie in memory: that of the strides that its DTensor
-has, on every rank.
+"""Lays out local tensors by the strides of their DTensor, on every rank.
 
-A view is legal or not by the strides of the whole, and then runs on local tensors. What a
-collective brings lies row by row, whatever the strides of the whole are; torch leaves it so.
+The global strides decide whether a view is legal, but the view then runs on the local tensors. A
+collective's result is row-major, whatever the global strides are, and torch leaves it so.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symin
 from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
-# Row by row, by how many dims there are, of as many as any tensor has.
+# The row-major order, by the number of dims; no tensor has more.
 _ROWS = tuple([tuple(range(count)) for count in range(65)])
 
 
 def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
-    """The local tensor, its dims without gaps and in the order of the strides of the whole, whose
-    TensorMeta is ``meta``: itself, where it lies so, and else a copy.
+    """The local tensor without gaps, its dims in the memory order of the whole, whose TensorMeta is
+    ``meta``: itself if it is laid out like this, and else a copy.
     """
     return lie_in(local, order_of(meta))
 
 
 def lie_in(local: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """The local tensor, its dims without gaps and in that order, as :func:`order_of` has it;
-    itself, where it lies so or has other dims, and else a copy.
+    """The local tensor without gaps, its dims in this order, as from :func:`order_of`: itself if it
+    is laid out like this or has another number of dims, and else a copy.
     """
     if order is None or len(order) != local.ndim:
         return local
@@ -45,25 +44,25 @@ def lie_in(local: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
 
 
 def order_of(meta: Any) -> tuple[int, ...] | None:
-    """The dims from the outermost in memory to the innermost; None where nothing is known of the
-    whole, or a size that is a symbol has no value yet.
+    """The dims from the outermost in memory to the innermost; None if the TensorMeta is None, or a
+    symbolic size has no value yet.
 
-    The order of symbolic strides is that of the numbers at hand: it is another for other sizes only
-    if one of these is 0 or 1, of which no symbol is.
+    For symbolic strides it is the order of the numbers at hand. Other sizes have another order only
+    if one of them is 0 or 1, and no symbol is.
     """
     if meta is None:
         return None
     try:
         return _memory_order(meta.shape, meta.stride)
-    except TypeError:  # symbols cannot be looked up
+    except TypeError:  # the cache cannot look up symbols
         numbers = symints.numbers_at_hand((tuple(meta.shape), tuple(meta.stride)))
     return None if numbers is None else _memory_order(*numbers)
 
 
 def memory_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Dims from the outermost to the innermost, as ``clone()`` lays them out (infer_dense_strides
-    of aten/src/ATen/ExpandUtils.cpp): by stride, then by size; those that are expanded, of stride
-    0, stay where they stand.
+    """The dims from the outermost to the innermost, as ``clone()`` lays them out
+    (infer_dense_strides of aten/src/ATen/ExpandUtils.cpp): by stride, then by size; expanded dims
+    (stride 0) stay in their place.
 
     >>> memory_order((12, 8), (1, 12)), memory_order((4, 8), (0, 1))
     ((1, 0), (0, 1))
@@ -87,9 +86,9 @@ _memory_order = lru_cache(maxsize=1 << 12)(memory_order)
 
 
 def lying_apart(meta: TensorMeta) -> TensorMeta:
-    """The meta of a copy: itself, but where its elements share memory, as windows do, the strides
-    of elements that do not, in the same order. A view of such windows may be legal by their
-    strides, and not by those of a copy.
+    """The TensorMeta of a copy: the same, unless elements share memory, as those of windows do;
+    then with strides in the same order under which they do not. A view of such windows may be legal
+    by their own strides, but not by those of a copy.
 
     >>> meta = TensorMeta(torch.Size((5, 2)), (1, 1), torch.float32)
     >>> lying_apart(meta).stride

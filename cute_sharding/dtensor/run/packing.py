@@ -1,5 +1,5 @@
-"""One rank's part in a step: what it keeps, what it packs into messages, and where it puts what it
-gets.
+"""One rank's part in a step: what it keeps, what it packs into messages, and where it unpacks what
+it receives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cute_sharding.exchange.copies import Copy, flat
 from cute_sharding.exchange.pieces import Joined
 from cute_sharding.exchange.step import Step
 
-# What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
+# The dtypes that every backend can move. Other dtypes travel as bytes.
 WIRE = frozenset(
     {
         torch.float64,
@@ -38,8 +38,8 @@ WIRE = frozenset(
 
 @lru_cache(maxsize=1 << 12)
 def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
-    """The part of each rank in a step, or in one of its rounds, worked out when it is first asked
-    for.
+    """A function for each rank's part in a step, or in one of its rounds, which computes it on the
+    first call.
     """
 
     def part(rank: int) -> Part:
@@ -57,26 +57,26 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
 
 @lru_cache(maxsize=1 << 12)
 def alone(step: Step, mesh: Any, rank: int) -> Part:
-    """The part of a device that neither sends nor receives: what it keeps of its own."""
+    """The part of a device that neither sends nor receives: only what it keeps."""
     mine = step.ends[0].mesh.rank(place(mesh, rank))
     part, own = step.transfer(mine, (mine,)), ((0, 0, step.kept_by(mine)),)
     return replace(part, peers=(), sends=(), receives=(), packs=((),), own=own, unpacks=((),))
 
 
 class OtherShape(RuntimeError):
-    """A local tensor is not of the shape that its spec gives it. Nothing has been sent."""
+    """A local tensor does not have the shape that its spec gives. Nothing has been sent."""
 
 
 def checked(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """The local tensor in the shape that a plan expects whose first step that is, its values as
-    they lie in memory. Sizes that are symbols are not looked at.
+    """The local tensor in the shape that the first ``step`` of a plan expects, without conj and neg
+    bits. Symbolic sizes are not checked.
     """
     if (
         type(local) is torch.Tensor
         and local.shape == _source_on(step, mesh, process_groups.this_rank())
         and not (local.is_conj() or local.is_neg())
     ):
-        return local  # by far the most
+        return local  # almost always
     return on_each_rank(
         lambda rank, x: in_shape(x.resolve_conj().resolve_neg(), _source_on(step, mesh, rank)),
         local,
@@ -90,17 +90,17 @@ def _source_on(step: Step, mesh: Any, rank: int) -> tuple[int, ...]:
 
 
 def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> torch.Tensor:
-    """A local tensor, that of ``of``, in the shape that its spec gives.
+    """A local tensor (of the tensor named ``of``) in the shape that its spec gives.
 
     Raises:
-        OtherShape: it has another.
+        OtherShape: it has another shape.
     """
     shape = local.shape
     if symints.is_symbolic(*shape) or shape == expected or shape[: len(expected)] == expected:
         return local
     is_empty = local.numel() == 0 == prod(expected)
     if is_empty or _without_ones(local.shape) == _without_ones(expected):
-        return local.reshape(expected)  # torch's in-place squeeze leaves such tensors
+        return local.reshape(expected)  # an in-place squeeze by torch leaves such tensors
     raise OtherShape(
         f"this rank's local tensor{of and f' of {of!r}'} has shape {tuple(local.shape)}, and by "
         "the DTensor's global "
@@ -124,7 +124,7 @@ def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | None) -> torch.Tensor:
-    """The send buffer, which is those pieces of the operands, if any are given."""
+    """The send buffer; made of ``pieces`` of the operands if these are given."""
     if None in part.packs:
         return operands[0].contiguous().view(-1)
     if pieces is not None:
@@ -140,7 +140,7 @@ def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | Non
 def concatenated(
     pieces: Joined, operands: Sequence[torch.Tensor], received: torch.Tensor
 ) -> torch.Tensor:
-    """Pieces one behind the other; a view, where it is one."""
+    """Pieces one behind the other; a view for a single piece."""
     views = []
     for of, sizes, strides, first in pieces.pieces:
         x = received if of is None else operands[of]
@@ -149,7 +149,7 @@ def concatenated(
 
 
 def empty_buffer(part: BundlePart, device: torch.device) -> torch.Tensor:
-    """For what is sent in several exchanges."""
+    """An empty send buffer for several exchanges."""
     return torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
 
 
@@ -159,8 +159,8 @@ def filled(
     dtypes: Sequence[torch.dtype],
     buffer: torch.Tensor,
 ) -> torch.Tensor:
-    """The send buffer of several exchanges, in bytes, from the operands of each; these go as
-    elements of its dtype of ``dtypes``. None: of that one this rank has nothing.
+    """The send buffer of several exchanges, in bytes, filled from each one's operands. ``dtypes``
+    are the exchanges' dtypes. An operand is None if this rank has none of it.
     """
     for some, dtype, mine in zip(operands, dtypes, part.parts):
         for x, copies in zip(some, mine.packs):
@@ -172,8 +172,8 @@ def filled(
 
 
 def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A result that is all of one's own, in one copy, as a view of the operand where it can be one;
-    None: it is not.
+    """A result that is one copy from this rank's own operand, as a view of that if possible;
+    otherwise None.
     """
     whole = part.whole[k]
     if whole is None:
@@ -192,8 +192,8 @@ def unpacked(
     fill: Any = 0,
     adds: bool = False,
 ) -> torch.Tensor:
-    """A result, from the receive buffer and what this rank keeps of the operands; or more of it
-    ``into`` what is there of it.
+    """A result, from the receive buffer and the parts that this rank keeps of the operands; with
+    ``into``, written to an existing tensor.
     """
     shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
@@ -214,7 +214,7 @@ def unpacked(
 def _made(
     part: Part, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """A result that is pieces one behind the other, in memory of its own; None of another."""
+    """A result that is pieces one behind the other, in memory of its own; otherwise None."""
     some = part.made[k]
     if some is None:
         return None
@@ -234,20 +234,20 @@ def made(
     operands: Sequence[torch.Tensor],
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> torch.Tensor:
-    """A tensor of pieces one behind the other, in memory of its own: several row by row, and one in
-    that format.
+    """Pieces one behind the other, in memory of their own: row-major if there are several; a single
+    one in ``memory_format``.
     """
     whole = concatenated(pieces, operands, received)
     if len(pieces.pieces) == 1:
         whole = whole.clone(memory_format=memory_format)
     else:
-        whole = whole.contiguous()  # torch concatenates what has its channels last likewise
+        whole = whole.contiguous()  # torch.cat keeps channels last
     return whole if pieces.shape is None else whole.reshape(pieces.shape)
 
 
 def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
-    """What this rank keeps of its own. All of it, where that is what it keeps, as it is if
-    ``alias``; and in the memory order of its own, where it is one copy.
+    """The part of its local tensor that this rank keeps. If it is all, the tensor itself with
+    ``alias``; if it is one copy, in the memory order of the local tensor.
     """
     shape = part.target_shape()
     if part.source_shape() == shape and part.are_whole[0]:
@@ -265,16 +265,16 @@ def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
 
 
 def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:
-    """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we
-    do only where nothing is compiled, as a compiler lays out what it computes as it likes.
+    """Copy from ``x`` to ``y``, a tensor that we made, so its strides are known. Those of ``x`` are
+    known only outside of compiled code, since a compiler may choose any layout.
     """
     into = _strided(y, copy.sizes, copy.y, copy.dy)
     _ = into.add_(read(x, copy)) if add else into.copy_(read(x, copy))
 
 
 def read(x: torch.Tensor, copy: Copy) -> torch.Tensor:
-    """What is copied, a view of ``x``; where it goes backward in ``x``, a copy: torch's strides do
-    not.
+    """The elements that are copied, as a view of ``x``; a copy if they go backward, since torch has
+    no negative strides.
     """
     return (
         _taken(x, copy.sizes, copy.x, copy.dx)
@@ -292,7 +292,7 @@ def _strided(
     strides, rest = tensor.stride(), len(start)
     try:
         stride, offset, is_backward = _lying(strides, start, steps)
-    except TypeError:  # symbols cannot be looked up
+    except TypeError:  # the cache cannot look up symbols
         stride, offset, is_backward = _lying.__wrapped__(strides, start, steps)
     shape, first = (*sizes, *tensor.shape[rest:]), tensor.storage_offset() + offset
     if is_backward:
@@ -304,8 +304,8 @@ def _strided(
 def _lying(
     strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], int, bool]:
-    """The strides of what lies at such a place and with such steps in a tensor of ``strides``; how
-    far it begins from that; and whether it goes backward.
+    """For elements at ``start`` and with ``steps`` in a tensor of ``strides``: their strides, their
+    offset, and whether they go backward.
     """
     rest = len(start)
     stride = (*(flat(step, strides[:rest]) for step in steps), *strides[rest:])
@@ -313,14 +313,14 @@ def _lying(
     return stride, flat(start, strides[:rest]), is_backward
 
 
-# By size in bytes, what elements are turned as: torch has no flip of some dtypes.
+# The dtype in which elements of so many bytes are flipped: torch has no flip of some dtypes.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _turned(
     tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], first: int
 ) -> torch.Tensor:
-    """What lies there by strides of which some are below 0: gone through forward, and turned."""
+    """The elements at these strides, of which some are negative: read forward, and flipped."""
     backward = [i for i, step in enumerate(stride) if step < 0]
     first += sum((shape[i] - 1) * stride[i] for i in backward)
     found = tensor.as_strided(shape, tuple(map(abs, stride)), first)
@@ -334,7 +334,7 @@ def _taken(
     start: tuple[int, ...],
     steps: tuple[tuple[int, ...], ...],
 ) -> torch.Tensor:
-    """:func:`_strided`, by views of the rows of each dim and not of the memory behind them."""
+    """:func:`_strided`, made of views of the rows of each dim and not of the memory behind them."""
     for i, step in enumerate(steps):
         if sum(rows != 0 for rows in step) > 1:  # across several dims: one by one
             without = (*sizes[:i], *sizes[i + 1 :]), (*steps[:i], *steps[i + 1 :])
@@ -342,7 +342,7 @@ def _taken(
             return torch.stack([_taken(tensor, without[0], turn, without[1]) for turn in turns], i)
     axes = list(
         range(tensor.ndim)
-    )  # what each axis stands for: a dim of the tensor, or a loop, counted from below
+    )  # what each axis is: a dim of the tensor, or a loop, as -1 - number of the loop
     for d, first in enumerate(start):
         loops = sorted((-step[d], i) for i, step in enumerate(steps) if step[d])
         reach = [
@@ -357,7 +357,7 @@ def _taken(
         tensor = tensor.select(axes.index(d), 0)
         axes.remove(d)
     for i, step in enumerate(steps):
-        if not any(step):  # the same again, for several devices
+        if not any(step):  # the same elements again, for several devices
             tensor = tensor.unsqueeze(-1).expand(*tensor.shape, sizes[i])
             axes.append(-1 - i)
     return tensor.permute(
@@ -383,13 +383,13 @@ def from_wire(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def padded(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
-    """``x`` with zeros behind it, up to that many rows."""
+    """``x``, padded with zeros behind it to this number of rows."""
     missing = rows - x.shape[dim]
     return torch.nn.functional.pad(x, [0, 0] * (x.ndim - dim - 1) + [0, missing]) if missing else x
 
 
 def in_blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
-    """The blocks of rows of ``dim``, one behind the other in a new first dim; the last ones filled
+    """The blocks of rows of ``dim``, one behind the other in a new first dim; the last ones padded
     with zeros.
     """
     rows = -(-x.shape[dim] // parts)
@@ -404,8 +404,8 @@ def in_blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
 
 
 def joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> torch.Tensor:
-    """Blocks, one behind the other in the first dim, as a tensor of that shape: their rows in
-    ``dim``, without what was added.
+    """The tensor of this shape whose rows of ``dim`` are blocks, one behind the other in the first
+    dim, without padding.
     """
     rows = -(-shape[dim] // parts)
     apart = blocks.view(parts, *shape[:dim], rows, *shape[dim + 1 :])
@@ -421,8 +421,8 @@ def joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> 
 def _whole_and_rest(
     blocks: torch.Tensor, tensor: torch.Tensor, dim: int, rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of the blocks, which lie in ``dim`` with their rows behind, and of the tensor, that are
-    the same elements: of all whole blocks, and of the one that is not.
+    """Pairs of views with the same elements, of the blocks (in ``dim``, their rows behind it) and
+    of the tensor: first all whole blocks, then the last one if it is not whole.
     """
     whole, rest = divmod(tensor.shape[dim], rows) if rows else (0, 0)
     yield (

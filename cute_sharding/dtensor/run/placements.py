@@ -1,4 +1,4 @@
-"""torch's placements as cuts, and back."""
+"""Converts torch's placements to cuts of the algebra, and back."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from cute_sharding.sharding.chains import Cut
 
 Cuts: TypeAlias = tuple[Cut, ...]
 
-_shard = lru_cache(maxsize=64)(Shard)  # the same few, in every answer
+_shard = lru_cache(maxsize=64)(Shard)  # every answer has the same few
 
 
 def cut_of(placement: Placement) -> Cut:
-    """What a placement does to the tensor, in sizes of the algebra.
+    """The cut of a placement, (tensor dim, split factor) or None, in the algebra's sizes.
 
     Raises:
-        RuntimeError: as :func:`.tensor_specs.cut_of`, which says it.
+        RuntimeError: the placement has none; see :func:`.tensor_specs.cut_of`.
     """
     cut = tensor_specs.cut_of(placement)
     return cut if cut is None or type(cut[1]) is int else (cut[0], known(cut[1]))
 
 
 def placement_of(cut: Cut) -> Placement:
-    """The inverse of :func:`cut_of`, of placements that cut; Replicate for None."""
+    """The inverse of :func:`cut_of` for placements that shard; Replicate for None."""
     if cut is None:
         return Replicate()
     dim, split_factor = cut
@@ -42,17 +42,17 @@ def placement_of(cut: Cut) -> Placement:
 
 
 def counted_from_0(placement: Placement, ndim: int) -> Placement:
-    """The placement with a dim that counts from the end of ``ndim`` dims counted from 0."""
+    """The placement, with a negative dim of ``ndim`` dims counted from 0."""
     if not isinstance(placement, (Shard, StridedShard)) or placement.dim >= 0:
         return placement
     dim = placement.dim + ndim
-    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+    if isinstance(placement, StridedShard):  # tested first, as some releases make it a Shard
         return StridedShard(dim, split_factor=placement.split_factor)
     return Shard(dim)
 
 
 def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
-    """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of
+    """The placements of ``cuts``; if a mesh dim shards neither before nor after, its entry of
     ``placements``, which may be Partial.
     """
     return tuple(
@@ -68,10 +68,10 @@ def text(placements: Sequence[Placement]) -> str:
 
 
 def of_text(placements: str, ndim: int) -> tuple[Placement, ...]:
-    """torch's placements of a tensor of so many dims, from text as they are printed.
+    """torch's placements of a tensor of ``ndim`` dims, from text as they are printed.
 
     Raises:
-        ValueError: a part of it is no placement.
+        ValueError: a part of the text is no placement.
     """
     return tuple(
         [
@@ -86,11 +86,11 @@ def of_text(placements: str, ndim: int) -> tuple[Placement, ...]:
 def checked_placements(
     given: Sequence[Any] | str, shape: tuple[int, ...], sizes: tuple[int, ...], name: str
 ) -> tuple[Placement, ...]:
-    """Placements for a tensor of that shape on a mesh of those sizes, their dims counted from 0.
-    ``name`` is what errors call them.
+    """Placements for a tensor of this shape on a mesh of these sizes, with dims counted from 0.
+    Errors call them ``name``.
 
     Raises:
-        ValueError: there are more or fewer than mesh dims, or one names a dim that is not there.
+        ValueError: their number is not that of mesh dims, or one names a dim that does not exist.
         TypeError: one is no placement.
     """
     placements: Sequence[Any] = of_text(given, len(shape)) if isinstance(given, str) else given

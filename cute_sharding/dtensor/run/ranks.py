@@ -1,4 +1,4 @@
-"""Ranks and their places on a mesh and in a process group; and every rank in turn, under
+"""Ranks, their places on a mesh and in a process group; functions of every rank under
 LocalTensorMode.
 """
 
@@ -23,17 +23,15 @@ from cute_sharding.sharding.chains import Device
 
 
 def alone() -> int | None:
-    """This process's rank, where the program runs as it is; None where it is traced, or every rank
-    runs in this process.
-    """
+    """This process's rank; None while tracing, and if every rank runs in this process."""
     if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
         return None
     return process_groups.this_rank()
 
 
 def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """``function(rank, *local tensors)``: of this process's rank, or under LocalTensorMode of every
-    rank.
+    """``function(rank, *local tensors)`` for this process's rank, or under LocalTensorMode for
+    every rank.
     """
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
@@ -48,7 +46,7 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
 def all_on_each_rank(
     function: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The same, of a function that gives several tensors."""
+    """As :func:`on_each_rank`, for a function that returns several tensors."""
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
         with dispatch_modes.of_this_rank():
@@ -64,7 +62,7 @@ def all_on_each_rank(
 
 
 def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
-    """A list of ints that may differ from rank to rank."""
+    """The function's list of ints, which may differ from rank to rank."""
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
         return list(function(process_groups.this_rank()))
@@ -82,8 +80,8 @@ def true_on_each_rank(function: Callable[[int], bool]) -> bool:
 
 @lru_cache(maxsize=1 << 10)
 def places(mesh: Any, rank: int) -> dict[int, Device]:
-    """The coordinates of every rank of the mesh, in its order; of ``rank``'s slice if it is a slice
-    of a larger one.
+    """Rank -> coordinates, in the order of the mesh; if the mesh is a slice of a larger one, for
+    the slice with ``rank``.
     """
     found = next((ranks for ranks in process_groups.rank_lists(mesh) if rank in ranks), None)
     if found is None:
@@ -106,8 +104,8 @@ def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
 
 @lru_cache(maxsize=1 << 10)
 def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
-    """The coordinates of the ranks that differ from ``rank`` on ``dims`` alone, in the order of
-    their process group: by rank.
+    """The coordinates of the ranks that differ from ``rank`` only on ``dims``, in the order of
+    their process group, which is by rank.
     """
     mine, others = place(mesh, rank), [m for m in range(mesh.ndim) if m not in dims]
     return tuple(
@@ -121,8 +119,8 @@ def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
 
 @lru_cache(maxsize=1 << 10)
 def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
-    """Whether process groups of those mesh dims number their ranks as the mesh does, with these
-    dims in this order, the last the fastest.
+    """Whether process groups of these mesh dims number their ranks as the mesh does, with the dims
+    in this order and the last one the fastest.
     """
     sizes = tuple(mesh.shape)
     lists = process_groups.rank_lists(mesh)
@@ -146,13 +144,13 @@ def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
 
 
 def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
-    """Whether the group has no ranks but those."""
+    """Whether the group has no ranks but those of these mesh dims."""
     return dist.get_world_size(group) == prod(mesh.size(m) for m in dims)
 
 
 def copies_natively(group: Any, mesh: Any) -> bool:
-    """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does
-    not, where copies follow: its own go by lists of tensors that it copies once more.
+    """Whether the backend gathers and reduce-scatters better than by an all-to-all. gloo does not
+    if copies follow: its collectives work on lists of tensors, which it copies once more.
     """
     return is_native(process_groups.backend_name(group, mesh.device_type))
 

@@ -1,12 +1,12 @@
-"""In which order the mesh dims of a DTensor cut its tensor dims: as its spec says, and torch moves
-it.
+"""The order in which the mesh dims of a DTensor shard its tensor dims, by its spec, and as torch
+redistributes it.
 
-Left to right, each what the ones before it left, is what view propagation means. But a spec may say
-an order of its own; and ``_StridedShard`` placements that a program made (fully_shard over tensor
-parallelism does) are to torch's redistribution the code of one: ``[_StridedShard(0,
-split_factor=2), Shard(0)]`` on mesh dims of 4 and 2 is the second mesh dim first. Where sizes
-divide that is the same, left to right. Where they do not, devices have other rows, and no view
-makes placements of which that is so.
+View propagation assumes left to right: each mesh dim shards what the ones before it left. But a
+spec may name another order. And ``_StridedShard`` placements that a program made (as fully_shard
+over tensor parallelism does) encode one for torch's redistribution: ``[_StridedShard(0,
+split_factor=2), Shard(0)]`` on mesh dims of 4 and 2 means that the second mesh dim shards first.
+If sizes divide, left to right gives the same rows. If not, devices have other rows, and no view
+makes placements for which the two differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def left_to_right(
 
 
 def chains_of_spec(spec: DTensorSpec) -> Chains:
-    """What cuts each dim of a tensor of that spec; left to right where that is the same."""
+    """The chains of cuts of a tensor with this spec; left to right if that gives the same rows."""
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     plain = left_to_right(shape, mesh, tuple(spec.placements))
     order = tensor_specs.shard_order(spec)
@@ -42,8 +42,8 @@ def chains_of_spec(spec: DTensorSpec) -> Chains:
 def chains_of_placements(
     shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> Chains:
-    """What cuts each dim of a tensor of those placements on a mesh of those sizes, in a spec that a
-    program makes.
+    """The chains of cuts of a tensor with these placements on a mesh of these sizes, in a spec made
+    by a program.
     """
     if not any(isinstance(p, StridedShard) for p in placements):
         return left_to_right(shape, mesh, placements)
@@ -51,8 +51,8 @@ def chains_of_placements(
 
 
 def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placement]) -> bool:
-    """Whether a tensor of those placements on the mesh of ``spec`` is cut left to right where torch
-    reads them as the code of an order, too.
+    """Whether placements on the mesh of ``spec`` give the same rows left to right, and as the order
+    that torch decodes from them.
     """
     order = tensor_specs.decoded_order(tuple(placements), spec.mesh)
     if order is None:

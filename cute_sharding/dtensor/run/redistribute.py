@@ -1,4 +1,4 @@
-"""DTensor's redistribution by plan: what stands in for
+"""DTensor's redistribution by plan, in place of
 torch.distributed.tensor._redistribute.redistribute_local_tensor.
 """
 
@@ -47,16 +47,16 @@ from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.routes import admits
 from cute_sharding.sharding.chains import Chains
 
-# Reductions that equal contributions of all devices give back what they were made of.
+# Reductions under which equal contributions of all devices can give a value: it, or a part of it.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 
 
 class Prepared(NamedTuple):
-    """A plan, and what placements do by methods of their own: the reductions that come before it,
-    in order, and the mesh dims on which the result is made a contribution after it.
+    """A plan, with what methods of placements do: the reductions before it, in order, and the mesh
+    dims on which the result becomes a contribution after it.
 
-    ``first``: what is to be done before they are reduced, which is to cut what each device holds,
-    so that there is less to reduce; None: nothing.
+    ``first``: a plan that runs before the reductions, and slices what each device holds, so that
+    there is less to reduce; None: nothing does.
     """
 
     plan: RedistributionPlan
@@ -66,7 +66,7 @@ class Prepared(NamedTuple):
     first: RedistributionPlan | None = None
 
     def seconds(self, network: Network) -> float:
-        """What all of it takes by the model."""
+        """The modelled time of all of it."""
         steps = [*(self.first.steps if self.first else ()), *self.plan.steps]
         mesh = self.plan.mesh
         reducing = [each.seconds(network, mesh[each.mesh_dim]) for each in self.reductions]
@@ -83,26 +83,25 @@ def redistribute_local_tensor(
     counted: bool = True,
     memory_limit: int | None = None,
 ) -> torch.Tensor:
-    """Take this rank's local tensor from the placements of ``current`` to those of ``target``, also
-    on another mesh (:mod:`.across_meshes`); what is moved lies in the order of its strides
-    (:mod:`.order`).
+    """Redistribute this rank's local tensor from ``current`` to ``target``, also to another mesh
+    (:mod:`.across_meshes`); a moved tensor is laid out by its global strides (:mod:`.order`).
 
-    Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked
-    embedding's, a norm's) are finished first, by the placement's own method. What the specs tell to
-    be wrong is refused before anything is sent, by every rank alike; a local tensor that is not of
-    the shape its spec gives it, by the rank that has it.
+    Pending reductions of torch's own Partial are part of the plan. Those of other placements (a
+    masked embedding's, a norm's) run first, by the placement's own method. Every rank refuses specs
+    that are wrong before anything is sent; a local tensor with another shape than its spec gives is
+    refused by its rank.
 
     Raises:
         NotImplementedError: the meshes differ while a graph is traced, or a masked embedding's
-            reduction is to stay pending while elements move.
-        RuntimeError: a change of one pending reduction into another.
-        ValueError: mixed reductions that do not commute, or a pending reduction that a result
-            cannot be turned back into; or no plan keeps every rank within ``memory_limit``
-            elements.
+            reduction would stay pending while elements move.
+        RuntimeError: a pending reduction would change into another one.
+        ValueError: mixed reductions that do not commute; a result would have to become pending
+            under a reduction that cannot give it back; or no plan keeps every rank within
+            ``memory_limit`` elements.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
-        # A program on one mesh does not wait for this to be imported.
+        # Programs on one mesh do not import this.
         from cute_sharding.dtensor.run.across_meshes import across
 
         return across(local, current, target, memory_limit)
@@ -116,14 +115,14 @@ def redistribute_local_tensor(
         say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
-    # torch gives the gradient of a redistribution the strides of what comes in, not of ``target``.
+    # torch gives a redistribution's gradient the strides of the input, not of ``target``.
     return local if moved is local else laid_out(moved, current.tensor_meta)
 
 
 def planned_for(
     current: DTensorSpec, target: DTensorSpec, memory_limit: int | None = None
 ) -> Prepared:
-    """The plan between two specs on one mesh; of sizes that are symbols for those at hand.
+    """The plan between two specs on one mesh; symbolic sizes count by their present values.
 
     Raises:
         RuntimeError: a size has no value yet.
@@ -151,7 +150,7 @@ def _done(
     *,
     async_op: bool,
 ) -> torch.Tensor:
-    """The local tensor after the plan, and what placements do by methods of their own."""
+    """The local tensor after the plan, and after what methods of placements do."""
     mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
     is_symbolic = symints.is_symbolic(*current.shape)
     if found.first is not None:
@@ -177,7 +176,7 @@ def _without_foreign(
     before: tuple[Placement, ...],
     after: tuple[Placement, ...],
 ) -> torch.Tensor:
-    """The local tensor after the reductions that are placements' own methods."""
+    """The local tensor after the reductions by placements' own methods."""
     for m, hands_out, _ in found.reductions:
         if hands_out:
             local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
@@ -193,7 +192,7 @@ def _recorded(
     after: tuple[Placement, ...],
     is_explicit: bool,
 ) -> AbstractContextManager[Any]:
-    """What torch's DebugMode, where one is on, shows of the redistribution that runs in it."""
+    """A context in which torch's DebugMode, if one is on, records the redistribution."""
     debug = dispatch_modes.active_debug_mode()
     if debug is None:
         return nullcontext()
@@ -206,8 +205,8 @@ def _recorded(
 
 @lru_cache(maxsize=1 << 12)
 def _planned(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared:
-    """The plan that runs on the groups that the mesh has, and on its backend. A function of the
-    mesh, the shape and how the tensor is cut alone, so that all ranks and graphs come to the same.
+    """The plan for the mesh's groups and backend: a function of the mesh, the shape and the specs'
+    cuts alone, so that it is the same on all ranks and in all graphs.
     """
     mesh: Any = current.mesh
     before, after = tuple(current.placements), tuple(target.placements)
@@ -251,12 +250,12 @@ def prepare(
     timed: Network | None = None,
     hands_out: bool = True,
 ) -> Prepared:
-    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where specs say more than the placements; ``by`` what it is chosen and shown by, as programs run
-    it; ``names`` what refusals call the mesh dims; ``timed`` another network, whose latency counts
-    in the choice as well; ``hands_out`` whether ranks ascend on the mesh: where they do not, the
-    block that a placement's own method hands out, by the place in the process group, is another
-    rank's.
+    """The plan from one tuple of placements to another. ``source`` and ``target``: their chains of
+    cuts, if specs say more than the placements. ``by``: what programs choose and show plans by.
+    ``names``: the mesh dims' names in errors. ``timed``: another network, whose latency counts in
+    the choice as well. ``hands_out``: whether ranks ascend on the mesh; if they do not, a
+    placement's own method, which goes by the place in the process group, would give a rank another
+    rank's block.
     """
     source = chains_of_placements(shape, mesh, before) if source is None else source
     target = chains_of_placements(shape, mesh, after) if target is None else target
@@ -294,8 +293,8 @@ def _moved_by(way: Way, devices: int) -> Moved:
 
 
 class _Changes(NamedTuple):
-    """The mesh dims on which placements change: all of them; those whose reduction is pending, and
-    among these the ones that are no Partial of torch's own; and those that are made a contribution.
+    """The mesh dims on which placements change: all; those that are reduced; among these the ones
+    whose placement is not torch's own Partial; and those that become contributions.
     """
 
     dims: tuple[int, ...]
@@ -310,12 +309,12 @@ def _changes(
     after: tuple[Placement, ...],
     names: tuple[str, ...] | None,
 ) -> _Changes:
-    """What changes.
+    """The changes between two tuples of placements.
 
     Raises:
-        RuntimeError: one pending reduction is to become another.
-        ValueError: mixed reductions that do not commute, or a pending reduction that a result
-            cannot be turned back into.
+        RuntimeError: one pending reduction would become another.
+        ValueError: mixed reductions that do not commute, or a result would have to become pending
+            under a reduction that cannot give it back.
     """
     tensor_specs.check_no_mixed_partials(before)
     tensor_specs.check_no_mixed_partials(after)
@@ -345,7 +344,7 @@ def _check_masks(
     names: tuple[str, ...] | None,
 ) -> None:
     """Raises:
-    NotImplementedError: a masked embedding's reduction is to stay pending while elements move.
+    NotImplementedError: a masked embedding's reduction would stay pending while elements move.
     """
     for m, placement in enumerate(before):
         if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):

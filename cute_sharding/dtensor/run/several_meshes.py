@@ -1,7 +1,7 @@
-"""Two meshes: which ranks each of them has, as this rank sees them, and how these communicate.
+"""Two meshes: the ranks of each, as this rank sees them, and how they communicate.
 
-Which way it goes follows from the meshes, the groups that ``prepare_groups`` has made and the
-exchange alone, so that all ranks of both agree.
+That depends only on the meshes, the groups that ``prepare_groups`` made and the exchange, so all
+ranks of both agree.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cute_sharding.dtensor.run.ranks import is_native
 from cute_sharding.exchange import Bundle, Exchange, Mesh
 from cute_sharding.sharding.chains import Chains
 
-# Where the backend's all-to-all visits those that get nothing, too: among so many ranks, a rank of
-# so many times fewer peers sends to each by itself.
+# The backend's all-to-all may also visit ranks that get nothing. In groups of at least MANY ranks,
+# a rank with FEW times fewer peers sends to each peer by itself.
 MANY, FEW = 16, 4
 
 
 class Meshes(NamedTuple):
-    """The ranks of the mesh that a tensor is on, and of the one that it goes to.
+    """The ranks of the mesh that a tensor is on, and of the mesh that it goes to.
 
     Attributes:
-        slices: the target has one mesh dim more, its first: the slices of a mesh, each of which
-            gets the tensor.
+        slices: whether the target has one more mesh dim in front: the slices of a larger mesh, each
+            of which gets the tensor.
     """
 
     source: Mesh
@@ -33,7 +33,7 @@ class Meshes(NamedTuple):
     slices: bool = False
 
     def chains(self, of_target: Chains) -> Chains:
-        """What cuts the dims of a tensor on the target, as its placements on the mesh say it."""
+        """The chains of cuts on the target, from those of the placements on its mesh."""
         more = int(self.slices)
         return tuple([tuple([(m + more, factor) for m, factor in chain]) for chain in of_target])
 
@@ -69,7 +69,7 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
 
 
 def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
-    """The ranks of the slice that a rank is on; of a mesh that is no slice, all."""
+    """The ranks of the slice that a rank is on; all ranks if the mesh is no slice."""
     if len(lists) == 1:
         return lists[0]
     for ranks in lists:
@@ -83,9 +83,9 @@ def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
 
 
 def on_which_group(exchange: Exchange | Bundle, mesh: Any, other: Any) -> Any | None:
-    """The process group on which it is one collective; None where it is point-to-point messages:
-    the ranks of both meshes have no group together, or each has few peers and the backend's
-    all-to-all visits all.
+    """The process group for one collective; None for point-to-point messages: the ranks of both
+    meshes have no common group, or each has few peers and the backend's all-to-all visits all
+    ranks.
     """
     ranks = exchange.ranks
     group = group_of_ranks(ranks, mesh, other)

@@ -1,4 +1,4 @@
-"""How a tensor lies, said without the tensor: for plans, which need no process group."""
+"""Shapes and placements without tensors: for plans, which need no process group."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ OnMesh: TypeAlias = "tuple[AnyMesh, Sequence[Placement] | str]"
 
 
 class OfThisProcess:
-    """A plan that runs: a value, so that a copy of it is itself. On DeviceMeshes it is not pickled:
-    these keep the rank of the process that they were made in, and yet are equal to those of others.
+    """A plan that runs: an immutable value, so a copy of it is itself. On DeviceMeshes it is not
+    pickled: they keep the rank of their process, and yet are equal to other processes' meshes.
     """
 
     @property
     def _meshes(self) -> Iterable[Any]:
-        """The meshes that it is planned on."""
+        """The meshes on which it is planned."""
         raise NotImplementedError
 
     def __copy__(self) -> OfThisProcess:
@@ -86,7 +86,7 @@ class Spec:
         """The mesh with its ranks.
 
         Raises:
-            ValueError: it is one of several slices of a larger mesh.
+            ValueError: the mesh is one of several slices of a larger one.
         """
         if isinstance(self.mesh, Mesh):
             return self.mesh
@@ -102,7 +102,7 @@ class Spec:
         return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
 
     def to_dtensor_spec(self) -> DTensorSpec:
-        """As DTensor has it, of contiguous strides."""
+        """As a DTensorSpec, with contiguous strides."""
         shape = tuple(self.shape)
         meta = TensorMeta(torch.Size(shape), row_major(shape), self.dtype)
         mesh: Any = self.mesh
@@ -110,7 +110,7 @@ class Spec:
         return DTensorSpec(mesh, placements, tensor_meta=meta)
 
     def placed(self) -> PlacedTensor:
-        """As the algebra has it: what cuts the tensor, and what is pending."""
+        """As a value of the algebra: the cuts of the tensor, and its pending reductions."""
         mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
         pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]

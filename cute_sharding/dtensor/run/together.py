@@ -1,8 +1,8 @@
-"""Steps of the plans of several tensors on one mesh, run at once: of those that go over the same
-mesh dims, or over some of these, what a rank sends another is one message
+"""Runs steps of the plans of several tensors on one mesh at once. If they go over the same mesh
+dims, or over some of them, everything that a rank sends another is one message
 (:mod:`cute_sharding.exchange.bundle`).
 
-Where each of them by itself is an all-gather of the backend's own, all of them are one.
+If each step by itself is the backend's own all-gather, they become a single one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import among
 from cute_sharding.exchange.step import Step
 
-# So many bytes a rank receives in one exchange of several tensors, unless one of them alone is
-# more. What is as long on its way gains little by company, and all that goes together is held
-# twice more, as it is sent and as it is received.
+# The most bytes that a rank receives in one exchange of several tensors, unless one tensor alone
+# has more. Larger messages gain little by going together, and need twice their memory more: as sent
+# and as received.
 MOST = 1 << 24
 
 
 class Turn(NamedTuple):
-    """What runs at once.
+    """Steps that run at once.
 
     Attributes:
-        members: of which of the tensors.
-        steps: one of each of their plans.
+        members: the numbers of their tensors.
+        steps: one step of each of these tensors' plans.
     """
 
     members: tuple[int, ...]
@@ -49,8 +49,8 @@ class Turn(NamedTuple):
 
 @lru_cache(maxsize=1 << 10)
 def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) -> tuple[Turn, ...]:
-    """The steps of all plans, each in its order, in as few turns as go one after the other: a
-    function of what all ranks know.
+    """The steps of all plans, each plan's in its order, in as few turns as possible: a function of
+    what all ranks know.
     """
     left, found = [list(steps) for steps in plans], []
     while any(left):
@@ -64,13 +64,13 @@ def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) 
 
 
 def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
-    """Of the tensors that have steps left, whose next ones run at once: those over the most mesh
-    dims, and over some of these.
+    """The tensors with steps left whose next steps run at once: those over the largest set of mesh
+    dims, and those over subsets of it.
     """
     fronts = {i: steps[0] for i, steps in enumerate(left) if steps}
     dims = dims_of([*fronts.values()])
     some = [i for i, step in fronts.items() if {*step.mesh_dims} <= {*dims}]
-    some.sort(key=lambda i: fronts[i].mesh_dims != dims)  # those that need the group come first
+    some.sort(key=lambda i: fronts[i].mesh_dims != dims)  # first those that need the whole group
     room = MOST
     for i in some:
         size = fronts[i].received_elements * dtypes[i].itemsize
@@ -80,12 +80,12 @@ def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> I
 
 
 def dims_of(steps: Sequence[Step]) -> tuple[int, ...]:
-    """The most mesh dims over which one of the steps goes."""
+    """The largest set of mesh dims of a step."""
     return max([step.mesh_dims for step in steps], key=len, default=())
 
 
 def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
-    """Whether each of the steps is a gather of the backend's own, and all are in one group."""
+    """Whether each step is the backend's own all-gather, and all are in one group."""
     return len({step.mesh_dims for step in steps}) == 1 and all(
         whole_dim(step, dtype, mesh) is not None for step, dtype in zip(steps, dtypes)
     )
@@ -94,8 +94,8 @@ def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any)
 def run_together(
     plans: Sequence[tuple[Step, ...]], tensors: Sequence[torch.Tensor], mesh: Any
 ) -> list[torch.Tensor]:
-    """Take this rank's local tensor of each of the tensors through the steps of its plan, which are
-    exchanges, in one round each.
+    """Take this rank's local tensors through the steps of their plans, all exchanges, in shared
+    turns.
     """
     at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
     for i, steps in enumerate(plans):
@@ -126,7 +126,7 @@ def _exchange_of(step: AllToAll, mesh: Mesh) -> Exchange:
 def _part_of(
     steps: tuple[AllToAll, ...], sizes: tuple[int, ...], mesh: Any, rank: int
 ) -> BundlePart:
-    """What a rank does, its messages in the order of its group."""
+    """A rank's part, its messages in the order of its group."""
     ranks = places(mesh, rank)
     on = Mesh(tuple(mesh.shape), tuple(ranks))
     items = [Item(_exchange_of(step, on), size) for step, size in zip(steps, sizes)]
@@ -136,7 +136,7 @@ def _part_of(
 
 
 def _busiest(steps: Sequence[AllToAll], sizes: Sequence[int]) -> int:
-    """What the busiest rank receives of all of them, in bytes."""
+    """The bytes that the busiest rank receives in all exchanges together."""
     bundle = Bundle(tuple([Item(step.exchange, size) for step, size in zip(steps, sizes)]))
     return max(map(bundle.received_by, bundle.looked_at), default=0)
 
@@ -170,8 +170,8 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
 
 
 def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
-    """Of each tensor a block, which is as long on all ranks; in bytes, the widest elements first,
-    where the dtypes differ.
+    """All-gather a block of each tensor, padded to equal lengths on all ranks, in one buffer: of
+    bytes with the widest elements first, if dtypes differ.
     """
     blocks = [block_of(step, x, mesh) for step, x in zip(steps, given)]
     dtypes = [x.dtype for x in blocks]
@@ -185,7 +185,7 @@ def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torc
         return torch.cat([*flat, flat[0].new_zeros(gap)])
 
     def results(rank: int, got: torch.Tensor, *some: torch.Tensor) -> list[torch.Tensor]:
-        # Blocks are as long on all ranks of a group, not on those of another group.
+        # Blocks have equal lengths on all ranks of a group, but other groups may have others.
         found, start, rows = [], 0, got.view(parts, -1)
         for k in order:
             size = some[k].numel() * dtypes[k].itemsize // kind.itemsize

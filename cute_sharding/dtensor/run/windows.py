@@ -1,6 +1,6 @@
-"""What devices do by themselves where rows of a tensor are not those of the exchange, one for one
-(relations/forms.py): windows, folds and diagonals of the rows that theirs are made of, and back to
-their sum; triangles of matrices of which they have some rows and columns.
+"""What a device computes alone if rows of a tensor are not the rows of the exchange one for one
+(relations/forms.py): windows, folds and diagonals, and their sums back to the rows; triangles of
+matrices of which it has some rows and columns.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cute_sharding.sharding.meeting import Runs, count_rows, rows_held
 
 
 def collapsed(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
-    """An operand's local tensor as the exchange numbers its rows: of windows and folds, the sum of
-    what stands for a row; of a diagonal, its elements, a view where rows and columns lie together.
+    """An operand's local tensor with the exchange's rows: for windows and folds the sum of their
+    rows, for a diagonal its elements (a view if the device has consecutive rows and columns).
     """
     assert rows.dim is not None and rows.form is not None
     return _COLLAPSED[type(rows.form)](local, rows, side)
 
 
 def expanded(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
-    """A result's local tensor, of the rows of the exchange: windows, a view where they begin one
-    step apart; folds; a diagonal among zeros.
+    """A result's local tensor from the exchange's rows: windows (a view if they begin one step
+    apart), folds, or a diagonal among zeros.
     """
     assert rows.dim is not None and rows.form is not None
     return _EXPANDED[type(rows.form)](local, rows, side)
@@ -36,7 +36,7 @@ def _held(side: Side) -> list[Runs]:
 
 
 def _places(wanted: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """Where rows lie, by their numbers, on a device that has those of ``runs``."""
+    """The local positions of the rows with these numbers, on a device with the rows ``runs``."""
     numbers, order = _numbers(runs, wanted.device).sort()
     return order[torch.searchsorted(numbers, wanted)]
 
@@ -76,13 +76,13 @@ def _sum_of_windows(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
 def _index_of_windows(
     windows: Runs, within: Runs, window: Window, rows: Runs, device: torch.device
 ) -> torch.Tensor:
-    """For each window where its rows lie."""
+    """For each window, the local positions of its rows."""
     numbers = _numbers(windows, device).unsqueeze(-1) * window.step + _numbers(within, device)
     return _places(numbers, rows)
 
 
 def _index_of_fold(of: Rows, side: Side, device: torch.device) -> torch.Tensor:
-    """For each row of a fold where what it stands for lies."""
+    """For each row of a fold, the local position of the row that it is taken from."""
     assert isinstance(of.form, Fold)
     numbers = _numbers(_held(side)[0], device)
     found = torch.zeros_like(numbers)
@@ -108,7 +108,7 @@ def _sum_of_fold(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
 
 
 def _offset(form: Diagonal, side: Side) -> int | None:
-    """The number of the diagonal in what a device has; None: its rows do not lie together."""
+    """The number of the diagonal in the local tensor; None if the device's rows have gaps."""
     firsts = []
     for some in _held(side):
         if len(some) > 1 or any(run.loops for run in some):
@@ -118,7 +118,7 @@ def _offset(form: Diagonal, side: Side) -> int | None:
 
 
 def _crossings(of: Rows, side: Side, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the elements of a diagonal lie, in both dims."""
+    """The local positions of a diagonal's elements, in both dims."""
     assert isinstance(of.form, Diagonal)
     numbers = _numbers(held_rows(of, *side), device)
     rows, columns = _held(side)
@@ -150,8 +150,8 @@ def _into_diagonal(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
 
 
 def put_diagonal(local: torch.Tensor, elements: torch.Tensor, of: Rows, side: Side) -> None:
-    """Write the elements of a diagonal, as :func:`collapsed` gives them, to where they lie; where
-    these are a view of the local tensor they do so already.
+    """Write the elements of a diagonal, from :func:`collapsed`, to their places. If they are a view
+    of the local tensor, nothing is left to do.
     """
     assert of.dim is not None and isinstance(of.form, Diagonal)
     if _offset(of.form, side) is None:
@@ -163,7 +163,7 @@ def put_diagonal(local: torch.Tensor, elements: torch.Tensor, of: Rows, side: Si
 def triangle_of(
     matrices: torch.Tensor, is_lower: bool, diagonal: int, rows: Runs, columns: Runs
 ) -> torch.Tensor:
-    """tril or triu of the matrices of which a device has these rows and columns."""
+    """The tril or triu of matrices of which a device has these rows and columns."""
     if all(len(some) <= 1 and not any(run.loops for run in some) for some in (rows, columns)):
         below = (rows[0].x if rows else 0) - (columns[0].x if columns else 0)
         return (matrices.tril if is_lower else matrices.triu)(diagonal + below)
@@ -172,7 +172,7 @@ def triangle_of(
 
 
 def _numbers(rows: Runs, device: torch.device) -> torch.Tensor:
-    """The number of each row, in the order in which the device has them."""
+    """The global number of each row, in the device's order."""
     numbers = torch.empty(count_rows(rows), dtype=torch.int64, device=device)
     for run in rows:
         x, y = (torch.full((), start, device=device) for start in (run.x, run.y))

@@ -1,6 +1,6 @@
-"""What the log says of redistributions: how each runs, and which process group is missing.
+"""Log lines about redistributions: how each runs, and which process group is missing.
 
-It is the same on all ranks, so the first rank of the mesh says it for all.
+They are the same on all ranks, so the first rank of the mesh writes them for all.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def say_redistributed(
     *,
     among: int = 1,
 ) -> None:
-    """At level INFO, once for a mesh, a shape and placements. ``plan``: None where torch's own
-    steps run. ``among``: so many tensors share the collectives.
+    """Log once, at level INFO, for a mesh, a shape and placements. ``plan``: None for torch's own
+    steps. ``among``: the number of tensors that share the collectives.
     """
     if not logger.isEnabledFor(logging.INFO) or not process_groups.is_first_rank(mesh):
         return
@@ -59,7 +59,7 @@ def say_what_is_missing(
     plan: RedistributionPlan,
     best: Sequence[Step],
 ) -> None:
-    """A warning, once for each set of mesh dims."""
+    """Warn once for each set of mesh dims."""
     if not process_groups.is_first_rank(mesh) or not is_new((mesh, missing)):
         return
     names, dims = mesh.mesh_dim_names, missing[0]

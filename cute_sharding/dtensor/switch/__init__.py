@@ -1,9 +1,8 @@
-"""The switch: what is on, and the installation of it all.
+"""The switch: the settings in force, and the installation of all replacements.
 
-Whatever is installed is installed from here, and undone: the rows of
-:mod:`..replaced.patches`, with what the other rooms hand over (what is about
-the compiler and other modules waits in replaced/ until a program imports them). What is
-decided here is who redistributes: a plan or torch (``_redistribution``).
+Everything is installed from here, and undone: the rows of :mod:`..replaced.patches`, with functions
+of the other rooms (those about the compiler and other modules wait in replaced/ until a program
+imports them). :mod:`..decide.redistributions` decides whether a plan or torch redistributes.
 
 - :mod:`.adapter`: enable, disable, and what they install
 """

@@ -1,4 +1,4 @@
-"""Switching DTensor's view ops and redistribution to our rules, and back."""
+"""Switches DTensor's view ops and redistribution to our rules, and back."""
 
 from __future__ import annotations
 
@@ -181,14 +181,14 @@ def settings() -> Settings | None:
 
 
 def parts_replaced() -> list[str]:
-    """What of torch is replaced now, by name."""
+    """The names of what is replaced in torch now."""
     with _lock:
         return [] if _installed is None else _installed.names()
 
 
 def switch_to(settings: Settings | None) -> None:
-    """Switch on what these settings say, as :func:`settings` had them. If it fails, everything is
-    as it was; off, where that fails too.
+    """Put these settings in force; None switches off. If that fails, everything is as it was; or
+    off, if that fails too.
     """
     with _lock:
         if settings is not None:
@@ -206,7 +206,7 @@ def switch_to(settings: Settings | None) -> None:
             try:
                 put_in_force(before)
                 _install(before)
-            except BaseException:  # it could be, and no longer can: then off, which is whole
+            except BaseException:  # no longer possible: switch off, which always is
                 put_in_force(None)
                 _install(None)
             raise
@@ -224,13 +224,13 @@ def _check_network(chosen: Any) -> None:
 
 
 def _install(settings: Settings | None) -> None:
-    """Put torch's own back, and then, unless ``settings`` is None, ours in its place."""
+    """Put torch's own back, and then, unless ``settings`` is None, replace it by ours."""
     global _installed
     if _installed is not None:
         _installed.undo()
         _installed = None
     if settings is not None:
-        _installed = Installed()  # at once: what fails half way is undone by the next call
+        _installed = Installed()  # set now: if _fill fails half way, the next call undoes it
         _fill(_installed, settings)
     graph_keys.tag(settings)
     registry.clear_propagation_caches()
@@ -238,7 +238,7 @@ def _install(settings: Settings | None) -> None:
 
 
 def _fill(installed: Installed, settings: Settings) -> None:
-    """Replace what these settings need of replaced/patches.py."""
+    """Install the rows of replaced/patches.py that these settings need."""
     tracing.Tracing(
         installed, local_size_if_known, equate, before_program, LIVE, graph_keys.tag_traced
     )
