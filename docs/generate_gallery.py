@@ -75,15 +75,15 @@ PATTERNS = (
         "Patches of an image, merged in pairs",
         "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden), and hidden "
         "is sharded. PyTorch gathers the input. But each device already has its columns of both "
-        "patches of a pair, so the result is a _StridedShard, and nothing is sent.",
+        "patches, so the result is a _StridedShard, and nothing is sent.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
         "qkv",
         "Fused queries, keys and values",
-        "A fused weight has the rows of q, then of k, then of v. Each device has its heads of all "
-        "three, so the weight is a _StridedShard with a split factor of 3. The view reads the "
-        "rows as four groups of a query, a key and a value. No device has all rows of a group, so "
+        "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
+        "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
+        "as four groups of a query, a key and a value. No device has all rows of such a group, so "
         "the view communicates. PyTorch returns wrong data.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
@@ -99,25 +99,24 @@ PATTERNS = (
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
-        "Tensor parallelism shards a weight by columns, and fully_shard shards each of these "
-        "shards again. An optimizer flattens the weight. PyTorch returns wrong data.",
+        "Tensor parallelism shards a weight by columns, and fully_shard shards each shard again. "
+        "An optimizer flattens the weight. PyTorch returns wrong data.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
         "context",
         "Context parallelism: striped blocks",
-        "Each sequence is divided into two stripes, and each device has a part of both stripes. "
-        "So each device has early and late positions of the sequence. A view flattens batch and "
+        "Each sequence is divided into two stripes, and each device has a part of both stripes, so "
+        "that each device has early and late positions of the sequence. A view flattens batch and "
         "sequence. PyTorch raises an error.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight. Two of these ranks also form a mesh of their own, on which "
-        "they generate text with the weight. Each of the two ranks keeps the elements that it "
-        "already has, and receives each other element that it needs once. PyTorch raises an "
-        "error.",
+        "Four ranks train a weight. Two of the four ranks also form a mesh of their own, on which "
+        "they generate text with the weight. A rank of this mesh keeps the elements that it "
+        "already has, and receives each other element that it needs once. PyTorch raises an error.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -152,15 +151,16 @@ PATTERNS = (
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The two weights are stacked in one tensor, and each weight is sharded by rows. After the "
-        "flatten, each device has two runs of consecutive rows, one of each weight.",
+        "The weights of the gate and up projections are stacked in one tensor, and each weight is "
+        "sharded by rows. After the flatten, each device has two runs of consecutive rows, one "
+        "from each weight.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
     ),
     pattern(
         "experts",
         "Expert parallelism: experts and their slots in one dim",
         "The mesh dim ep shards the experts, and the mesh dim tp shards the slots of each expert. "
-        "The view flattens both dims into one.",
+        "A view flattens the dims of experts and slots into one.",
         *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
     ),
     pattern(
