@@ -151,7 +151,7 @@ PATTERNS = (
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The weights of the gate and up projections are stacked in one tensor, and each weight is "
+        "The weights of two projections are stacked in one tensor, and each weight is "
         "sharded by rows. After the flatten, each device has two runs of consecutive rows, one "
         "from each weight.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
