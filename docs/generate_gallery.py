@@ -83,7 +83,7 @@ PATTERNS = (
         "Fused queries, keys and values",
         "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
         "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
-        "as four groups of a query, a key and a value. No device has all rows of such a group, so "
+        "as four groups of a query, a key and a value. No device has all rows of one group, so "
         "the view communicates. PyTorch returns wrong data.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
@@ -115,7 +115,7 @@ PATTERNS = (
         "meshes",
         "Weights from training to generation, on another mesh",
         "Four ranks train a weight. Two of the four ranks also form a mesh of their own, on which "
-        "they generate text with the weight. A rank of this mesh keeps the elements that it "
+        "they generate text with the weight. A rank of the smaller mesh keeps the elements that it "
         "already has, and receives each other element that it needs once. PyTorch raises an error.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
