@@ -74,8 +74,8 @@ PATTERNS = (
         "patches",
         "Patches of an image, merged in pairs",
         "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden), and hidden "
-        "is sharded. PyTorch gathers the input. But each device already has its columns of both "
-        "patches, so the result is a _StridedShard, and nothing is sent.",
+        "is sharded. PyTorch gathers the input of the view. But each device already has its "
+        "columns of both patches, so the result is a _StridedShard, and nothing is sent.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
@@ -83,8 +83,8 @@ PATTERNS = (
         "Fused queries, keys and values",
         "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
         "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
-        "as four groups of a query, a key and a value. No device has all rows of one group, so "
-        "the view communicates. PyTorch returns wrong data.",
+        "as four groups of a query, a key and a value. No device has all rows of one group, so the "
+        "view communicates. PyTorch returns wrong data for the view.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
@@ -92,23 +92,23 @@ PATTERNS = (
         "Grouped-query attention: fewer key heads than devices",
         "With two key heads on four devices, each device has half a head. No placements of a "
         "tensor (batch, sequence, heads, head size) describe half a head, so the view "
-        "communicates. PyTorch raises an error. The last lines of the picture name placements of "
-        "the input for which the view is free.",
+        "communicates. PyTorch raises an error for the view. The last lines of the picture name "
+        "placements of the input for which the view is free.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
         "Tensor parallelism shards a weight by columns, and fully_shard shards each shard again. "
-        "An optimizer flattens the weight. PyTorch returns wrong data.",
+        "If an optimizer flattens the weight, PyTorch returns wrong data.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
         "context",
         "Context parallelism: striped blocks",
         "Each sequence is divided into two stripes, and each device has a part of both stripes, so "
-        "that each device has early and late positions of the sequence. A view flattens batch and "
-        "sequence. PyTorch raises an error.",
+        "that each device has early and late positions of the sequence. If a view flattens batch "
+        "and sequence, PyTorch raises an error.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
@@ -116,7 +116,8 @@ PATTERNS = (
         "Weights from training to generation, on another mesh",
         "Four ranks train a weight. Two of the four ranks also form a mesh of their own, on which "
         "they generate text with the weight. A rank of the smaller mesh keeps the elements that it "
-        "already has, and receives each other element that it needs once. PyTorch raises an error.",
+        "already has, and receives each other element that it needs once. PyTorch raises an error "
+        "if the target is on another mesh.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
