@@ -197,7 +197,7 @@ class Settings:
         default=None,
         metadata={
             "flag": "USE_CUTE_NETWORK",
-            "by_default": "NVLink within hosts of eight devices, InfiniBand between",
+            "by_default": "NVLink within hosts of eight devices, InfiniBand between hosts",
             "shown": "network: {}",
             "form": f"flat:{_NUMBER},{_NUMBER}|{_LINK}(,{_LINK})*",
             "forms": "flat:ALPHA,BETA, the latency and the seconds for each element, such as "

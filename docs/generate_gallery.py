@@ -73,48 +73,51 @@ PATTERNS = (
     pattern(
         "patches",
         "Patches of an image, merged in pairs",
-        "(batch, patches, hidden) becomes (batch, patches / 2, 2 * hidden), and hidden is "
-        "sharded. PyTorch gathers. Each device already has its own columns of both patches, so the "
-        "result is a _StridedShard.",
+        "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden), and hidden "
+        "is sharded. PyTorch gathers the input of the view. But each device already has its "
+        "columns of both patches, so the result is a _StridedShard, and nothing is sent.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
         "qkv",
         "Fused queries, keys and values",
-        "The weight has the rows of q, then of k, then of v, and each device has its heads of "
-        "each: a _StridedShard of three pieces. This view reads the rows as four groups of a "
-        "query, a key and a value. No device has whole groups, so the view communicates. "
-        "PyTorch returns wrong data.",
+        "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
+        "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
+        "as four groups of a query, a key and a value. No device has all rows of one group, so the "
+        "view communicates. PyTorch returns wrong data for the view.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
         "gqa",
         "Grouped-query attention: fewer key heads than devices",
-        "With two key heads on four devices, each device has half a head. No placement of "
-        "(batch, sequence, heads, head size) describes that. PyTorch raises. The last lines "
-        "of the picture name placements of the input for which the view is free.",
+        "With two key heads on four devices, each device has half a head. No placements of a "
+        "tensor (batch, sequence, heads, head size) describe half a head, so the view "
+        "communicates. PyTorch raises an error for the view. The last lines of the picture name "
+        "placements of the input for which the view is free.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
-        "Tensor parallelism has sharded a weight by columns, and fully_shard shards it again. An "
-        "optimizer flattens the weight. PyTorch returns wrong data.",
+        "Tensor parallelism shards a weight by columns, and fully_shard shards each shard again. "
+        "If an optimizer flattens the weight, PyTorch returns wrong data.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
         "context",
         "Context parallelism: striped blocks",
-        "Each sequence is dealt to the devices in two stripes, so that each device has early "
-        "and late positions. Batch and sequence are flattened. PyTorch raises.",
+        "Each sequence is divided into two stripes, and each device has a part of both stripes, so "
+        "that each device has early and late positions of the sequence. If a view flattens batch "
+        "and sequence, PyTorch raises an error.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight, and the last two of them generate with it, on a mesh of "
-        "their own. A rank keeps the elements that it already has, and receives the others that "
-        "it needs, each once. PyTorch raises.",
+        "Four ranks train a weight. Two of the four ranks also form a mesh of their own, on which "
+        "they generate text with the weight. A rank of the smaller mesh keeps the elements that it "
+        "already has, and receives each other element that it needs once. PyTorch raises an error "
+        "if the target is on another mesh.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -122,49 +125,51 @@ PATTERNS = (
     pattern(
         "redistribution",
         "A redistribution, S(0) to S(1)",
-        "Each device sends a block to every other device, and keeps one.",
+        "Each device keeps one block of its rows, and sends one block to every other device.",
         *((8, 8), {"tp": 4}, "S(0)"),
         to="S(1)",
     ),
     pattern(
         "heads",
         "Attention heads, split",
-        "A column-parallel projection gives (batch, sequence, heads * head size), sharded by "
-        "columns. Attention needs heads.",
+        "A column-parallel projection returns (batch, sequence, heads * head size), sharded by "
+        "columns. The view splits the columns into heads, so that each device has whole heads.",
         *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
     ),
     pattern(
         "merge",
         "Attention heads, merged",
-        "After attention, (batch, sequence, heads, head size) becomes columns again.",
+        "After attention, a view merges (batch, sequence, heads, head size) into columns again.",
         *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
     ),
     pattern(
         "sequence",
         "Sequence parallelism: batch and sequence, flattened",
-        "Each device has a part of each sequence. After the flatten it has a run of rows of "
-        "each batch entry.",
+        "Each device has a part of each sequence. After the flatten, each device has, for each "
+        "sequence of the batch, a run of consecutive rows.",
         *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
     ),
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The two weights are stacked, and each is sharded by rows. After the flatten, "
-        "each device has two runs of rows.",
+        "The weights of two projections are stacked in one tensor, and each weight is "
+        "sharded by rows. After the flatten, each device has two runs of consecutive rows, one "
+        "from each weight.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
     ),
     pattern(
         "experts",
         "Expert parallelism: experts and their slots in one dim",
-        "Experts are sharded by ep, and the slots of each expert by tp.",
+        "The mesh dim ep shards the experts, and the mesh dim tp shards the slots of each expert. "
+        "A view flattens the dims of experts and slots into one.",
         *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
     ),
     pattern(
         "vocabulary",
         "An uneven vocabulary",
-        "Eleven words on four devices make blocks of three, and two for the last device. A "
-        "beam search picks from all words of all beams: (batch, beams, words) becomes (batch, "
-        "beams * words).",
+        "A vocabulary of eleven words on four devices is sharded into three blocks of three "
+        "words, and a last block of two words. A beam search picks from all words of all beams, "
+        "so a view turns (batch, beams, words) into (batch, beams * words).",
         *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
     ),
 )
@@ -174,19 +179,18 @@ def page(measured: dict[str, Any]) -> str:
     lines = [
         "# Gallery",
         "",
-        "The pictures show patterns of real models, in small sizes. They give the device of each "
-        "element, before and after. The first patterns are those for which PyTorch gathers, raises "
-        "or is wrong. `make pages` generates this "
-        "page.",
+        "The pictures show patterns of real models, in small sizes. A picture shows which device "
+        "has each element, before and after the op. The first patterns are those for which PyTorch "
+        "gathers, raises an error or returns wrong data. `make pages` generates this page.",
         "",
-        f"The tables were measured with torch {measured['torch']}, without and with this package. "
-        "*Free* is a right result without communication. *Communicates* is a right result, with "
-        "communication. *Raises* "
-        "names the error. *Wrong* is a result whose devices do not hold what its placements say.",
+        f"The tables compare PyTorch {measured['torch']} without this package and with it. *Free* "
+        "means that the result is right, and the op sends nothing. *Communicates* means that the "
+        "result is right, and the op communicates. *Raises* names the error. *Wrong* means that "
+        "devices do not hold the elements that the placements of the result describe.",
         "",
-        "To draw your own: `python -m cute_sharding draw --shape 4,6 --mesh tp=2 --placements "
-        '"S(1)" --view 24`, or `cute_sharding.draw(tensor)` in a program '
-        "([reference](reference/index.md#cute_sharding.drawing.draw)).",
+        "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
+        '--mesh tp=2 --placements "S(1)" --view 24`, or call `cute_sharding.draw(tensor)` '
+        "in a program ([reference](reference/index.md#cute_sharding.drawing.draw)).",
         "",
     ]
     for p in PATTERNS:
