@@ -22,7 +22,7 @@ from cute_sharding.dtensor.door.cuts import (
 )
 from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, Replicate
 from cute_sharding.relations.table import OF_TORCH, SIGNATURES, VIEWS, OfTorch, Row
 from cute_sharding.relations.table.along import LINEAR, POINTWISE
 from cute_sharding.relations.table.indexing import BY_MASK
@@ -195,10 +195,16 @@ class Question:
         return ViewQuestion(self.name, self.schema, self.stock, self.settings).answer()
 
     def signed(self) -> Any | None:
-        """The signature's answer; None if there is none."""
+        """The signature's answer; None if there is none. Partials that signatures do not know (a
+        norm's, a mask's) are reduced first.
+        """
         if self.row is None:
             return None
-        return by_signature(self.row, self.name, self.schema, self.specs)
+        if not any(_is_pending_otherwise(p) for spec in self.specs for p in spec.placements):
+            return by_signature(self.row, self.name, self.schema, self.specs)
+        finished = op_schemas.replaced_specs(self.schema, _without_others)
+        found = by_signature(self.row, self.name, finished, op_schemas.specs_of(finished))
+        return found and answers.from_other_specs(found, finished)
 
     def gated(self, kinds: tuple[type, ...]) -> Any:
         """torch's answer after the mesh dims with placements of these kinds are replicated."""
@@ -216,3 +222,11 @@ class Question:
             if found is None:
                 raise
             return found
+
+
+def _is_pending_otherwise(placement: Placement) -> bool:
+    return isinstance(placement, Partial) and type(placement) is not Partial
+
+
+def _without_others(spec: DTensorSpec) -> list[Placement]:
+    return [Replicate() if _is_pending_otherwise(p) else p for p in spec.placements]

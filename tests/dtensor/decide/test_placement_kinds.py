@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from op_programs import assert_close
 from received import Received
-from simulation import distribute, mesh_of, ranks_of
+from simulation import distribute, mesh_of, number, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -143,3 +144,33 @@ def test_norms_go_to_all_placements(shape):
                 found = x.redistribute(placements=after)._local_tensor._local_tensors
                 for rank in range(4):
                     assert torch.allclose(found[rank], wanted[rank]), (before, after, rank)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cuts"),
+    [
+        ((2, 2), [Shard(1), Shard(0)]),
+        ((4,), [Shard(1)]),
+        ((4,), [_StridedShard(1, split_factor=2)]),
+    ],
+    ids=str,
+)
+def test_signatures_answer_once_norms_are_finished(mesh, cuts):
+    """The kernel of weight norms divides by 0 on a device without rows, which ends the process, and
+    torch has no rule for its gradient: neither is left to torch as one of the operands is pending.
+    """
+
+    def normalized(v, by):
+        norm = torch.norm_except_dim(v, 2, 0)
+        (gradient,) = torch.autograd.grad((torch._weight_norm(v, norm, 0) * by).sum(), v)
+        return gradient, norm
+
+    with plain():
+        values = (number((5, 6)) + 1).requires_grad_(), number((5, 6))
+        expected = normalized(*values)
+    with ranks_of(mesh), cute_sharding.enabled():
+        v, by = (distribute(x.detach(), mesh, cuts) for x in values)
+        found = normalized(v.requires_grad_(), by)
+        assert type(cuts[0]) is not Shard or isinstance(found[1].placements[0], _NormPartial)
+        for result, wanted in zip(found, expected):
+            assert_close(result.detach(), wanted.detach(), cuts)
