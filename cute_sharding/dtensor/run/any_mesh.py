@@ -49,10 +49,9 @@ def redistribute(
             of several such slices have the tensor, each of these slices gets it.
         placements: one for each dim of ``mesh``, no Partial; as text, ``"S(0), R"``; by default
             replicas.
-        memory_limit: the most elements that a rank may hold at once of the tensor: its own, the
-            result and buffers. The exchange runs in as many rounds as that takes, each with a share
-            of every message, and so does that of the gradient. Give the same on every rank. By
-            default one round.
+        memory_limit: the most elements that a rank may hold of the tensor, the result and buffers.
+            The exchange, and that of the gradient, runs in as many rounds as that takes; by default
+            in one. The same on every rank.
 
     Returns:
         A DTensor of the same global shape, strides and dtype.
@@ -80,14 +79,18 @@ def redistribute(
     _check(tensor, mesh)
     wanted: Any = (Replicate(),) * mesh.ndim if placements is None else placements
     wanted = checked_placements(wanted, tuple(tensor.shape), tuple(mesh.shape), "placements")
-    for m, placement in enumerate(wanted):
+    _check_reduced(wanted, mesh)
+    target = DTensorSpec(mesh, wanted, tensor_meta=tensor._spec.tensor_meta)
+    return cast(DTensor, _Redistribute.apply(tensor, target, memory_limit, True))
+
+
+def _check_reduced(placements: Sequence[Placement], mesh: DeviceMesh) -> None:
+    for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
                 f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: another "
                 "mesh takes no Partial, give Shard or Replicate"
             )
-    target = DTensorSpec(mesh, wanted, tensor_meta=tensor._spec.tensor_meta)
-    return cast(DTensor, _Redistribute.apply(tensor, target, memory_limit, True))
 
 
 def _check(tensor: Any, mesh: DeviceMesh) -> None:
