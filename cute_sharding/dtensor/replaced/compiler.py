@@ -163,7 +163,7 @@ def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
 
 def with_writes_told(
     before: Callable[[Sequence[DTensor]], Callable[[], None]],
-    live: set[int],
+    live: set[Any],
     stock: Callable[..., Any],
 ) -> Callable[..., Any]:
     """What is run for a program that AOTAutograd has traced. Where it writes to DTensors in its

@@ -48,7 +48,7 @@ def install_propagation(
     writing: Callable[..., Any],
     in_nodes: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
-    live: set[int],
+    live: set[Any],
 ) -> None:
     """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
     ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of those that
