@@ -34,7 +34,7 @@ TABLE = (
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),
     Kept("extras.copies.LIVE", "views that are copies, while the program has them"),
-    Kept("extras.copies._STALE", "the memories of which some copy is not up to date"),
+    Kept("extras.copies._STALE", "those of them that are not up to date"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
     Kept("bookkeeping.stats._places", "what ops received, for stats()"),

@@ -16,11 +16,10 @@ one rank may call it alone: it raises.
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -36,87 +35,18 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
-# The ids of all Copies. While it is empty, no write looks for copies, which costs 1/40 of an op.
-LIVE: set[int] = set()
-# The ids of the CopiesOfOne of memories with a stale copy. While it is empty, no read looks for
-# stale copies.
-_STALE: set[int] = set()
+# Copies are known by weak references that take themselves out when the copy goes: whenever Python
+# collects it, also in the middle of any of this, or in another thread.
+Known: TypeAlias = "set[weakref.ref[Copy]]"
 
-_COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
+# The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
+LIVE: Known = set()
+# Those that are stale. Where there are none, no read asks.
+_STALE: Known = set()
 
-
-class CopiesOfOne:
-    """The copies of one memory, to which this object belongs. It keeps them no longer than their
-    own memory exists.
-
-    They are known by the ids of Copies, the copies of one op: Python may collect these at any time,
-    also in the middle of any method here, or in another thread.
-    """
-
-    def __init__(self) -> None:
-        # Copies of which some are up to date; and the ids of those of which some are not.
-        self._fresh: dict[int, weakref.ref[Copies]] = {}
-        self._stale: set[int] = set()
-
-    def __del__(self, forget: Callable[[int], None] = _STALE.discard) -> None:
-        forget(id(self))
-
-    def add(self, copies: Copies) -> None:
-        """Add copies that were just made."""
-        number = id(copies)
-        LIVE.add(number)
-        self._fresh[number] = weakref.ref(copies)
-
-    def alike(self, copy: Copy) -> list[Copy]:
-        """The copies that are up to date and hold the same as ``copy``, if that is known. After a
-        write, which calls this, only the copies that it reached are up to date: so each copy is
-        looked at only once after each time that it was brought up to date.
-        """
-        has = copy.copies.way.has
-        if has is None:
-            return []
-        found = (each() for each in list(self._fresh.values()))
-        return [Copy(each, 0) for each in found if each is not None and each.way.has == has]
-
-    def refreshed(self, copies: Copies) -> None:
-        """Record that one more of the copies of an op is up to date."""
-        self._fresh[id(copies)] = weakref.ref(copies)
-        if copies.are_fresh:
-            self._stale.discard(id(copies))
-        self._note()
-
-    def outdate(self, told: Iterable[Copies]) -> None:
-        """Record a write to the memory. Of the copies ``told``, those that were up to date before
-        still are.
-        """
-        have = {id(copies) for copies in told}
-        for number in [each for each in list(self._fresh) if each not in have]:
-            # In this order: if the copies are forgotten meanwhile, neither set has them afterwards.
-            self._stale.add(number)
-            known = self._fresh.pop(number, None)
-            copies = None if known is None else known()
-            if copies is None:
-                self._stale.discard(number)
-            else:
-                copies.fresh.clear()
-        self._note()
-
-    def forget(self, copies: Copies) -> None:
-        """Remove copies that are about to be collected."""
-        number = id(copies)
-        LIVE.discard(number)
-        self._fresh.pop(number, None)
-        if self._stale:
-            self._stale.discard(number)
-            if not self._stale:
-                _STALE.discard(id(self))
-
-    def _note(self) -> None:
-        if self._stale:
-            _STALE.add(id(self))
-            Reads.watch()
-        else:
-            _STALE.discard(id(self))
+# What a memory has where it is that of a copy, and where it is that of their source: those of its
+# copies that have all that was written to it.
+_COPY, _FRESH = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
 class Way(Protocol):
@@ -143,49 +73,56 @@ class Way(Protocol):
         """
 
 
-class Copies:
-    """The results of a view op on a DTensor's local tensor that are in other memory: several for a
-    split, which have no row in common. Their memory keeps this object alive, and this object keeps
-    their source alive.
+class Copy:
+    """A result of a view op in other memory than the local tensor of the DTensor that was viewed.
+    It belongs to the memory in which it lies, and is gone with it; what it was moved from stays
+    till then.
 
     Attributes:
-        way: how they were made.
+        way, number: how it was made, and which of the results it is.
         source, spec: the local tensor that was moved, and its spec.
-        of: all copies of the source's memory.
-        fresh: the numbers of the copies that have all writes to the source by DTensors.
+        op: the call that made it. No two results of one call have a row in common.
     """
 
-    __slots__ = ("__weakref__", "_lie", "_writes", "fresh", "of", "source", "spec", "way")
+    __slots__ = (
+        "__weakref__",
+        "_fresh",
+        "_lies",
+        "_writes",
+        "number",
+        "op",
+        "source",
+        "spec",
+        "way",
+    )
 
     def __init__(
         self,
         way: Way,
+        number: int,
         source: torch.Tensor,
         spec: DTensorSpec,
-        of: CopiesOfOne,
-        lie: dict[int, Any],
+        op: object,
+        fresh: Known,
+        lies: Any,
     ) -> None:
-        self.way, self.source, self.spec, self.of = way, source, spec, of
-        self._lie, self.fresh = lie, {*lie}
-        self._writes: dict[int, int | None] = dict.fromkeys(lie, count_of_writes(source))
-        of.add(self)
-
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending() and hasattr(self, "of"):
-            self.of.forget(self)
+        self.way, self.number, self.source, self.spec = way, number, source, spec
+        self.op, self._fresh, self._lies = op, fresh, lies
+        self._writes = count_of_writes(source)
+        LIVE.add(weakref.ref(self, LIVE.discard))
+        fresh.add(weakref.ref(self, fresh.discard))
 
     @property
-    def are_fresh(self) -> bool:
-        """Whether all copies that still exist are up to date."""
-        return all(number in self.fresh or self.moved(number) is None for number in self._lie)
+    def is_stale(self) -> bool:
+        """Whether a DTensor wrote to the source since, and could not tell this."""
+        return weakref.ref(self) in _STALE
 
-    def moved(self, number: int) -> torch.Tensor | None:
-        """The whole local tensor of that copy; None if it is gone."""
-        lies = self._lie[number]
-        if isinstance(lies, weakref.ref):
-            return lies()
+    def moved(self) -> torch.Tensor | None:
+        """The local tensor that it is, whole; None where it is gone."""
+        if isinstance(self._lies, weakref.ref):
+            return self._lies()
         found = {}
-        for rank, memory, dtype, offset, size, stride in lies:
+        for rank, memory, dtype, offset, size, stride in self._lies:
             storage = memory()
             if storage is None:
                 return None
@@ -195,31 +132,31 @@ class Copies:
                 )
         return local_tensors.local_tensor(found)
 
-    def refresh(self, number: int) -> None:
-        """Update a copy from the present source. All ranks together."""
-        moved = self.moved(number)
+    def refresh(self) -> None:
+        """Have it be what the source now is. All ranks together."""
+        moved = self.moved()
         if moved is not None:
             with torch.no_grad():
-                moved.copy_(self.way.again(number, self.source))
+                moved.copy_(self.way.again(self.number, self.source))
             outdate(local_tensors.storage_of(moved))
-        self._writes[number] = count_of_writes(self.source)
-        self.fresh.add(number)
-        self.of.refreshed(self)
+        self._writes = count_of_writes(self.source)
+        self._fresh.add(weakref.ref(self, self._fresh.discard))
+        _STALE.discard(weakref.ref(self))
 
-    def take_back(self, number: int, moved: torch.Tensor) -> None:
-        """Update the source from a copy, whose local tensor is ``moved``. All ranks together."""
+    def take_back(self, moved: torch.Tensor) -> None:
+        """Have the source be what it, which lies in ``moved``, now is. All ranks together."""
         before = count_of_writes(self.source)
-        self.way.back(number, moved, self.source)
+        self.way.back(self.number, moved, self.source)
         now = count_of_writes(self.source)
-        # Copies that had all other writes still do: no row of theirs was written to.
-        for each, then in self._writes.items():
-            if then == before:
-                self._writes[each] = now
+        # Results of the op that had all else still do: no row of theirs was written to.
+        for each in _there(self._fresh):
+            if each.op is self.op and each._writes == before:
+                each._writes = now
 
-    def check(self, number: int, writer: str, tensor: Any) -> None:
+    def check(self, writer: str, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: a write to a copy cannot be taken back to the source.
+            RuntimeError: what is written to it cannot be taken to the source.
         """
         spec = self.spec
         is_what = (
@@ -227,46 +164,46 @@ class Copies:
             f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
-        if self._writes[number] != count_of_writes(self.source):
+        if self._writes != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
             )
         self.way.check_back(writer, tensor)
 
-
-class Copy(NamedTuple):
-    """One copy of those that an op has made, by its number."""
-
-    copies: Copies
-    number: int
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether a DTensor has written to the source since, without updating this copy."""
-        return self.number not in self.copies.fresh
-
-    def moved(self) -> torch.Tensor | None:
-        """The whole local tensor of the copy; None if it is gone."""
-        return self.copies.moved(self.number)
+    def alike(self) -> list[Copy]:
+        """Others of the source that have all that was written to it, and have what this one has, if
+        that is known. A write asks, after which only those that it reached have all: so however
+        many copies and writes there are, each copy is looked at once for each time that it was
+        brought up to date.
+        """
+        has = self.way.has
+        if has is None:
+            return []
+        return [each for each in _there(self._fresh) if each is not self and each.way.has == has]
 
 
-def _lying(moved: torch.Tensor) -> Any:
-    """The place of a local tensor, by which it can be found while its memory exists; a tensor would
-    keep the memory alive. In a graph there is no memory, so the tensor is kept while the graph is
-    traced.
+def _there(copies: Known) -> list[Copy]:
+    found = [each() for each in list(copies)]
+    return [each for each in found if each is not None]
+
+
+def _lying(moved: torch.Tensor, memory: Any) -> Any:
+    """Where a local tensor lies, by which it is found as long as there is the memory, and not kept:
+    a tensor would keep that for ever. In a graph there is no memory, and the tensor is kept while
+    that is traced.
     """
-    if type(moved) is torch.Tensor:  # almost always
-        return [_place(-1, moved)]
+    if type(moved) is torch.Tensor:  # by far the most
+        return [_place(-1, moved, memory)]
     if local_tensors.is_functional(moved):
         dispatch_modes.keep_while_traced(moved)
         return weakref.ref(moved)
-    return [_place(rank, part) for rank, part in local_tensors.parts_of(moved).items()]
+    parts = local_tensors.parts_of(moved).items()
+    return [_place(rank, part, part.untyped_storage()) for rank, part in parts]
 
 
-def _place(rank: int, x: torch.Tensor) -> tuple[Any, ...]:
-    memory = weakref.ref(x.untyped_storage())
-    return rank, memory, x.dtype, x.storage_offset(), x.size(), x.stride()
+def _place(rank: int, x: torch.Tensor, memory: Any) -> tuple[Any, ...]:
+    return rank, weakref.ref(memory), x.dtype, x.storage_offset(), x.size(), x.stride()
 
 
 class Redistributed:
@@ -275,17 +212,16 @@ class Redistributed:
     """
 
     def __init__(self, local: torch.Tensor, spec: DTensorSpec, wanted: DTensorSpec) -> None:
-        self._spec, self._wanted = spec, wanted
-        # Read now, because an in-place view may change the shape of the source later.
-        parts = local_tensors.parts_of(local).values()
-        self._lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
+        self._local, self._spec, self._wanted = local, spec, wanted
 
     @cached_property
     def has(self) -> Any:
         """The place of the source and the wanted placements. Symbols are text: comparing them would
         add a guard.
         """
-        sizes = local_tensors.leaves(self._lies, list(self._spec.shape))
+        parts = local_tensors.parts_of(self._local).values()
+        lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
+        sizes = local_tensors.leaves(lies, list(self._spec.shape))
         return [*map(symints.size_text, sizes), *map(repr, self._wanted.placements)]
 
     def again(self, number: int, source: torch.Tensor) -> torch.Tensor:
@@ -308,7 +244,7 @@ def note_copies(
     memory = memory_of(local) if is_followed(local) else None
     if memory is None:
         return
-    in_graph, lie, lie_in = local_tensors.is_functional(local), {}, []
+    in_graph, op = local_tensors.is_functional(local), object()
     for number, result in enumerate(moved):
         if type(result) is not torch.Tensor:  # almost never
             result = collective_ops.in_flight(result)
@@ -317,16 +253,12 @@ def note_copies(
             continue
         if in_graph and not local_tensors.is_functional(result):
             continue
-        lie[number] = _lying(result)
-        lie_in.append((lies_in, number))
-    if lie:
-        of: CopiesOfOne | None = getattr(memory, _COPIES, None)
-        if of is None:
-            of = CopiesOfOne()
-            setattr(memory, _COPIES, of)
-        copies = Copies(way, local, spec, of, lie)
-        for lies_in, number in lie_in:
-            setattr(lies_in, _COPY, (copies, number))
+        fresh = getattr(memory, _FRESH, None)
+        if fresh is None:
+            fresh = set()
+            setattr(memory, _FRESH, fresh)
+        copy = Copy(way, number, local, spec, op, fresh, _lying(result, lies_in))
+        setattr(lies_in, _COPY, copy)
 
 
 def note_copy(
@@ -342,14 +274,13 @@ def way_back(memory: Any) -> list[Copy]:
     found = []
     while (copy := copy_in(memory)) is not None:
         found.append(copy)
-        memory = local_tensors.storage_of(copy.copies.source)
+        memory = local_tensors.storage_of(copy.source)
     return found
 
 
 def copy_in(memory: Any) -> Copy | None:
-    """The copy in that memory, if there is one."""
-    found = getattr(memory, _COPY, None)
-    return None if found is None else Copy(*found)
+    """The copy that lies there, if one does."""
+    return getattr(memory, _COPY, None)
 
 
 def may_be_told(local: torch.Tensor) -> bool:
@@ -359,25 +290,30 @@ def may_be_told(local: torch.Tensor) -> bool:
     if type(local) is not torch.Tensor or local.layout is not torch.strided:
         return memory_of(local) is not None
     memory = local.untyped_storage()
-    return hasattr(memory, _COPY) or hasattr(memory, _COPIES)
+    return hasattr(memory, _COPY) or hasattr(memory, _FRESH)
 
 
 def outdate(memory: Any, by: Copy | None = None) -> None:
-    """Record a write to this memory: its copies are stale, except ``by``, from which it was
-    written, and those that can be updated from ``by``.
+    """The copies of what lies there have not what was written to it, but for ``by`` and the other
+    results of its op, and those that can be told what that one has.
     """
-    copies: CopiesOfOne | None = getattr(memory, _COPIES, None)
-    if copies is None:
+    fresh: Known | None = getattr(memory, _FRESH, None)
+    if fresh is None:
         return
-    has = None if by is None else by.moved()
-    told = [] if by is None else [by.copies]
-    for copy in () if by is None or has is None else copies.alike(by):
-        moved = copy.moved()
-        if has is not None and copy.copies is not told[0] and moved is not None:
-            moved.copy_(has)
-            told.append(copy.copies)
-            outdate(local_tensors.storage_of(moved))
-    copies.outdate(told)
+    has, told = (None, set[int]()) if by is None else (by.moved(), {id(by.op)})
+    if by is not None and has is not None:
+        for copy in by.alike():
+            moved = copy.moved()
+            if moved is not None:
+                moved.copy_(has)
+                told.add(id(copy.op))
+                outdate(local_tensors.storage_of(moved))
+    for copy in _there(fresh):
+        if id(copy.op) not in told:
+            # In this order: it is never in neither.
+            _STALE.add(weakref.ref(copy, _STALE.discard))
+            fresh.discard(weakref.ref(copy))
+            Reads.watch()
 
 
 # -- reads -----------------------------------------------------------------------------------------
@@ -413,7 +349,7 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         return True
     for copy in reversed(way_back(local_tensors.storage_of(local))):
         if copy.is_stale and alone:
-            spec = copy.copies.spec
+            spec = copy.spec
             raise RuntimeError(
                 "to_local() of a view that is a copy of its source, a DTensor of shape "
                 f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written to "
@@ -422,5 +358,5 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
                 "full_tensor() or by any op, such as .clone()."
             )
         if copy.is_stale:
-            copy.copies.refresh(copy.number)
+            copy.refresh()
     return bool(_STALE)

@@ -63,7 +63,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     memories = [_memory(tensor) for tensor in written]
     for tensor, memory in zip(written, memories):
         for copy in way_back(memory):
-            copy.copies.check(copy.number, registry.name_of(op), tensor)
+            copy.check(registry.name_of(op), tensor)
     again = _are_of_one(memories)
     for memory in memories:
         if not again or not way_back(memory):
@@ -83,7 +83,7 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
     memories = [_memory(tensor) for tensor in tensors]
     for tensor, memory in zip(tensors, memories):
         for copy in way_back(memory):
-            copy.copies.check(copy.number, "a compiled program", tensor)
+            copy.check("a compiled program", tensor)
     if _are_of_one(memories):
         raise RuntimeError(
             "a compiled program writes to several of its inputs that are views of one tensor and "
@@ -111,8 +111,8 @@ def _are_of_one(memories: Sequence[Any]) -> bool:
 
 
 def _way_of(memory: Any) -> list[int]:
-    """The ids of that memory, and of those on the way back to the tensor that was moved first."""
-    back = [local_tensors.storage_of(copy.copies.source) for copy in way_back(memory)]
+    """That memory, and those on the way to the tensor that was moved first, by number."""
+    back = [local_tensors.storage_of(copy.source) for copy in way_back(memory)]
     return [id(memory), *map(id, back)]
 
 
@@ -153,7 +153,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     for leaf in local_tensors.leaves(args, kwargs):
         if tensor_specs.is_dtensor(leaf) and memory_of(leaf._local_tensor) is not None:
             for copy in reversed(way_back(_memory(leaf))):
-                copy.copies.refresh(copy.number)
+                copy.refresh()
     for i, is_copy in enumerate(copies):
         if is_copy:
             op(
@@ -345,5 +345,5 @@ def _written(memory: Any, by: Copy | None = None) -> None:
     copy = copy_in(memory)
     moved = None if copy is None else copy.moved()
     if copy is not None and moved is not None:
-        copy.copies.take_back(copy.number, moved)
-        _written(local_tensors.storage_of(copy.copies.source), copy)
+        copy.take_back(moved)
+        _written(local_tensors.storage_of(copy.source), copy)

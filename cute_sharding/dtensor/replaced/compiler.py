@@ -163,7 +163,7 @@ def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
 
 def with_writes_told(
     before: Callable[[Sequence[DTensor]], Callable[[], None]],
-    live: set[int],
+    live: set[Any],
     stock: Callable[..., Any],
 ) -> Callable[..., Any]:
     """torch's function that makes the runner of a program traced by AOTAutograd. If the graph

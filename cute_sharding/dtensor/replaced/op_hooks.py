@@ -48,7 +48,7 @@ def install_propagation(
     writing: Callable[..., Any],
     in_nodes: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
-    live: set[int],
+    live: set[Any],
 ) -> None:
     """Make ``propagate`` the propagator's function, with all arguments of the ops ``names`` in its
     cache keys. ``handler(torch's)`` replaces torch's functions for ops that skip the propagator.

@@ -71,7 +71,7 @@ class Tracing:
         local_size: Callable[..., Any],
         equate: Callable[..., None],
         writing: Callable[[Sequence[DTensor]], Callable[[], None]],
-        live: set[int],
+        live: set[Any],
         of_one_rank: Callable[[], None],
     ) -> None:
         self._installed = installed

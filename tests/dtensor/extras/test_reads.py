@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from writing_programs import drawn_program
 
 import cute_sharding
-from cute_sharding.dtensor.extras.copies import Copies
+from cute_sharding.dtensor.extras.copies import Copy
 
 SETTINGS = {"movement": {"movement": True}, "views": {}}
 
@@ -117,8 +117,8 @@ def test_a_write_costs_the_same_however_many_slices_are_kept(monkeypatch):
     not the others; each is told from what it has, so that all are as on one device.
     """
     looked_up = []
-    moved = Copies.moved
-    monkeypatch.setattr(Copies, "moved", lambda *which: looked_up.append(which) or moved(*which))
+    moved = Copy.moved
+    monkeypatch.setattr(Copy, "moved", lambda *which: looked_up.append(which) or moved(*which))
 
     def program(x, count):
         parts = [x[i : i + 5] for i in range(count)]
@@ -143,8 +143,8 @@ def test_a_write_to_a_part_leaves_the_other_parts_as_they_are(monkeypatch):
     that is read.
     """
     brought = []
-    refresh = Copies.refresh
-    monkeypatch.setattr(Copies, "refresh", lambda *which: brought.append(which) or refresh(*which))
+    refresh = Copy.refresh
+    monkeypatch.setattr(Copy, "refresh", lambda *which: brought.append(which) or refresh(*which))
 
     def program(x):
         parts = x.split(3)
@@ -163,7 +163,7 @@ def test_a_write_to_a_part_leaves_the_other_parts_as_they_are(monkeypatch):
         assert not brought
         x.mul_(3.0)
         assert_close(parts[1].clone(), expected[2] * 3, "after a write to all")
-        assert [number for _, number in brought] == [1]
+        assert [copy.number for (copy,) in brought] == [1]
 
 
 def test_to_local_raises_where_it_would_have_to_receive():
