@@ -86,6 +86,25 @@ def keeps(exchange: Exchange, link: Link, d: int) -> bool:
     )
 
 
+def ends_otherwise(exchange: Exchange, output: int) -> set[int]:
+    """The dims of a result that is a view which are every so-manieth row of a dim from end to end,
+    so that the row that follows in memory is one such step further; and on some device it is not.
+    """
+    (link,) = [link for link in exchange.move.links if link.target == output]
+    operand, onto = exchange.sources[link.source], exchange.targets[output]
+    mesh, found = onto.mesh, set()
+    for device in [mesh.coordinates(rank) for rank in standing_for_all([mesh])]:
+        assert device is not None, "a rank of the mesh"
+        held = operand.shape_of(device)
+        for (source, target), rows in zip(link.pairs, slices(exchange, output, device) or ()):
+            if source.dim is None or target.dim is None or rows.step == 1:
+                continue
+            is_all = onto.shape[target.dim] * rows.step == operand.shape[source.dim]
+            if is_all and rows.rows * rows.step != held[source.dim]:
+                found.add(target.dim)
+    return found
+
+
 def _evenly(run: Run) -> Slice:
     """The rows x of a run; with a count of -1 if they are not evenly spaced."""
     if not run.loops:

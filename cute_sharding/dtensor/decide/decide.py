@@ -113,7 +113,7 @@ def _completed(question: Question, found: Any) -> Any:
     if schema.op._schema._is_view_op() or question.is_view:
         return answers.of_view(found, schema, by_plan=question.is_view)
     found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
-    return in_order(taken_back(with_scalars_finished(found, schema), schema), schema)
+    return taken_back(in_order(with_scalars_finished(found, schema), schema), schema)
 
 
 def _torchs_or_less(question: Question) -> Any:

@@ -1,33 +1,50 @@
-"""Lays out the results of ops whose operands are moved first, by their global strides.
+"""Results of ops lie in the order of their strides, on every rank.
 
-An op lays out its result like its operands. If all local operands follow the strides of the whole
-tensor, the result does too. A moved operand does so unless it is expanded: it then has memory for
-every row on each device, and the op may follow its layout instead of the others'.
+An op lays out its result as its operands lie. Where all lie as the strides of the whole say, so
+does the result, but for two things. An operand that is moved is expanded: then it has memory for
+every row on each device, and the op may go by its order and not by that of the others. Or torch
+says of the result other strides than the kernel makes: it says so of a device that computes
+nothing, by code of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.answer import answers
+from cute_sharding.dtensor.replaced import op_schemas, registry
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, TensorMeta
+from cute_sharding.dtensor.run.order import (
+    laid_out,
+    lies_row_by_row,
+    long_dims,
+    long_dims_of_elements,
+)
+from cute_sharding.relations.table import ROWS
+from cute_sharding.relations.table.along import pointwise
 
 
 def in_order(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op that is no view; if it redistributes operands, its local results are
-    laid out by their global strides.
+    """The answer for an op whose results are new, with local results laid out as their strides say,
+    where it redistributes operands, or where its kernel may lay them out otherwise.
     """
     wanted = found.redistribute_schema
     answer = wanted and answers.answer_of(wanted)
-    if wanted is None or schema.op._schema.is_mutable or (answer and answer.takes_all):
+    if (answer and answer.takes_all) or any(
+        each.alias_info is not None for each in schema.op._schema.returns
+    ):
         return found
     metas = [
         spec.tensor_meta if isinstance(spec, DTensorSpec) else None
         for spec in answers.specs_of_results(found)
     ]
-    if not any(meta is not None and len(meta.shape) > 1 for meta in metas):
+    several = [meta for meta in metas if meta is not None and len(meta.shape) > 1]
+    if not several or (wanted is None and not _may_lie_otherwise(schema, several)):
         return found
     run = answers.kernel_of(found, schema)
 
@@ -42,3 +59,27 @@ def in_order(found: Any, schema: OpSchema) -> Any:
         return tuple(laid) if isinstance(results, tuple) else laid
 
     return answers.instead(found, schema, function)
+
+
+def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
+    """Whether the op's kernel may lay out its results otherwise than torch says. Of operands that
+    lie row by row none does, nor where the call says how results are to lie. Of others an op on
+    elements goes by the operands, one after the other; of the rest the table says which do, and of
+    what has no row nothing is known.
+
+    (Compilers lay out what they compute as torch says.)
+    """
+    op, operands = schema.op, [spec.tensor_meta for spec in op_schemas.specs_of(schema)]
+    if (
+        is_tracing()
+        or any(meta is None for meta in operands)
+        or all(map(lies_row_by_row, operands))
+        or op_schemas.place_of(op, "memory_format") is not None
+    ):
+        return False
+    row = ROWS.get(registry.name_of(op))
+    if torch.Tag.pointwise not in op.tags and (row is None or row.rule is not pointwise):
+        return row is None or row.own_order
+    if row is not None and row.own_order:
+        return True
+    return any(long_dims(meta) != long_dims_of_elements(meta.shape, operands) for meta in results)

@@ -29,6 +29,7 @@ from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.order import lie_in, order_of
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
+from cute_sharding.exchange.slices import ends_otherwise
 from cute_sharding.propagation.steps import Placed
 from cute_sharding.relations.forms import Fold, Window
 from cute_sharding.sharding.chains import chain_of, chains_of
@@ -110,12 +111,23 @@ class Runner:
         operands = self._brought([collective_ops.waited(x) for x in given])
         step, results = self.steps[0], None
         if self.note is not None and isinstance(step, Movement):
-            results = step.views(operands)
+            results = step.views(operands) if self._steps_fit else None
         if results is None:
             results = list(map(lie_in, moved(operands), self._orders))
             if self.note is not None:
                 self.note(self, given[0], self.specs[0], results)
         return results[0] if isinstance(self.metas, TensorMeta) else results
+
+    @cached_property
+    def _steps_fit(self) -> bool:
+        """Whether dims that are one in a result that is a view are one in a view on each device: of
+        every other row of a dim that is cut, not where devices have odd numbers of rows.
+        """
+        return not any(
+            meta.shape[d] * meta.stride[d] in meta.stride
+            for k, meta in enumerate(listed(self.metas))
+            for d in ends_otherwise(self.movement.exchange, k)
+        )
 
     @property
     def movement(self) -> Any:

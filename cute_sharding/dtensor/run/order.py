@@ -15,6 +15,7 @@ import torch
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
+from cute_sharding.layout.layout import row_major
 
 # The row-major order, by the number of dims; no tensor has more.
 _ROWS = tuple([tuple(range(count)) for count in range(65)])
@@ -59,27 +60,78 @@ def order_of(meta: Any) -> tuple[int, ...] | None:
     return None if numbers is None else _memory_order(*numbers)
 
 
-def memory_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The dims from the outermost to the innermost, as ``clone()`` lays them out
-    (infer_dense_strides of aten/src/ATen/ExpandUtils.cpp): by stride, then by size; expanded dims
-    (stride 0) stay in their place.
+def memory_order(sizes: Sequence[int], *strides: Sequence[int]) -> tuple[int, ...]:
+    """Dims from the outermost to the innermost, as ``clone()`` lays them out (infer_dense_strides
+    of aten/src/ATen/ExpandUtils.cpp), and as ops on elements do those of several operands
+    (reorder_dimensions of TensorIterator.cpp), of which the first that tells two dims apart
+    decides: by stride, then by size; those that are expanded, of stride 0, stay where they stand.
 
     >>> memory_order((12, 8), (1, 12)), memory_order((4, 8), (0, 1))
     ((1, 0), (0, 1))
+    >>> memory_order((4, 8), (0, 1), (1, 4))
+    (1, 0)
     """
     order = list(reversed(range(len(sizes))))
     for last in range(1, len(order)):
         at = last
         for before in reversed(range(last)):
             inner, dim = order[before], order[at]
-            if not (strides[inner] and strides[dim]):
-                continue
-            if (strides[inner], sizes[inner]) > (strides[dim], sizes[dim]):
+            if (found := _compared(inner, dim, sizes, strides)) > 0:
                 order[before], order[at] = dim, inner
                 at = before
-            elif strides[inner] < strides[dim]:
+            elif found < 0:
                 break
     return tuple(reversed(order))
+
+
+def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Sequence[int]]) -> int:
+    """Below 0 where ``inner`` lies within ``dim``, above 0 the reverse, 0 where nothing says."""
+    for strides in operands:
+        if strides[inner] and strides[dim]:
+            if strides[inner] != strides[dim]:
+                return -1 if strides[inner] < strides[dim] else 1
+            if sizes[inner] > sizes[dim]:
+                return 1
+    return 0
+
+
+def long_dims(meta: TensorMeta) -> list[int]:
+    """The dims of more than one row, from the outermost to the innermost.
+
+    >>> long_dims(TensorMeta(torch.Size((2, 1, 3)), (1, 2, 2), torch.float32))
+    [2, 0]
+    """
+    order = memory_order(meta.shape, meta.stride)
+    return [d for d in order if meta.shape[d] > 1]
+
+
+def long_dims_of_elements(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
+    """The same of what an op on elements makes, of that shape, of operands that are broadcast.
+
+    >>> row = TensorMeta(torch.Size((3,)), (1,), torch.float32)
+    >>> matrix = TensorMeta(torch.Size((2, 3)), (1, 2), torch.float32)
+    >>> long_dims_of_elements((2, 3), [row, matrix])
+    [1, 0]
+    """
+    strides = [
+        (
+            *[0] * (len(shape) - len(meta.shape)),
+            *[
+                0 if n == 1 < of_all else stride
+                for n, stride, of_all in zip(
+                    meta.shape, meta.stride, shape[len(shape) - len(meta.shape) :]
+                )
+            ],
+        )
+        for meta in operands
+    ]
+    return [d for d in memory_order(shape, *strides) if shape[d] > 1]
+
+
+def lies_row_by_row(meta: TensorMeta) -> bool:
+    """Whether the last dim lies innermost, the one before around it, and so on, without gaps."""
+    rows = row_major(tuple(meta.shape))
+    return all(n == 1 or a == b for n, a, b in zip(meta.shape, meta.stride, rows))
 
 
 _memory_order = lru_cache(maxsize=1 << 12)(memory_order)

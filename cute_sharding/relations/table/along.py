@@ -185,6 +185,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
         along("x, x -> x", 2),
+        own_order=True,
     ),
     Row(("cummax.default", "cummin.default"), along("x -> x, x")),
     Row(("sort.default", "sort.stable"), along("x -> x, x", default=-1)),
@@ -199,7 +200,7 @@ ROWS: tuple[Row, ...] = (
     Row(("renorm.default",), each_row),
     Row(("trace.default",), "[n] [m] ->"),
     Row(("glu.default",), along("x -> x/[half]", default=-1)),
-    Row(("glu_backward.default",), along("x/[half], x -> x", 2)),
+    Row(("glu_backward.default",), along("x/[half], x -> x", 2), own_order=True),
     Row(("_fft_c2c.default",), along("x -> x"), filled=True),
     Row(("_fft_r2c.default", "_fft_c2r.default"), transformed, filled=True),
     # reductions
@@ -232,7 +233,7 @@ ROWS: tuple[Row, ...] = (
     # pointwise ops, of which torch's own list has not all
     Row(GRADIENTS, pointwise, linear=(0,)),
     Row(OTHERS, pointwise),
-    Row(("log_sigmoid_forward.default",), "... -> ..., ..."),
+    Row(("log_sigmoid_forward.default",), "... -> ..., ...", own_order=True),
 )
 
 # Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.

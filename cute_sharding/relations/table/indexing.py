@@ -208,7 +208,7 @@ ROWS: tuple[Row, ...] = (
     Row(("index_add.default", "index_copy.default"), along("x, [k], x/[k] -> x")),
     Row(("index_fill.int_Scalar",), along("x, [...] -> x")),
     Row(("index_fill.int_Tensor",), along("x, [...],  -> x")),
-    Row(("isin.Tensor_Tensor",), sought, "max"),
+    Row(("isin.Tensor_Tensor",), sought, "max", own_order=True),
     Row(("take.default",), taken),
     Row(("index.Tensor",), indexed),
     Row(("index_put.default",), index_put),

@@ -109,6 +109,7 @@ ROWS: tuple[Row, ...] = (
         loss,
         reduction_of_loss,
         shares="elements",
+        own_order=True,
     ),
     Row(
         (
@@ -119,6 +120,7 @@ ROWS: tuple[Row, ...] = (
         ),
         loss_backward,
         kernel=MeanGradient(3),
+        own_order=True,
     ),
     Row(("binary_cross_entropy_backward.default",), loss_backward, kernel=MeanGradient(4)),
     Row(  # of no rows torch's kernel gives what stands in memory

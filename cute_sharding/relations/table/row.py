@@ -62,6 +62,8 @@ class Row:
         kernel: what the op's kernel wants of its local arguments.
         writes: the names of arguments that the op writes to, where its schema in torch does not say
             so.
+        own_order: of operands that do not lie row by row kernels may make results in another order
+            of dims than torch says.
         has_function: torch's dispatcher may have a function of its own for the op, so that the
             propagator is not asked.
         made_of: what torch makes the op of, before a DTensor meets it.
@@ -83,6 +85,7 @@ class Row:
     by_names: tuple[str, ...] = ()
     kernel: Kernel | None = None
     writes: tuple[str, ...] = ()
+    own_order: bool = False
     has_function: bool = False
     made_of: str = ""
     note: str = field(default="", compare=False)

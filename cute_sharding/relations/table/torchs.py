@@ -83,6 +83,7 @@ ROWS: tuple[OfTorch, ...] = (
         note="batch norms of backends",
     ),
     OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="keeps the slopes that it drew"),
+    OfTorch(("pow.Scalar",), own_order=True, note="makes rows, in whatever order the operand lies"),
     OfTorch(
         ("tensor_split.sections", "tensor_split.indices"),
         made_of="slice.Tensor",

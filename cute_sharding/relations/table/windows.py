@@ -39,7 +39,12 @@ def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
 
 ROWS: tuple[Row, ...] = (
     *(
-        Row(tuple(name.format(n) for name in names), windowed(n, *forms), filled=True)
+        Row(
+            tuple(name.format(n) for name in names),
+            windowed(n, *forms),
+            filled=True,
+            own_order=True,
+        )
         for n in (2, 3)
         for forms, names in (
             (("x", "y"), ("avg_pool{}d.default", "_adaptive_avg_pool{}d.default")),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from drawing import draw_placements
 from movement_programs import listed
 from op_programs import assert_close, values
+from orders import lies_otherwise
 from simulation import distribute, is_partial, mesh_of, plain, ranks_of
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -129,22 +130,7 @@ def _in_memory(tensor, like=None):
 
 
 def assert_lies_as_it_says(tensor, case):
-    """Of any two dims the one that is further out in the whole is so in each local tensor. Two that
-    could be one dim in the whole could be one there, but where rows of the whole share memory.
-    """
-    sizes, strides = tensor.shape, tensor.stride()
-    shared = len({*strides, 0}) <= tensor.ndim
-    for rank, local in tensor._local_tensor._local_tensors.items():
-        if not local.numel():
-            continue
-        long = [d for d in range(tensor.ndim) if local.shape[d] > 1 and strides[d]]
-        for outer in long:
-            for inner in long:
-                if strides[outer] > strides[inner]:
-                    assert local.stride(outer) > local.stride(inner), (case, rank)
-                if not shared and strides[outer] == strides[inner] * sizes[inner]:
-                    joined = local.stride(inner) * local.shape[inner]
-                    assert local.stride(outer) == joined, (case, rank)
+    assert lies_otherwise(tensor) is None, (case, lies_otherwise(tensor))
 
 
 def test_a_compiled_program_for_many_sizes_leaves_what_an_eager_one_does():
