@@ -1,12 +1,12 @@
-"""How placements go through a relation, decided mesh dim by mesh dim. Imports no torch.
+"""Placements are carried through a relation, one mesh dim after the other. Imports no torch.
 
-- :mod:`.solver`: one option for each mesh dim, of those that can be carried, or of least cost.
-- :mod:`.carry`: through a view, free or not at all. :mod:`.targets`: the cheapest placements that
-  make a view free; :mod:`.suggestions`: those that an error suggests, and why the view is not free.
-- :mod:`.choose`, :mod:`.free`: through a movement: free placements of the results, if there are
-  any, or the cheapest; :mod:`.steps`: through views and movements, one after the other.
-- :mod:`.assign`: through a signature: which mesh dim cuts which name. :mod:`.operands`: what an op
-  is given, and what it costs to bring it to other placements.
+- :mod:`.solver`: picks one option for each mesh dim: all that can be carried, or the cheapest.
+- :mod:`.carry`: carries cuts through a view, free or not at all. :mod:`.targets`: the cheapest
+  placements that make a view free; :mod:`.suggestions`: the placements and the reason in an error.
+- :mod:`.choose`, :mod:`.free`: choose the placements of a movement's results, free ones if there
+  are any, else the cheapest; :mod:`.steps`: for views and movements one after the other.
+- :mod:`.assign`: assigns mesh dims to the names of a signature. :mod:`.operands`: an op's operands,
+  and the cost of redistributing them.
 """
 
 from cute_sharding.propagation.assign import Assignment, assign

@@ -1,10 +1,10 @@
 """Which mesh dim cuts which name of a signature.
 
-Each mesh dim either cuts one name, by one split factor, in all tensors that have the name (the
-others have all they need), or keeps one operand's pending reduction pending in the result, or
-nothing. Then the rows of a name that a device has are the same in all operands, whatever the mesh
-dims before have cut, and the results hold the same rows: no choice needs more proof than this. What
-remains is cost.
+Each mesh dim has one of three roles. It cuts one name by one split factor, in all tensors that have
+the name (and the other tensors are replicated on it); or it keeps one operand's pending reduction
+pending in the result; or it does nothing. With such roles a device has the same rows of a name in
+all operands, whatever the mesh dims before have cut, and the results hold these rows too. No choice
+needs further proof; choices differ only in cost.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from cute_sharding.propagation.solver import Cost, least
 from cute_sharding.relations.signature import ONE, Linear, Signature
 from cute_sharding.sharding.deal import are_even
 
-ALL = -1  # operands that go together
+ALL = -1  # stands for all operands whose reductions stay pending together
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What each mesh dim is to do to each operand, and does to each result; and the elements that
-    the busiest device receives on the way.
+    """The parts of each operand and each result, on each mesh dim, and how many elements the
+    busiest device receives on the way.
 
     Attributes:
-        operands: for each operand, one part for each mesh dim, as :class:`Operand` has them. Of one
-            that is not read, those that it has; of one of which the sizes alone are, those of its
-            sizes.
-        results: the same of each result.
+        operands: the parts that each operand must have, as in :class:`Operand`. An operand that
+            the op does not read keeps its own; if the op reads only sizes, those of the sizes.
+        results: the parts of each result.
         received: in elements.
-        differ: where averages go by shares, whether some is pending of blocks that differ in size.
+        differ: whether averages weighted by shares are pending over blocks of unequal sizes.
 
     >>> from cute_sharding.relations import parse
     >>> matmul = parse("m k, k n -> m n", (2, 2))
@@ -54,8 +53,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Of one mesh dim: the name that it cuts and the split factor; or the operand whose reduction
-    stays pending, or ALL of those that go together, and its op; or neither.
+    """The role of one mesh dim: the name that it cuts and the split factor; or the operand whose
+    reduction stays pending (ALL: all that stay pending together) and its op; or neither.
     """
 
     name: str | None = None
@@ -77,24 +76,24 @@ def assign(
     empty: bool = False,
     network: Chosen = None,
 ) -> Assignment:
-    """The assignment under which the fewest elements are received; of several, one that leaves
-    little pending, and then little on each device.
+    """The assignment that receives the fewest elements; of several, one that leaves the fewest
+    reductions pending, then one that holds the fewest elements on each device.
 
     Args:
-        signature: for operands of those numbers of dims.
-        operands: the tensors, as they are.
+        signature: for operands with as many dims as these.
+        operands: the tensors, with the placements that they have.
         mesh: the mesh's sizes.
-        reduce: the reduction that a contracted name leaves pending; None: such names are whole.
-        linear: the operands of which what is pending may stay so; by position, those of whose sum
-            the result is the sum (or the average).
-        filled: the names of which no device may be left without rows; True: all of them.
-        spare: whether mesh dims that can keep nothing of what they cut may cut a free name instead,
-            where fewer elements are received so: each device is brought a part of what else all of
-            them would be brought.
-        empty: whether what the op gives of no rows changes nothing of a reduction that is pending.
-        shares: whether averages may be pending of blocks of any size, as what a device has of one
-            counts by its share.
-        network: by which redistributions are planned, where it is not the default.
+        reduce: the reduction that a cut of a contracted name leaves pending; None: contracted
+            names must not be cut.
+        linear: the operands whose pending reductions may stay pending; positions: the operands in
+            which the op is linear, so that pending sums and averages may stay.
+        filled: the names of which every device must have rows; True: all names.
+        spare: whether mesh dims that cannot keep any cut may cut a free name instead, if fewer
+            elements are received then: each device receives a part and not the whole.
+        empty: whether the op's result on no rows is neutral for the pending reduction.
+        shares: whether averages over blocks of any sizes may be pending, since each device's
+            average is weighted by its share of the rows.
+        network: the network for which redistributions are planned, if it is not the default.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -128,7 +127,7 @@ def assign(
 
 @dataclass(frozen=True)
 class _Question:
-    """What :func:`assign` is asked."""
+    """The arguments of :func:`assign`."""
 
     signature: Signature
     operands: tuple[Operand, ...]
@@ -163,7 +162,7 @@ def _assigned(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
         return least(options, partial(_weighed, question), whole)
     found = _assigned(question, False)
     if found[1].received:
-        # Where each device has rows: of none, some kernels have no result, and others a wrong one.
+        # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
         wider = [
             [*some, *cuts] if n > 1 and some == [_Choice()] else some
@@ -175,7 +174,7 @@ def _assigned(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
 
 
 def _weighed(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assignment] | None:
-    """What comes of these choices; None where they are not allowed."""
+    """The cost and the assignment of these choices; None if they are not allowed."""
     signature, operands, mesh = question.signature, question.operands, question.mesh
     linear, reduce = question.linear, question.reduce
     if not _allowed(question, choices):
@@ -197,7 +196,7 @@ def _weighed(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Ass
         return None
     by = question.network
     received = sum(received_for(operand, target, mesh, by) for operand, target in moved)
-    # What comes of the op meets what is cut as an operand is of which it reads the sizes alone.
+    # An operand of which only sizes are read will meet the result, so its redistribution counts.
     later = sum(received_for(operands[i], targets[i], mesh, by) for i in signature.sized)
     results = tuple([_of_result(names, choices, reduce) for names in signature.results])
     pending = sum(isinstance(part, str) for parts in results for part in parts)
@@ -211,7 +210,7 @@ def _weighed(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Ass
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:
-    """The plain cuts of free names, of operands of which something may have to be received."""
+    """Plain cuts of free names, of the operands for which elements may have to be received."""
     names = {
         name: None
         for i, (operand, names) in enumerate(zip(operands, signature.operands))
@@ -232,7 +231,7 @@ def _options(
     reduce: str | None,
     linear: Linear,
 ) -> list[_Choice]:
-    """What one mesh dim may do: what it does to one of the operands already, or nothing."""
+    """The choices for one mesh dim: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
         if i in signature.unread:
@@ -258,8 +257,8 @@ def _options(
 
 
 def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
-    """Whether what is left pending is right for blocks of these sizes: an average is of blocks of
-    one size, unless these count by their shares, and a maximum, say, of none that is empty.
+    """Whether the reductions left pending are right for blocks of these sizes. An average needs
+    blocks of equal size, or weights by share; a maximum, for example, needs blocks with rows.
     """
     signature, sizes, mesh = question.signature, question.sizes, question.mesh
     reduce, filled = question.reduce, question.filled
@@ -293,8 +292,8 @@ def _contracted(signature: Signature, choices: Sequence[_Choice]) -> set[str]:
 
 
 def _changes_reduction(operand: Operand, target: tuple[Part, ...]) -> bool:
-    """Whether what is pending would have to be so in another way: a maximum is no term of a sum
-    that is pending.
+    """Whether the operand would have to change the op of a pending reduction: a pending sum cannot
+    become a pending maximum.
     """
     return any(
         isinstance(part, str) and isinstance(wanted, str) and part != wanted
@@ -307,7 +306,7 @@ def _changes_more(
     operands: Sequence[Operand],
     targets: Sequence[tuple[Part, ...]],
 ) -> bool:
-    """Whether what is to stay pending is of an operand that is not as it was."""
+    """Whether an operand whose reduction stays pending has to be redistributed."""
     return any(
         operand.parts != target
         for choice in choices
@@ -320,7 +319,7 @@ def _changes_more(
 def _rows(
     name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...]
 ) -> frozenset[int]:
-    """How many rows of the name some device has."""
+    """The numbers of rows of the name that devices have."""
     cuts = [(choice.split_factor, n, False) for choice, n in _cutting(name, choices, mesh)]
     return rows_of_devices(sizes[name], tuple(cuts))
 
@@ -328,15 +327,15 @@ def _rows(
 def _cutting(
     name: str | None, choices: Sequence[_Choice], mesh: Sequence[int]
 ) -> list[tuple[_Choice, int]]:
-    """The choices that cut a name, and the devices that they cut it for."""
+    """The choices that cut a name, each with the number of devices on its mesh dim."""
     return [(choice, n) for choice, n in zip(choices, mesh) if choice.name == name]
 
 
 def _is_even(
     name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: Sequence[int]
 ) -> bool:
-    """Whether the name is cut into blocks of one size: of several rows for each of its own, such
-    blocks are those of one cut by the same split factor.
+    """Whether these choices cut the name into blocks of equal size. Then a name with several rows
+    for each row of this one is cut into equal blocks by the same split factor too.
     """
     cuts = [(choice.split_factor, n) for choice, n in _cutting(name, choices, mesh)]
     return are_even(sizes[name], cuts)

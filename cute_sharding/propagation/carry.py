@@ -1,19 +1,18 @@
-"""Carrying shardings through a view, mesh dim by mesh dim, exactly.
+"""Shardings are carried through a view exactly, one mesh dim after the other.
 
-Let a view read the same elements, in the same order, under another shape. Every device's elements
-are in ascending order of their index, before and after, so placements of the output are right if
-and only if each device's *set* of elements is. And after the first t mesh dims, the set held by the
-devices that share t coordinates is the union over the rest: if the whole is right, so is every
-prefix. Hence:
+A view reads the same elements in the same order under another shape. Every device holds its
+elements in ascending order of index, before and after, so the output's placements are right if and
+only if each device's *set* of elements is. After the first t mesh dims, the devices that share t
+coordinates together hold the union of their sets: if the whole is right, so is every prefix. Hence:
 
-- mesh dims can be decided one by one, left to right, with no way back: what a prefix holds does not
-  depend on how it was said;
+- mesh dims can be decided one by one from left to right, without backtracking: the set that a
+  prefix gives a device does not depend on which cuts describe it;
 - given an equal prefix, mesh dim t divides the same local tensor, once under the local input shape
-  and once under the local output shape. So its two divisions are equal exactly when their *deals*
-  are (cute_sharding/sharding/deal.py), and the dim and split factor are read off the deal.
+  and once under the local output shape. The two divisions are equal exactly when their *deals* are
+  (cute_sharding/sharding/deal.py), and the dim and split factor are read off the deal.
 
-Devices differ only in their local shapes, of which there are few (at most five a mesh dim, one
-where sizes divide), whatever the number of devices. The outcome is complete: where :func:`carry`
+Devices differ only in their local shapes, of which there are few (at most five for each mesh dim,
+one where sizes divide), whatever the number of devices. The method is complete: if :func:`carry`
 finds no placements, none exist.
 """
 
@@ -40,14 +39,14 @@ Kinds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
 
 
 class Carried(NamedTuple):
-    """The cuts of the output, one a mesh dim; or the first mesh dim that cannot be carried, and the
-    cuts of those before it.
+    """The cuts of the output, one for each mesh dim; or the first mesh dim that cannot be carried,
+    and the cuts of those before it.
 
     Attributes:
-        cuts: of the mesh dims that are carried.
-        blocked: the first mesh dim that is not, if there is one.
-        traced: whether not all blocks are known to be of one size, so that it is proved for each
-            kind of device. (No graph is traced.)
+        cuts: for the mesh dims that are carried.
+        blocked: the first mesh dim that cannot be carried; None: all are carried.
+        traced: some blocks may differ in size, so that each kind of device was proved by itself.
+            (No graph is traced.)
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> flatten = BY_OP["Tensor.view"].view((6, 4), (24,))
@@ -86,8 +85,8 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     kept = view.kept
     kinds: Kinds = [(view.sizes, view.target)]
     carried: list[Cut] = []
-    before: tuple[Cut, Cut, int] | None = None  # what divides the kinds next
-    is_even = True  # all blocks are known to be of one size; kept dims are not looked at
+    before: tuple[Cut, Cut, int] | None = None  # the cuts that divide the kinds next
+    is_even = True  # all blocks are known to be of equal size; kept dims are not examined
     for cut, parts in zip(cuts, mesh):
         found = None
         if cut is None:
@@ -114,8 +113,8 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
 def unblocked(
     view: View, cuts: Sequence[Cut], mesh: Sequence[int], unsharded: Sequence[int] = ()
 ) -> tuple[Cut, ...]:
-    """The cuts without those that block the view, one after the other until none does; and without
-    those of the dims ``unsharded``.
+    """The cuts without those that block the view, removed one by one until none does, and without
+    the cuts of the input dims ``unsharded``.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> flatten = BY_OP["Tensor.view"].view((7, 4), (28,))
@@ -134,7 +133,7 @@ def unblocked(
 
 
 def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
-    """Whether not all blocks are known to be of one size."""
+    """Whether some blocks may differ in size."""
     by_dim: dict[int, list[tuple[int, int]]] = {}
     for cut, parts in zip(cuts, mesh):
         if cut is not None and parts > 1:
@@ -143,15 +142,15 @@ def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
 
 
 def kinds_of(view: View) -> Kinds:
-    """The kinds of device before any mesh dim: one, that holds the whole tensor."""
+    """The kinds of device before any mesh dim: one kind, which holds the whole tensor."""
     return [(view.sizes, view.target)]
 
 
 def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kinds] | None:
-    """Carry one more mesh dim, of ``parts`` devices: its cut of the output and the kinds of device
-    after it, or None where it cannot be carried.
+    """Carry one more mesh dim, of ``parts`` devices: return its cut of the output and the kinds of
+    device after it, or None if it cannot be carried.
 
-    ``kinds`` are those that the mesh dims before it leave; the view has elements.
+    ``kinds`` are those after the mesh dims before it; the view must have elements.
     """
     if cut is None:
         return None, kinds
@@ -164,11 +163,11 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
 
 
 def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
-    """:func:`carry` for a tensor without elements: every placement is right, but local shapes must
-    still be those that the local op makes.
+    """:func:`carry` for a tensor without elements: every placement is right, but the local shapes
+    must be those that the local op makes.
 
-    A reshape is told its local shape, so any dim will do. A dim kept stays as it is, and one that
-    is repeated or broadcast in place is carried by itself.
+    A reshape gets its local shape as an argument, so any dim will do. A kept dim stays where it is;
+    a dim that is repeated or broadcast in place is carried by itself.
     """
     alone: dict[int, tuple[View, Kinds]] = {}
     carried: list[Cut] = []
@@ -199,8 +198,8 @@ def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carr
 
 
 def _place(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
-    """The cut of the output that deals as ``cut`` of an input dim does that is not kept, on every
-    kind of device; None where there is none.
+    """The cut of the output with the same deal as ``cut``, on every kind of device; None if there
+    is none. ``cut`` must not be of a kept dim.
     """
     at, split_factor = view.position(cut[0]), cut[1]
     if parts == 1:
@@ -228,8 +227,8 @@ def _place(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
     factor = found[0][3]
     if len(kinds) == 1:
         return where, factor
-    # The split factors that deal so are a range for each kind: its largest start is in all of them,
-    # or nothing is.
+    # For each kind the split factors with this deal are a range: the ranges have a common factor
+    # if and only if their largest start lies in all of them.
     for other in [kind[3] for kind in found[1:]] + [target[where] for target in whole]:
         factor = max(factor, other)
     for dealt, n, inner, smallest in found:
@@ -239,8 +238,8 @@ def _place(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
 
 
 def _place_even(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
-    """:func:`_place` where the dim is dealt in blocks of one size, and so is a target dim in pieces
-    as long: then the blocks are as long too. None also where that is not known to be so.
+    """:func:`_place` where the dim is dealt in blocks of one size and some target dim has pieces
+    of the same length: its blocks are then equal too. None if that is not known.
     """
     at, split_factor = view.position(cut[0]), cut[1]
     source, target = kinds[0]
@@ -258,7 +257,7 @@ def _place_even(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> C
 
 def _one_row(view: View, dim: int | None, whole: list[Sequence[int]]) -> Cut:
     """:func:`_place` where pieces have one row, so that device 0 keeps everything: any split factor
-    of at least the local size.
+    of at least the local size will do.
     """
     home = view.home.get(dim, -1)  # type: ignore[arg-type]
     homes = range(view.rank) if home < 0 else (home,)
@@ -270,8 +269,8 @@ def _one_row(view: View, dim: int | None, whole: list[Sequence[int]]) -> Cut:
 
 
 def _nearest(view: View, at: int) -> Cut:
-    """Where to say that a mesh dim of one device shards: anywhere is right; the dim that starts
-    where the source dim starts reads best.
+    """The cut to report for a mesh dim of one device. Any dim is right; we take the one that starts
+    where the source dim starts.
     """
     reach = prod(view.sizes[at:])
     best: Cut = None
@@ -283,10 +282,10 @@ def _nearest(view: View, at: int) -> Cut:
 
 def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kinds:
     """The kinds of device after a mesh dim deals ``cut`` of the source and ``found`` of the target
-    out alike; kinds that hold nothing are left out.
+    alike; kinds that hold nothing are left out.
 
-    A dim that is kept stands alike among the others before and after: whatever is left of it is a
-    factor of all deals of the dims before it, and makes no difference between two.
+    A kept dim has the same place among the other dims before and after. Its local size is a factor
+    in all deals of the dims before it, so it cannot make two deals differ.
     """
     if cut is None or found is None or parts == 1:
         return kinds

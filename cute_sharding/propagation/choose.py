@@ -1,17 +1,17 @@
 """Which placements the results of a movement op have.
 
-Mesh dims that cut no dim that the op touches stay as they are. Those that would leave every result
-fewer rows of a dim than they have devices, where the operand has enough, replicate the results:
-such a shard cannot be broadcast, and what is made with it is gathered each time. That is what torch
-gives, and the rows are all that is received. Of the others, in this order:
+Mesh dims that cut no dim that the op touches stay as they are. Mesh dims on which every result
+would have fewer rows than devices, while the operand has enough, replicate the results: a shard of
+so few rows cannot be broadcast, and it would be gathered at each use. torch replicates too, and
+only these rows are received. For other mesh dims we take the first of these that applies:
 
 1. the operand's own placements, if nothing has to be received for them;
-2. free placements: what each device holds of the mapped rows is then what they say (:mod:`.free`);
-3. of the operand's own, plain shards and replicas, those for which the fewest elements are
-   received; then those that hold least; then those closest to the operand's;
-4. where fewer are received if what is touched is gathered and mesh dims on which the operand is
-   replicated cut the result instead: the best of all of these. Only mesh dims that the caller
-   names may: it is what torch does with ops of which it weighs all placements.
+2. free placements: they describe what each device already holds of the mapped rows (:mod:`.free`);
+3. of the operand's own placements, plain shards and replicas, those that receive the fewest
+   elements; then those that hold the fewest; then those closest to the operand's;
+4. if fewer elements are received then: the touched dims are gathered, and mesh dims on which the
+   operand is replicated cut the result; the best of all of these. Only mesh dims that the caller
+   names may do so: torch does it for ops for which it compares all placements.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def chosen(
     spare: tuple[int, ...] = (),
 ) -> Choice | None:
     """The cuts of the results of ``move``; None where no mesh dim cuts what the op touches, so that
-    it is nothing but the op on each device; or then, too, if ``anyway``.
+    each device just runs the op on its local tensors (with ``anyway`` the cuts then too).
 
     Args:
-        cuts: of each operand (tensor dim, split factor) or None for each mesh dim.
-        spare: mesh dims that cut no operand, and may cut the results where they receive less then.
-            Not those on which a reduction is pending.
+        cuts: for each operand, (tensor dim, split factor) or None for each mesh dim.
+        spare: mesh dims that cut no operand and may cut the results, if fewer elements are received
+            then. Mesh dims with a pending reduction must not be among them.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> chunk = BY_OP["torch.split"].move((4, 12), 6, 1)
@@ -80,7 +80,7 @@ def chosen(
 
 
 def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
-    """The operands' own cuts, of each result in its dims, whatever has to be received for them.
+    """The operands' own cuts, in each result's dims, however much has to be received for them.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> kept(BY_OP["Tensor.__getitem__"].move((12,), 0, 1, None), (((0, 1),),), (4,)).cuts
@@ -93,7 +93,7 @@ def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
 def moved_to(
     move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...], results: Sequence[Cuts]
 ) -> Choice:
-    """The cuts that ``results`` are to have, whatever has to be received for them.
+    """The choice of the cuts ``results``, however much has to be received for them.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> flip = BY_OP["torch.flip"].move((12,), [0])
@@ -105,7 +105,7 @@ def moved_to(
 
 def open_dims(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> tuple[int, ...]:
     """The mesh dims that have to be decided: those that cut what the op touches, or on which the
-    operands differ. Devices that differ on others send one another nothing.
+    operands differ. Devices that differ only on other mesh dims exchange nothing.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> open_dims(BY_OP["torch.roll"].move((8, 4), 2, 0), (((0, 1), (1, 1)),), (2, 2))
@@ -115,12 +115,12 @@ def open_dims(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> tupl
 
 
 class _Question:
-    """What has to be decided.
+    """The mesh dims to be decided, and the operand's cuts in each result's dims.
 
     Attributes:
         open: the mesh dims that cut what the op touches, or on which the operands differ.
-        own: the operand's cuts, of each result in its dims; of several operands, of the one that
-            has most cuts.
+        own: for each result, the operand's cuts in the result's dims; of several operands, those of
+            the one with the most cuts.
         few: those of ``open`` that are to replicate the results.
     """
 
@@ -144,7 +144,7 @@ class _Question:
         self.own = [self._own(k) for k in range(len(move.outputs))]
 
     def _mapped(self, link: Link, m: int) -> Cut:
-        """A cut of the operand, in the dims of the result; None where that has no such dim."""
+        """The operand's cut in the dims of the result; None if the result has no such dim."""
         cut = self.given[link.source][m]
         d = None if cut is None else self.move.home(link).get(cut[0])
         return None if cut is None or d is None else (d, cut[1])
@@ -159,8 +159,8 @@ class _Question:
         )
 
     def replicate_few_rows(self) -> None:
-        """Have mesh dims replicate the results that would leave each of them fewer rows than
-        devices, by the operand's own cuts.
+        """Let mesh dims replicate the results if the operand's own cuts would leave each result
+        fewer rows than devices.
         """
         self.few = frozenset([m for m in self.open if self._leaves_few_rows(m)])
         self.own = [
@@ -192,8 +192,8 @@ class _Question:
     # -- free --------------------------------------------------------------------------------------
 
     def free(self) -> Choice | None:
-        """Placements for which nothing is received, of every result; None: of some there are
-        none.
+        """Placements of all results for which nothing is received; None if some result has no such
+        placements.
         """
         found = []
         for k in range(len(self.move.outputs)):
@@ -211,7 +211,7 @@ class _Question:
     # -- cheapest ----------------------------------------------------------------------------------
 
     def cheapest(self, spare: Sequence[int] = ()) -> Choice:
-        """The same mesh dims cut the same dims of all results."""
+        """The cheapest choice in which a mesh dim cuts the same dim of all results."""
         options = [self._options(m) for m in range(len(self.mesh))]
         cost, best = self._best(options)
         spare = [m for m in spare if self.mesh[m] > 1 and options[m] == [None]]
@@ -228,7 +228,7 @@ class _Question:
         return min(instead, cut(options), key=itemgetter(0))[1]
 
     def _options(self, m: int) -> list[Cut]:
-        """The cuts of the results that are weighed for a mesh dim, where nothing is spare."""
+        """The result's cuts to compare for a mesh dim that is not spare."""
         if m not in self.open or m in self.few:
             return [self.own[0][m]]
         mapped = [self._mapped(link, m) for link in self.move.links]
@@ -245,7 +245,7 @@ class _Question:
         return least(options, self._weighed, [some[-1] for some in options])
 
     def _weighed(self, cuts: Cuts) -> tuple[Cost, Choice]:
-        """What the busiest device receives, and holds, and how many mesh dims change."""
+        """The cost: what the busiest device receives and holds, and how many mesh dims change."""
         choice = self.of_all([cuts] * len(self.move.outputs))
         held = [most_local(x.shape, x.chains, self.mesh) for x in choice.exchange.targets]
         changed = sum(a != b for a, b in zip(cuts, self.own[0]))

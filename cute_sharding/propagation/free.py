@@ -1,12 +1,12 @@
 """Placements of the results of a movement for which nothing is received.
 
-As for views (carry.py) mesh dims are decided from left to right. If placements are free, so is each
-prefix of them: what the devices with the same first t coordinates need together is what they hold
-together. So a cut that is not free by itself, after those before it, is given up at once, and no
-combination of cuts is looked at of which some part is not free.
+As for views (carry.py) mesh dims are decided from left to right. If placements are free, each
+prefix of them is free too: the rows that the devices with the same first t coordinates need
+together are those that they hold together. So a cut that is not free after the cuts before it is
+dropped at once, and no combination is examined that has a part that is not free.
 
-A mesh dim may cut the result's dims whose rows come from where it cuts an operand, by any split
-factor; of most the first two devices already lack rows, and they are not looked at further.
+A mesh dim may cut the result's dims whose rows come from the operand's dim that it cuts, by any
+split factor; with most factors the first two devices already lack rows, and these are dropped.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 Cuts: TypeAlias = "tuple[Cut, ...]"
 
-# Cuts that are tried, of all mesh dims together; and rows of which all split factors are.
+# How many cuts are tried, over all mesh dims; up to how many rows all split factors are tried.
 MOST, EVERY = 256, 64
 
 
 @dataclass(frozen=True)
 class FreeCuts:
-    """The search for the cuts, one for each mesh dim, of the one result of ``move`` for which
-    nothing is received.
+    """The search for cuts, one for each mesh dim, of the one result of ``move``, for which nothing
+    is received.
 
     Attributes:
         sources: how the operands are cut.
-        own: the operand's own cuts, in the dims of the result.
-        open: the mesh dims that may cut the result otherwise.
+        own: the operand's own cuts, in the result's dims.
+        open: the mesh dims that may cut the result in another way.
     """
 
     move: Move
@@ -46,7 +46,7 @@ class FreeCuts:
     open: frozenset[int]
 
     def first(self) -> Cuts | None:
-        """The first that are found; None: none are."""
+        """The first free cuts that are found; None: there are none."""
 
         def options(decided: Cuts, _: bool) -> Iterable[Cut]:
             m = len(decided)
@@ -64,7 +64,7 @@ class FreeCuts:
         return Exchange.on_mesh(self.move, self.mesh, sources, (self._target(decided),)).looks_free
 
     def _sources(self, count: int) -> tuple[Chains, ...]:
-        """How the operands are cut by that many mesh dims."""
+        """How the first ``count`` mesh dims cut the operands."""
         return tuple(
             [
                 tuple([tuple([cut for cut in chain if cut[0] < count]) for chain in chains])
@@ -76,7 +76,7 @@ class FreeCuts:
         return chains_of(decided, len(self.move.outputs[0]), self.mesh)
 
     def _options(self, decided: Cuts) -> Iterator[Cut]:
-        """Cuts of one more mesh dim of which the first devices have what they need."""
+        """Cuts of one more mesh dim for which the first devices already have what they need."""
         m, shape, target = len(decided), self.move.outputs[0], self._target(decided)
         inputs = self.move.inputs
         if self.own[m] is not None:
@@ -103,8 +103,8 @@ class FreeCuts:
         return tuple([chain_of(chain, self.mesh, device) for chain in chains])
 
     def _dims(self, m: int) -> list[tuple[int, tuple[int, ...]]]:
-        """The dims that take rows from where the mesh dim cuts an operand, and split factors as of
-        pieces that are as long as those of the operand.
+        """The dims that take rows from the dim that the mesh dim cuts, each with the split factors
+        that give pieces as long as the operand's.
         """
         shape, found = self.move.outputs[0], dict[int, list[int]]()
         for source, _, pairs in self.move.links:

@@ -1,4 +1,4 @@
-"""What an op is given, and what it costs to bring it to other placements."""
+"""The operands of an op, and the cost of bringing them to other placements."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cute_sharding.exchange.plan import Held, received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding.chains import Cut, chains_of
 
-# What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where
-# all devices have the same.
+# What one mesh dim does to one tensor: a cut; the op of a pending reduction; or None, where all
+# devices have the same.
 Part: TypeAlias = "Cut | str"
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an op is given: its global shape, and what each mesh dim does to it.
+    """An operand of an op: its global shape, and what each mesh dim does to it.
 
     Attributes:
         shape: in elements.
-        parts: for each mesh dim a cut, (dim, split factor); the op of a reduction that is pending,
-            such as "sum"; or None, where all devices have the same.
+        parts: for each mesh dim a cut, (dim, split factor); the op of a pending reduction, such as
+            "sum"; or None, where all devices have the same.
 
     >>> Operand((8, 8), ((0, 1), "sum")).parts  # Shard(0) on one mesh dim, Partial on the other
     ((0, 1), 'sum')
@@ -36,7 +36,7 @@ class Operand:
 
 
 def cuts_of(parts: Sequence[Part]) -> tuple[Cut, ...]:
-    """The cuts alone, without what is pending."""
+    """The cuts, with None for pending reductions."""
     return tuple([None if isinstance(part, str) else part for part in parts])
 
 
@@ -44,10 +44,10 @@ def cuts_of(parts: Sequence[Part]) -> tuple[Cut, ...]:
 def received_for(
     operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...], chosen: Chosen = None
 ) -> int:
-    """What bringing an operand to ``target`` costs: the elements that the plan receives which a
-    program runs, where all mesh dims have process groups together. (An answer that depended on the
-    groups would change with ``prepare_groups``, and DTensor keeps answers.) That all devices have
-    something makes a contribution of it for nothing. ``chosen`` is the network, where it is not the
+    """How many elements the busiest device receives when an operand is redistributed to ``target``,
+    by the plan that would run if process groups over several mesh dims existed. (If the cost
+    depended on the groups, it would change with ``prepare_groups``; DTensor caches answers.) A
+    replicated tensor becomes a pending one for nothing. ``chosen``: the network, if it is not the
     default.
 
     >>> received_for(Operand((8, 8), ((1, 1),)), (None,), (4,))
@@ -61,7 +61,7 @@ def received_for(
         if isinstance(part, str) and part != wanted and mesh[m] > 1
     ]
     network = Network.of_programs(mesh, chosen)
-    if not finished and network.is_flat:  # one exchange, of what is missing
+    if not finished and network.is_flat:  # one exchange of what is missing
         return received_elements(operand.shape, cuts_of(operand.parts), cuts_of(target), mesh)
     ndim = len(operand.shape)
     kept = tuple(

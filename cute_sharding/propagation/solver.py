@@ -1,7 +1,7 @@
-"""One option for each mesh dim: of all those that can be carried, or the one of least cost.
+"""The search for one option for each mesh dim: all that can be carried, or the cheapest.
 
-What an option is, its user says: the cut of a result or of an operand, or the name of a signature
-that is cut.
+The caller defines what an option is: a cut of a result or of an operand, or a name of a signature
+to cut.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Option = TypeVar("Option", bound=Hashable)
 State = TypeVar("State")
 Found = TypeVar("Found")
 
-# Combinations weighed at most; with more, the mesh dims are decided one after the other.
+# The most combinations that are compared; beyond that, mesh dims are decided one after the other.
 COMBINATIONS = 512
 
-# All split factors of a dim are tried up to this size, of longer dims those that divide and those
-# in use.
+# Up to this size all split factors of a dim are tried; of longer dims only those that divide the
+# size and those in use.
 ALL_FACTORS = 64
 
 
 class Cost(NamedTuple):
-    """What a choice costs: of several the least is taken.
+    """The cost of a choice; costs are compared field by field.
 
     Attributes:
-        received: the elements that the busiest device receives, now, and later of what comes of it.
-        now: those of these that it receives now, where some are received later.
+        received: the elements that the busiest device receives, now and later.
+        now: those of ``received`` that it receives now, if some are received later.
         pending: how many reductions are left pending.
-        held: the elements that the device with the most holds.
+        held: the elements that the fullest device holds.
         changed: how many mesh dims change.
-        strides: how many split factors above 1 there are: Shard reads better than _StridedShard.
+        strides: how many split factors are above 1: we prefer Shard to _StridedShard.
 
     >>> min(Cost(3), Cost(2, held=9), Cost(2, held=8))
     Cost(received=2, now=0, pending=0, held=8, changed=0, strides=0)
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
 @dataclass
 class Budget:
-    """How many steps a search may still take.
+    """The number of steps that a search may still take.
 
     >>> budget = Budget(1)
     >>> budget.take(), budget.take()
@@ -60,7 +60,7 @@ class Budget:
     left: int
 
     def take(self, steps: int = 1) -> bool:
-        """Whether there is some left; that many less then."""
+        """Take ``steps`` off the budget; return whether any was left."""
         if self.left <= 0:
             return False
         self.left -= steps
@@ -75,14 +75,14 @@ def carried(
     budget: Budget,
     decided: tuple[Option, ...] = (),
 ) -> Iterator[tuple[tuple[Option, ...], State]]:
-    """Every choice of one option for each of ``count`` mesh dims, decided from left to right, and
-    what it leads to. What cannot be carried is given up at once, with all that begins so.
+    """Yield every choice of one option for each of ``count`` mesh dims that can be carried, with
+    its final state. If an option cannot be carried, no choice that begins with it is tried.
 
     Args:
-        options: of the next mesh dim, after those that are decided, and what they lead to.
-        carry: what one more leads to; None: it cannot be carried.
-        start: what nothing leads to.
-        budget: a step is an option that is tried.
+        options: gives the options of the next mesh dim, after the decided ones and their state.
+        carry: gives the state after one more option; None: it cannot be carried.
+        start: the state before the first option.
+        budget: each option that is tried is a step.
 
     >>> def carry(decided, total, option):
     ...     return total + option if total + option <= 2 else None
@@ -93,7 +93,7 @@ def carried(
         yield decided, start
         return
     tried: set[Option] = set()
-    for option in options(decided, start):  # the next is looked for once this one is given up
+    for option in options(decided, start):  # lazily: the next only after this one is done
         if option in tried:
             continue
         tried.add(option)
@@ -109,14 +109,14 @@ def least(
     weighed: Callable[[tuple[Option, ...]], tuple[Cost, Found] | None],
     allowed: Sequence[Option],
 ) -> tuple[Cost, Found]:
-    """The combination of least cost, and what it leads to; of more than :data:`COMBINATIONS` the
+    """The cheapest combination's cost and outcome. If there are more than :data:`COMBINATIONS`, the
     mesh dims are decided one after the other.
 
     Args:
-        options: of each mesh dim.
-        weighed: what a combination costs, and leads to; None: it is not allowed. Of several of one
-            cost the first is taken.
-        allowed: a combination that is, to start from.
+        options: for each mesh dim.
+        weighed: gives a combination's cost and outcome; None: it is not allowed. Of several with
+            the same cost the first is taken.
+        allowed: a combination that is allowed, to start from.
 
     >>> least([(0, 1), (0, 1)], lambda both: (Cost(sum(both)), both) if any(both) else None, (0, 1))
     (Cost(received=1, now=0, pending=0, held=0, changed=0, strides=0), (0, 1))
@@ -136,8 +136,8 @@ def least(
 
 
 def split_factors(n: int, used: Sequence[int] = (), every: int = ALL_FACTORS) -> list[int]:
-    """The split factors that are tried of ``n`` rows: all, up to ``every`` rows, else those that
-    divide them, and those that are ``used``.
+    """The split factors to try for ``n`` rows: all, if there are at most ``every`` rows, else those
+    that divide ``n`` and those that are ``used``.
 
     >>> split_factors(4), split_factors(100, (3,))
     ([1, 2, 3, 4], [1, 2, 3, 4, 5, 10, 20, 25, 50, 100])

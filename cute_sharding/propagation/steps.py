@@ -1,6 +1,6 @@
-"""Ops that are several steps: each is decided from the cuts that the one before it leaves. Views
-carry them; of a movement what is missing is received. A mesh dim that a view cannot carry is given
-up before the first step.
+"""Ops made of several steps. Each step is decided from the cuts that the step before it leaves: a
+view carries them, a movement receives what is missing. The cut of a mesh dim that some view cannot
+carry is dropped before the first step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Placed(NamedTuple):
 
     Attributes:
         step: the step.
-        shape, cuts: of what comes of it.
-        exchange: None: a view.
+        shape, cuts: the shape of its result, and the cuts.
+        exchange: the exchange that it needs; None: the step is a view.
     """
 
     step: Step
@@ -39,9 +39,9 @@ def placed(
     *,
     spare: tuple[int, ...] = (),
 ) -> tuple[Cuts, list[Placed]] | None:
-    """The cuts that the operand is to have, and the steps from there; None: a step has no map.
+    """The cuts that the operand must have, and the steps from there; None: some step has no map.
 
-    ``spare``: mesh dims that may cut what comes of a step though they do not cut the operand.
+    ``spare``: mesh dims that may cut a step's result though they do not cut the operand.
     """
     found: list[Placed] = []
     x, now = shape, cuts
@@ -63,7 +63,7 @@ def placed(
 
 
 def _given_up(cuts: Cuts, m: int) -> Cuts:
-    """Without the cut of a mesh dim; without any, where it came of a step before."""
+    """The cuts without mesh dim ``m``'s; without any if that cut came from an earlier step."""
     if cuts[m] is None:
         return (None,) * len(cuts)
     return (*cuts[:m], None, *cuts[m + 1 :])

@@ -1,4 +1,4 @@
-"""What a view that is not free is told: why, and where to redistribute its input first."""
+"""Why a view is not free, and to which placements its input could be redistributed first."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def suggested_targets(
     """Up to ``MOST`` cuts of the input under which ``view`` is free; at least one. The arguments
     are those of :func:`.free_targets`.
 
-    They have no split factors, and torch's own redistribution gets to them as well, so that what is
-    suggested does not depend on settings.
+    The cuts have no split factors, and torch's own redistribution can reach them, so suggestions do
+    not depend on settings.
 
-    First come those that cost the least later, which is not those that receive the least now:
+    First come the cuts that cost least later, which may not be those that receive the least now:
 
-    1. The input with what blocks the view replicated and the rest kept. Devices that hold all rows
-       need nothing for whatever an op wants to be cut later. It is also what a view does unasked.
-    2. Of the others those that give blocks of one size, then those whose output has no split
-       factors, then those that cut anew only dims that the view leaves whole, such as the batch:
-       an attention or a linear layer that follows computes on these as they are. Then those that
-       change fewer mesh dims, what receives less, and the leading dims.
+    1. The input with the mesh dims that block the view replicated and the others kept. Devices that
+       hold all rows receive nothing, whatever cut an op needs later. It is the view's default too.
+    2. Of the others, those with blocks of equal size, then those whose output has no split factors,
+       then those with new cuts only on dims that the view leaves whole, such as the batch: an
+       attention or a linear layer that follows computes on these as they are. Then those that
+       change fewer mesh dims, that receive less, that cut the leading dims.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> heads = BY_OP["Tensor.view"].view((4, 16, 32), (4, 16, 2, 16))  # 2 heads, on 4 devices
@@ -73,10 +73,10 @@ def divides_where_it_moves(
     target: Sequence[Cut],
     mesh: Sequence[int],
 ) -> bool:
-    """Whether the sizes that ``cuts``, those of ``source`` or of ``target``, leave divide where a
-    mesh dim goes from one tensor dim to another.
+    """Whether sizes divide evenly, in ``cuts`` (those of ``source`` or of ``target``), where a mesh
+    dim moves from one tensor dim to another.
 
-    Where they do not, torch's all-to-all pads, and leaves a local tensor that cannot be viewed.
+    Where they do not, torch's all-to-all pads, and its local tensor cannot be viewed.
 
     >>> divides_where_it_moves((7, 4), [(0, 1)], [(0, 1)], [(1, 1)], (3,))
     False
@@ -98,7 +98,7 @@ def divides_where_it_moves(
 def _cost_later(
     view: View, cuts: tuple[Cut, ...], mesh: tuple[int, ...], target: Target
 ) -> tuple[object, ...]:
-    """By what :func:`suggested_targets` sorts."""
+    """The sort key of :func:`suggested_targets`."""
     new = [cut for cut, before in zip(target.source, cuts) if cut not in (None, before)]
     return (
         _has_blocks_of_two_sizes(view.output_shape, target.output, mesh),
@@ -123,11 +123,11 @@ def _has_blocks_of_two_sizes(
 def heads_that_do_not_divide(
     view: View, cuts: Sequence[Cut], mesh: Sequence[int], blocked: int
 ) -> str | None:
-    """Where the view splits the dim that is cut, as that of a projection into heads, and there are
-    not as many for each device: a sentence that says so. None where something else blocks the view.
+    """A sentence for the error, if the view splits the cut dim, as heads of a projection, into
+    too few parts for the devices; None if something else blocks the view.
 
     Args:
-        view, cuts, mesh: as of :func:`suggested_targets`; the sizes are numbers.
+        view, cuts, mesh: as in :func:`suggested_targets`; the sizes are numbers.
         blocked: the mesh dim that blocks the view.
 
     >>> from cute_sharding.relations.table import BY_OP
@@ -153,8 +153,8 @@ def heads_that_do_not_divide(
 
 
 def _split_of(view: View, dim: int) -> list[int]:
-    """The sizes above 1 of the output dims that the input dim becomes; none where some of them are
-    made of other dims as well.
+    """The sizes above 1 of the output dims that the input dim is split into; empty if some of them
+    take part of other input dims as well.
     """
     at = view.position(dim)
     start, n = prod(view.sizes[:at]), view.sizes[at]

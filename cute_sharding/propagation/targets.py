@@ -1,4 +1,4 @@
-"""Which placements of the input make a view free, cheapest first."""
+"""The placements of the input that make a view free, cheapest first."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cute_sharding.propagation.solver import Budget, Cost, carried, split_factor
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
 
-# Steps of one search: cuts tried, and devices looked at to count what an answer costs. Meshes of
-# two dims over small tensors are searched whole; larger searches go through few changes first.
+# The budget of one search: a cut that is tried, or a device whose cost is counted, is a step. It
+# covers meshes of two dims over small tensors; larger searches try few changes first.
 BUDGET = 12_000
 
 
 class Target(NamedTuple):
-    """Cuts of the input under which the view is free, with what getting there costs.
+    """Cuts of the input under which the view is free, and the cost of getting there.
 
     Attributes:
-        cost: elements received, and held of input and output together; how many mesh dims change;
-            the split factors above 1 of both.
+        cost: the elements received; those held of input and output together; how many mesh dims
+            change; the split factors above 1 of both.
         source: the cuts of the input.
         output: the cuts of the output.
 
@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
     @property
     def received(self) -> int:
-        """Elements, by the busiest device."""
+        """The elements that the busiest device receives."""
         return self.cost.received
 
 
@@ -56,21 +56,21 @@ def free_targets(
     allowed: Callable[[tuple[Cut, ...]], bool] = lambda source: True,
     most: int | None = 3,
 ) -> list[Target]:
-    """The ``most`` cheapest cuts of the input under which ``view`` is free; at least one. None: all
-    that were found.
+    """The ``most`` (None: all that are found) cheapest cuts of the input under which ``view`` is
+    free; at least one.
 
-    By elements received, then by the memory of input and output, then by closeness to ``cuts``.
-    Every mesh dim may keep its cut, shard any dim with any split factor, or replicate; those in
-    ``fixed`` keep theirs (they carry a pending reduction), input dims in ``unsharded`` are not to
-    be sharded, and ``allowed`` has a say on each answer (but for replicating everything).
+    They are sorted by elements received, then by memory of input and output, then by closeness to
+    ``cuts``. Every mesh dim may keep its cut, shard any dim by any split factor, or replicate. Mesh
+    dims in ``fixed`` keep their cuts (they carry a pending reduction), input dims in ``unsharded``
+    must not be sharded, and ``allowed`` may reject any answer but replicating everything.
 
-    The search is over all of that while it fits the budget, which it does for small tensors on
-    meshes of two dims. Beyond it, changes of one mesh dim come first, then of two, and so on, so
-    that what is cut off is far from the source; replicating everything is always among the answers.
+    The search covers all of that if it fits the budget, as it does for small tensors on meshes of
+    two dims. Otherwise it tries changes of one mesh dim first, then of two, and so on, so that it
+    leaves out the distant ones; replicating everything is always among the answers.
 
     Args:
         view: the view.
-        cuts: those that the input has, one for each mesh dim.
+        cuts: the input's cuts, one for each mesh dim.
         mesh: the mesh's sizes.
 
     >>> from cute_sharding.relations.table import BY_OP
@@ -98,8 +98,8 @@ _Carried: TypeAlias = "tuple[Kinds, tuple[Cut, ...]]"
 
 @dataclass
 class _Search:
-    """One call of :func:`free_targets`: its arguments, what is left of the budget, and the answers
-    so far, by the cuts of the input.
+    """One call of :func:`free_targets`: its arguments, the rest of the budget, and the answers so
+    far, by the input's cuts.
     """
 
     view: View
@@ -111,7 +111,7 @@ class _Search:
     found: dict[tuple[Cut, ...], Target] = field(default_factory=dict)
 
     def try_all(self, changing: tuple[int, ...]) -> None:
-        """Try all cuts of the mesh dims ``changing``, the others keeping theirs."""
+        """Try all cuts of the mesh dims ``changing``; the others keep theirs."""
 
         def options(decided: tuple[Cut, ...], so_far: _Carried) -> Sequence[Cut]:
             m = len(decided)
@@ -135,7 +135,7 @@ class _Search:
         )
 
     def add(self, source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
-        """Take note of an answer, with what it costs."""
+        """Record an answer with its cost."""
         self.found[source] = target_of(self.view, self.cuts, self.mesh, source, output)
 
 
@@ -146,7 +146,7 @@ def target_of(
     source: tuple[Cut, ...],
     output: tuple[Cut, ...],
 ) -> Target:
-    """What it costs to go from ``cuts`` to ``source``, under which the view gives ``output``."""
+    """The target ``source``, ``output`` with its cost from ``cuts``."""
     cost = Cost(
         received_elements(view.input_shape, cuts, source, mesh),
         held=local_elements(view.input_shape, source, mesh)
@@ -158,8 +158,8 @@ def target_of(
 
 
 def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:
-    """The cuts of the next mesh dim other than ``cut`` that differ on some kind of device, Shard
-    before _StridedShard.
+    """The cuts of the next mesh dim other than ``cut``, one for each division on the kinds of
+    device, Shard before _StridedShard.
     """
     options: list[Cut] = [] if cut is None else [None]
     factors_of: list[tuple[int, int]] = []

@@ -1,20 +1,19 @@
-"""Relations as data: of which elements of its operands the results of an op are made. Imports no
-torch.
+"""Relations as data: which elements of an op's operands its results are made of. Imports no torch.
 
-Dim by dim, as the rows of the table (:mod:`.table`) are written:
+For one tensor dim at a time, as the rows of the table (:mod:`.table`) are written:
 
-- by names: :mod:`.signature`.
-- views: :mod:`.dim_map`, :mod:`.view`.
-- the rows of one dim, and which of them a device holds: :mod:`.rows`, :mod:`.forms`; of an op on
-  tensors of given shapes: :mod:`.moves`.
+- :mod:`.signature`: the names of dims.
+- :mod:`.dim_map`, :mod:`.view`: views.
+- :mod:`.rows`, :mod:`.forms`: the rows of one dim, and which of them a device holds;
+  :mod:`.moves`: an op on tensors of given shapes.
 
-Element by element, which composes:
+Element by element, in a form that composes:
 
-- :mod:`.piece`: two layouts of one shape, and what two such pieces have in common.
-- :mod:`.elements`: sets of elements: each once, and those that are in none.
-- :mod:`.relation`: relations, one after the other, side by side, and back.
-- :mod:`.devices`: what a device holds of them, and what it needs.
-- :mod:`.read`: those of views and of maps of rows.
+- :mod:`.piece`: two layouts of one shape, and the elements that two such pieces have in common.
+- :mod:`.elements`: sets of elements: each element once, and differences of sets.
+- :mod:`.relation`: relations, their composition, juxtaposition and inverse.
+- :mod:`.devices`: the part that a device holds, and the part that it needs.
+- :mod:`.read`: the relations of views and of maps of rows.
 """
 
 from cute_sharding.relations.devices import held, needed

@@ -1,4 +1,4 @@
-"""What a device holds of a relation's results, and what it needs for them: relations again."""
+"""The part of a relation's results that a device holds, and the operands that it needs for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cute_sharding.sharding.meeting import Chain, rows_held
 
 @lru_cache(maxsize=1 << 14)
 def local(shape: tuple[int, ...], chains: tuple[Chain, ...]) -> tuple[Piece, ...]:
-    """What a device holds of a tensor: from its local tensor, number 0, to the whole, number 0.
+    """The part of a tensor that a device holds: pieces from its local tensor (0) to the tensor (0).
 
     Args:
-        shape: of the whole.
+        shape: the tensor's global shape.
         chains: for each dim, (split factor, devices, the device's coordinate) of each mesh dim that
             cuts it, in order.
 
@@ -45,8 +45,8 @@ def local(shape: tuple[int, ...], chains: tuple[Chain, ...]) -> tuple[Piece, ...
 def held(
     relation: Relation, sharding: Sharding, device: Sequence[int], operand: int = 0
 ) -> Relation:
-    """What a device has of the results, of one operand that lies as ``sharding`` says: from the
-    device's local tensor to the results, which it says as far as the device has them.
+    """The relation from a device's local tensor of one operand, which lies as ``sharding`` says, to
+    the results. Only the result elements that the device has are in it.
 
     Raises:
         ValueError: the sharding is of another shape, or has something pending.
@@ -67,8 +67,8 @@ def held(
 def needed(
     relation: Relation, sharding: Sharding, device: Sequence[int], result: int = 0
 ) -> Relation:
-    """What a device needs, of one result that is to lie as ``sharding`` says: from the operands to
-    the device's local tensor.
+    """The relation from the operands to a device's local tensor of one result, which is to lie as
+    ``sharding`` says.
 
     Raises:
         ValueError: the sharding is of another shape, or has something pending.

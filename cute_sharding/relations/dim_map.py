@@ -1,8 +1,8 @@
-"""DimMaps: for each output dim of a view op, which input dims it is made of.
+"""DimMaps: for each output dim of a view op, the input dims that it is made of.
 
-The specs and their normal forms are those of torch.distributed.tensor._ops._view_ops, so that
-either library's rules can be read by the other; the functions that build them are the rows of the
-table (cute_sharding/relations/table/views.py). All are pure: shapes and arguments in, DimMap out.
+The specs and their normal forms are those of torch.distributed.tensor._ops._view_ops, so that each
+library can read the other's rules. The functions that build DimMaps are in the rows of the table
+(cute_sharding/relations/table/views.py). All are pure: they take shapes and arguments only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class DimSpec:
 
 @dataclass(frozen=True, slots=True)
 class Singleton(DimSpec):
-    """A dim of size 1, made of nothing."""
+    """A dim of size 1, made of no input dim."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputDim(DimSpec):
-    """An input dim, whole."""
+    """An input dim, unchanged."""
 
     input_dim: int
 
@@ -51,7 +51,7 @@ class NewDim(DimSpec):
 
 @dataclass(frozen=True, slots=True)
 class Repeat(DimSpec):
-    """A dim gone through ``times`` times, one after the other."""
+    """A dim repeated ``times`` times, one copy after the other."""
 
     input_dim: DimSpec
     times: int
@@ -59,14 +59,14 @@ class Repeat(DimSpec):
 
 @dataclass(frozen=True, slots=True)
 class Flatten(DimSpec):
-    """Several input dims as one, the last varying fastest."""
+    """Several input dims joined to one, the last varying fastest."""
 
     input_dims: tuple[InputDim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Split(DimSpec):
-    """Dim ``split_id`` of a dim (maybe a Flatten) cut into the shape ``group_shape``."""
+    """Dim ``split_id`` of a dim (maybe a Flatten) that is split into the shape ``group_shape``."""
 
     input_dim: DimSpec
     group_shape: tuple[int, ...]
@@ -79,29 +79,29 @@ _SINGLETON = Singleton()
 
 
 def _is_one(n: int) -> bool:
-    """Whether ``n`` is known to be 1. A size that is 1 unknown to us is only a longer way to say
-    the same.
+    """Whether ``n`` is known to be 1. If an unknown ``n`` is 1, the DimMap is only longer, and
+    still right.
     """
     return n == 1 if type(n) is int else is_same(n, 1)
 
 
 def repeat_of(dim: DimSpec, times: int) -> DimSpec:
-    """``dim`` gone through ``times`` times; of a dim of size 1 that is a broadcast."""
+    """``dim`` repeated ``times`` times; if its size is 1, a broadcast."""
     if _is_one(times):
         return dim
     return Broadcast(dim, times) if isinstance(dim, Singleton) else Repeat(dim, times)
 
 
 def flatten_of(dims: tuple[InputDim, ...]) -> DimSpec:
-    """The dims as one; none are a dim of size 1."""
+    """The dims joined to one; no dims give a dim of size 1."""
     if len(dims) == 1:
         return dims[0]
     return Flatten(dims) if dims else _SINGLETON
 
 
 def split_into(dim: DimSpec, sizes: Sequence[int]) -> list[DimSpec]:
-    """The dims of ``dim`` cut into ``sizes``: those of size 1 are singletons and count for nothing
-    in the others.
+    """The dims that ``dim`` gives when it is split into ``sizes``. Sizes 1 become singletons, and
+    the group shapes of the other dims leave them out.
     """
     if len(sizes) == 1:
         return [dim]
@@ -112,7 +112,7 @@ def split_into(dim: DimSpec, sizes: Sequence[int]) -> list[DimSpec]:
         if _is_one(n):
             result.append(_SINGLETON)
         elif len(group) == 1:
-            # A group of one stays a Split, for the rules of one view to be equal DimMaps.
+            # A group of one stays a Split, so that all rules of one view give equal DimMaps.
             result.append(Split(dim, group, 0))
         else:
             result.append(Split(dim, group, split_id))
@@ -149,13 +149,13 @@ def normalize_dims(dims: int | Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def _varargs(args: tuple) -> tuple[int, ...]:
-    """Sizes given one by one or as one sequence."""
+    """The sizes, given one by one or as one sequence."""
     return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
 
 
 @lru_cache(maxsize=64)  # the same few, in every rule
 def identity(ndim: int) -> tuple[InputDim, ...]:
-    """Each input dim as it is."""
+    """Each input dim unchanged."""
     return tuple([InputDim(i) for i in range(ndim)])
 
 
@@ -163,12 +163,12 @@ def identity(ndim: int) -> tuple[InputDim, ...]:
 
 
 def same(shape: Sequence[int]) -> DimMap:
-    """A copy of all that there is: each dim as it is."""
+    """A copy of the whole tensor: each dim unchanged."""
     return identity(len(shape))
 
 
 def at_least(minimum: int):  # type: ignore[no-untyped-def]
-    """atleast_1d and atleast_2d: dims of size 1 in front."""
+    """atleast_1d and atleast_2d: adds dims of size 1 in front."""
 
     def dim_map(shape: Sequence[int]) -> DimMap:
         return (_SINGLETON,) * (minimum - len(shape)) + identity(len(shape))
@@ -177,7 +177,7 @@ def at_least(minimum: int):  # type: ignore[no-untyped-def]
 
 
 def at_least_3d(shape: Sequence[int]) -> DimMap:
-    """atleast_3d: a dim of size 1 on either side of one dim, behind two; three of a scalar."""
+    """atleast_3d: adds dims of size 1: around one dim, or behind two; a scalar gets three."""
     before, after = {0: (3, 0), 1: (1, 1), 2: (0, 1)}.get(len(shape), (0, 0))
     return (_SINGLETON,) * before + identity(len(shape)) + (_SINGLETON,) * after
 
@@ -211,7 +211,7 @@ def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = F
 
 
 def flatten(shape: Sequence[int], start_dim: int = 0, end_dim: int = -1) -> DimMap:
-    """flatten and ravel: the dims from ``start_dim`` to ``end_dim``, inclusive, as one."""
+    """flatten and ravel: joins the dims from ``start_dim`` to ``end_dim``, inclusive."""
     ndim = len(shape)
     if ndim == 0:
         return (_SINGLETON,)
@@ -223,7 +223,7 @@ def flatten(shape: Sequence[int], start_dim: int = 0, end_dim: int = -1) -> DimM
 
 
 def unflatten(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> DimMap:
-    """unflatten: ``dim`` cut into ``sizes``, of which one may be -1."""
+    """unflatten: splits ``dim`` into ``sizes``, of which one may be -1."""
     at = normalize_dim(dim, len(shape))
     dims = identity(len(shape))
     return (
@@ -236,7 +236,7 @@ def unflatten(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> DimMap:
 def movedim(
     shape: Sequence[int], source: int | Sequence[int], destination: int | Sequence[int]
 ) -> DimMap:
-    """movedim: the dims ``source`` to the places ``destination``, the others in their order."""
+    """movedim: moves the dims ``source`` to ``destination``; the others keep their order."""
     ndim = len(shape)
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
@@ -251,7 +251,7 @@ def movedim(
 
 
 def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
-    """permute: the dims in another order."""
+    """permute: reorders the dims."""
     order = normalize_dims(_varargs(dims), len(shape))
     if len(order) != len(shape):
         raise ValueError(f"permute: {len(order)} dims {order} for a tensor of {len(shape)} dims")
@@ -259,7 +259,7 @@ def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
 
 
 def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
-    """repeat: each dim gone through so many times, with dims in front if more are given."""
+    """repeat: repeats each dim so many times; further numbers add dims in front."""
     times = _varargs(sizes)
     pad = len(times) - len(shape)
     if pad < 0:
@@ -272,13 +272,13 @@ def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
 
 
 def tile(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
-    """tile: as :func:`repeat`, of the last dims if fewer numbers are given."""
+    """tile: :func:`repeat`, of the last dims if there are fewer numbers than dims."""
     times = _varargs(dims)
     return repeat(shape, (1,) * (len(shape) - len(times)) + times)
 
 
 def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> DimMap:
-    """squeeze: without the dims of size 1, or those of them that are named."""
+    """squeeze: drops the dims of size 1, or those of them that are named."""
     chosen = range(len(shape)) if dim is None else normalize_dims(dim, len(shape))
     return tuple(
         [
@@ -290,14 +290,14 @@ def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> Dim
 
 
 def unsqueeze(shape: Sequence[int], dim: int) -> DimMap:
-    """unsqueeze: with a dim of size 1 before ``dim``."""
+    """unsqueeze: inserts a dim of size 1 before ``dim``."""
     at = normalize_dim(dim, len(shape) + 1)
     dims = identity(len(shape))
     return (*dims[:at], _SINGLETON, *dims[at:])
 
 
 def transpose(shape: Sequence[int], dim0: int, dim1: int) -> DimMap:
-    """transpose: two dims in each other's place; a scalar stays."""
+    """transpose: swaps two dims; a scalar stays."""
     dims = list(identity(len(shape)))
     if dims:
         a, b = normalize_dim(dim0, len(shape)), normalize_dim(dim1, len(shape))
@@ -306,18 +306,18 @@ def transpose(shape: Sequence[int], dim0: int, dim1: int) -> DimMap:
 
 
 def turned(shape: Sequence[int]) -> DimMap:
-    """t: the dims of a matrix in each other's place; a vector stays."""
+    """t: swaps the dims of a matrix; a vector stays."""
     return identity(len(shape))[::-1]
 
 
 def view_as_complex(shape: Sequence[int]) -> DimMap:
-    """torch's rule, in units of real numbers: the last two dims as one."""
+    """torch's rule, in units of real numbers: joins the last two dims."""
     return flatten(shape, len(shape) - 2) if len(shape) > 1 else flatten(shape)
 
 
 def view_as_real(shape: Sequence[int]) -> DimMap:
-    """Each complex number, an element of the last dim, as two real ones. A scalar has no dim to
-    cut: its two numbers are new.
+    """torch's rule, in units of real numbers: splits each complex number, an element of the last
+    dim, into two. A scalar has no dim to split: its two numbers are a new dim.
     """
     if not shape:
         return (NewDim(2),)
@@ -346,8 +346,8 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
-    """view and reshape: the shapes cut into the smallest runs of dims with equal products, each run
-    flattened and split.
+    """view and reshape: both shapes are divided into the smallest runs of dims with equal products;
+    each run is flattened and split.
     """
     target = infer_size(prod(shape), _varargs(sizes))
     if Size in map(type, shape) or Size in map(type, target):
@@ -377,7 +377,7 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
                     j += 1
                 else:
                     break
-            if f != t:  # an empty tensor's zeros need not match up
+            if f != t:  # the zeros of an empty tensor's shape need not match up
                 result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
                 continue
             dim = Flatten(dims[first:i]) if i > first + 1 else dims[first]
@@ -388,15 +388,15 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
                 result += split_into(dim, group)
             else:
                 result += [Split(dim, group, split_id) for split_id in range(j - start)]
-    while j < out:  # of size 1, as what is left of the input (or the tensor is empty)
+    while j < out:  # sizes of 1, as the rest of the input's are (or the tensor is empty)
         result.append(_SINGLETON if target[j] == 1 else NewDim(target[j]))
         j += 1
     return tuple(result)
 
 
 def _regrouped(shape: Sequence[int], target: Sequence[int]) -> DimMap:
-    """:func:`reshape` where some sizes are not known: the runs end where input and output are known
-    to have as many elements before. Nothing is asked.
+    """:func:`reshape` if some sizes are unknown: a run ends where as many elements of the input as
+    of the output are known to come before. No guard is set.
     """
     if is_same(prod(target), 0):
         return tuple(
@@ -404,13 +404,13 @@ def _regrouped(shape: Sequence[int], target: Sequence[int]) -> DimMap:
         )  # no elements to say how dims match
 
     def ends(sizes: Sequence[int]) -> dict[Any, int]:
-        """How many elements there are up to each dim's end -> how many dims that are."""
+        """The number of elements up to the end of each dim -> the number of dims up to it."""
         return {expression(prod(sizes[: i + 1])): i + 1 for i in range(len(sizes))}
 
     dims = [d for d, n in enumerate(shape) if not _is_one(n)]
     parts = [n for n in target if not _is_one(n)]
     reached = ends([shape[d] for d in dims])
-    runs: list[tuple[int, list[DimSpec]]] = []  # the input dim after the run, and its output dims
+    runs: list[tuple[int, list[DimSpec]]] = []  # the first input dim after a run; its output dims
     i, j = 0, 0
     for elements, end in [*ends(parts).items(), (None, len(parts))]:
         to = len(dims) if elements is None else reached.get(elements)

@@ -1,4 +1,4 @@
-"""Elements as sets: of several layouts each element once, and those of none."""
+"""Sets of elements: each element of several layouts once, and differences of such sets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cute_sharding.sharding.meeting import Run, join, meet_on_x
 
 
 def read_once(pieces: Iterable[Piece]) -> list[Run]:
-    """The elements of the source that some pieces read, each once, ascending in each run: x and y
-    are both the element.
+    """The elements of the source that the pieces read, each once, ascending in each run; x and y
+    are both the element's number.
 
     >>> from cute_sharding.relations.piece import piece
     >>> twice = [piece(0, 0, 2, 0, [(4, 1, 1)]), piece(0, 0, 4, 4, [(4, 1, 1)])]  # 2 to 5, 4 to 7
@@ -26,13 +26,13 @@ def read_once(pieces: Iterable[Piece]) -> list[Run]:
 
 
 def alone(run: Run) -> Run:
-    """The elements x of a run, on both sides."""
+    """The elements x of a run, as x and as y."""
     return Run(run.x, run.x, tuple([(n, dx, dx) for n, dx, _ in run.loops]), run.length)
 
 
 def without(some: Sequence[Run], others: Iterable[Run]) -> list[Run]:
-    """The elements of some runs that are of none of the others; of all of them x and y are the
-    same.
+    """The elements that are in ``some`` runs and in none of the ``others``. In all runs x and y
+    must be equal.
     """
     left = list(some)
     for other in others:
@@ -45,7 +45,7 @@ def without(some: Sequence[Run], others: Iterable[Run]) -> list[Run]:
 
 
 def between(run: Run, first: int, stop: int) -> list[Run]:
-    """The elements from ``first`` on and before ``stop`` that are not of a run.
+    """The elements from ``first`` to ``stop``, exclusive, that are not in the run.
 
     >>> between(Run(2, 2, ((3, 4, 4),), 2), 0, 13)  # 2 3, 6 7, 10 11
     [Run(x=0, y=0, loops=(), length=2), Run(x=4, y=4, loops=((2, 4, 4),), length=2), \

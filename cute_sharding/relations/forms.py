@@ -1,15 +1,15 @@
-"""Rows of an exchange that are not those of one dim of a tensor, one for one.
+"""Maps between a tensor's rows and an exchange's that are not one for one in one dim.
 
 - windows (unfold): row i of window w is row ``w·step + i``. Windows may overlap.
 - folds (padding by reflection, by the last row, around the end): row j is row ``a·j + b``, by
   pieces, with a of 1, -1 or 0: several rows may stand for one.
-- diagonals: row j is an element of which both dims' rows are known; one mode, whose stride is the
+- diagonals: row j is one element, given by its rows in both dims: one mode, whose stride is the
   sum of two.
 
-Each is said once, as parts: rows of the exchange, and the elements of the tensor's dims that they
-are. What a device needs, or has, is the union of the rows that its own stand for, in which each is
-once, in an order that y tells. So each crosses once, and the rest is done on the device, before or
-after.
+Each form is written once, as parts: rows of the exchange, and the elements of the tensor's dims
+that they are. A device needs or has the union of the exchange rows that its own rows stand for:
+each row once, in the order of y. So each row is sent once, and the device repeats or selects rows
+before or after the exchange.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece
 from cute_sharding.sharding.meeting import Chain, Run, Runs, join, rows_held
 
-# The first row of the exchange and the element that it is, by the rows of the tensor's dims; and
-# (size, step in the exchange, steps in these dims) of modes.
+# The first row of the exchange, and its element as rows of the tensor's dims; then the modes:
+# (size, step in the exchange, steps in these dims).
 Part: TypeAlias = "tuple[int, tuple[int, ...], list[tuple[int, int, tuple[int, ...]]]]"
 
 
@@ -40,11 +40,11 @@ class Window(NamedTuple):
     step: int
 
     def parts(self, windows: int) -> list[Part]:
-        """Of so many windows."""
+        """The parts of ``windows`` windows."""
         return [(0, (0, 0), [(windows, self.step, (1, 0)), (self.size, 1, (0, 1))])]
 
     def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
-        """The rows that a device has; of windows that do not overlap one window after the other."""
+        """The rows that a device has, ascending; without overlap it stores window after window."""
         windows, within = map(rows_held, n, chains)
         if any(part.reach > self.step for part in within):
             return _each_once(self, n, chains)
@@ -60,8 +60,8 @@ class Window(NamedTuple):
         return tuple(join(found))
 
     def evenly(self, windows: Runs, within: Runs) -> int | None:
-        """How far apart the windows begin among those that a device has, the first at row 0, where
-        the rows of each lie together; None where that differs.
+        """The distance between the starts of a device's windows if it stores their rows once each,
+        from row 0 on, and the rows of each window together; None if the distances differ.
         """
         if not within or max(run.reach for run in within) <= self.step:
             return sum(run.size for run in within)
@@ -75,7 +75,7 @@ class Window(NamedTuple):
         return None
 
     def is_view(self, windows: Runs, within: Runs) -> bool:
-        """Whether a device's windows are a view of their rows."""
+        """Whether a device's windows are a view of its rows."""
         return self.evenly(windows, within) is not None
 
 
@@ -93,18 +93,18 @@ class Fold(NamedTuple):
     pieces: tuple[tuple[int, int, int, int], ...]
 
     def parts(self, _: int) -> list[Part]:
-        """The pieces."""
+        """The pieces as parts."""
         return [
             (a * start + b, (start,), [(stop - start, a, (1,))])
             for start, stop, a, b in self.pieces
         ]
 
     def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
-        """The rows that a device's stand for."""
+        """The exchange rows that a device's rows stand for."""
         return _each_once(self, n, chains)
 
     def is_view(self, found: Runs) -> bool:
-        """A copy, always."""
+        """False: a fold is always a copy."""
         return False
 
 
@@ -121,7 +121,7 @@ class Diagonal(NamedTuple):
     length: int
 
     def parts(self, _: int) -> list[Part]:
-        """The one."""
+        """The diagonal as one part."""
         return [(0, (self.down, self.right), [(self.length, 1, (1, 1))])]
 
     def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
@@ -129,7 +129,7 @@ class Diagonal(NamedTuple):
         return _each_once(self, n, chains)
 
     def is_view(self, rows: Runs, columns: Runs) -> bool:
-        """Whether what a device has is a diagonal of its own."""
+        """Whether the device's elements are a diagonal of its local tensor."""
         return all(len(some) <= 1 and not any(r.loops for r in some) for some in (rows, columns))
 
 
@@ -137,8 +137,8 @@ Form: TypeAlias = "Window | Fold | Diagonal"
 
 
 def pieces_of(form: Form, rows: int, strides: Sequence[int], stride: int = 1) -> Iterator[Piece]:
-    """From the rows of an exchange, ``stride`` elements apart, to the elements of a tensor: of
-    ``strides`` of the form's dims, the first of which has so many rows.
+    """Pieces from the rows of an exchange, ``stride`` elements apart, to the elements of a tensor
+    whose dims have ``strides``; the form's first dim has ``rows`` rows.
     """
 
     def at(vector: Sequence[int]) -> int:
@@ -151,8 +151,8 @@ def pieces_of(form: Form, rows: int, strides: Sequence[int], stride: int = 1) ->
 
 
 def _each_once(form: Form, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
-    """The rows that a device has, or needs, of such dims: also where several of its own stand for
-    one; one after the other on y.
+    """The exchange rows that a device has or needs, each once even if several of its own rows stand
+    for it; y numbers them one after the other.
     """
     wanted = [each.turned for each in local(n, chains)]
     parts = pieces_of(form, n[0], row_major(n))

@@ -1,4 +1,4 @@
-"""A movement op as a map of rows: which rows of which tensors its results are made of."""
+"""A movement op as a map of rows: the operands' rows that its results are made of."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple, TypeAlias
 from cute_sharding.relations.rows import Rows
 
 Shape: TypeAlias = "tuple[int, ...]"
-# Of each dim of an exchange: how its rows are those of the source, and those of the target.
+# For each dim of an exchange: how its rows map to the source's and to the target's.
 Pairs: TypeAlias = "tuple[tuple[Rows, Rows], ...]"
 
 
 class Link(NamedTuple):
-    """What one result takes from one operand.
+    """The part of one result that comes from one operand.
 
     Attributes:
-        source, target: which operand, and which result.
-        pairs: of each dim of the exchange, how its rows are those of the one and of the other.
+        source, target: the position of the operand, and of the result.
+        pairs: for each dim of the exchange, how its rows map to the source's and to the target's.
 
     >>> rows = Rows(0)
     >>> Link(0, 0, ((rows, rows),)).pairs[0][0].is_plain
@@ -35,15 +35,15 @@ class Move:
 
     Attributes:
         inputs, outputs: the shapes of operands and results.
-        links: what the results are made of.
-        fill: what rows of the results have that are made of no row.
-        adds: rows of a result that are made of several are their sum.
+        links: the operand parts that the results are made of.
+        fill: the value of result rows that come from no operand row.
+        adds: a result row that comes from several operand rows is their sum.
         is_view: on a plain tensor the results are views of the one operand.
-        triangle: of tril and triu: whether it is the lower one, and the number of the diagonal up
+        triangle: for tril and triu: whether it is the lower one, and the number of the diagonal up
             to which, or from which on, the elements of the last two dims are kept.
-        named: dims of the operands that the op is about, also where it does nothing to them.
-        unchanged: those of them to which such arguments do nothing however many rows there are: the
-            rows of ``x[:]``, and not those of ``x[:8]`` where there are eight.
+        named: the operands' dims that the arguments name, even if the op leaves them unchanged.
+        unchanged: those of ``named`` that stay unchanged for any number of rows: as in ``x[:]``,
+            and not in ``x[:8]`` where there happen to be eight.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> roll = BY_OP["torch.roll"].move((8, 4), 2, 0)
@@ -62,8 +62,8 @@ class Move:
     triangle: tuple[bool, int] | None = None
 
     def touched(self, source: int) -> frozenset[int]:
-        """The dims of an operand that do not go into every result as they are, and those that the
-        op names.
+        """The dims of an operand that do not go into every result unchanged, and those that the op
+        names.
         """
         found, every = {*self.named}, range(len(self.inputs[source]))
         for link in self.links:
@@ -73,13 +73,13 @@ class Move:
         return frozenset(found.intersection(every))
 
     def of_result(self, k: int) -> Move:
-        """The move of one of the results."""
+        """The move with one of its results only."""
         links = tuple([link._replace(target=0) for link in self.links if link.target == k])
         return replace(self, outputs=(self.outputs[k],), links=links)
 
     def turned(self) -> Move:
-        """Of a move from one operand to one result, that from the result to the operand, of which
-        other rows are no part.
+        """The move from the result back to the operand, of a move with one of each. Operand rows
+        that were not read come from no row.
 
         >>> from cute_sharding.relations.table import BY_OP
         >>> BY_OP["Tensor.__getitem__"].move((8,), 0, 2, 5).turned().outputs
@@ -93,8 +93,8 @@ class Move:
         return replace(turned, is_view=False)
 
     def bound(self, source: int) -> frozenset[int]:
-        """The dims of an operand of which some row of a result may need any row, in this call of a
-        program or in another: all but those that go into every result as they are.
+        """The dims of an operand of which a result row may need any row, in this call or in another
+        call of the program: all dims but those that go into every result unchanged.
 
         >>> from cute_sharding.relations.table import BY_OP
         >>> some = BY_OP["Tensor.__getitem__"]
@@ -106,7 +106,7 @@ class Move:
         return (self.touched(source) - self.unchanged) | {*corner}
 
     def home(self, link: Link) -> dict[int, int]:
-        """For dims of the link's operand, the dim of the result that goes on with their rows."""
+        """For dims of the link's operand, the dim of the result that has their rows."""
         return {
             d: other.dim for one, other in link.pairs for d in one.dims if other.dim is not None
         }

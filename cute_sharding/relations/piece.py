@@ -1,9 +1,9 @@
 """One piece of a relation: two layouts of one shape, into the elements of a source and of a target.
 
-Elements are numbered row-major, so that a view is one piece whatever its shapes are. All of a piece
-is in its modes ``(size, step in the source, step in the target)``: what two pieces have in common,
-one after the other, is the meeting of strided runs (sharding/meeting.py), at a cost that grows with
-modes and not with elements.
+Elements are numbered row-major, so that a view is one piece whatever its shapes are. A piece is
+given by its modes ``(size, step in the source, step in the target)``. The composition of two pieces
+is a meeting of strided runs (sharding/meeting.py), at a cost that grows with the number of modes
+and not of elements.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Piece(NamedTuple):
     """Element ``y + i·dy + ...`` of a target is element ``x + i·dx + ...`` of a source, for each
     mode ``(size, dx, dy)``, i < size.
 
-    In normal form sizes are at least 2, and the steps in the target above 0, largest first; modes
-    that are one are joined. A step of 0 in the source is an element that is read again and again, a
-    step below 0 a flip.
+    In normal form sizes are at least 2, steps in the target are positive, largest first, and modes
+    that can be joined are. A step of 0 in the source reads an element again and again; a negative
+    step is a flip.
 
     Attributes:
-        source, target: their numbers. Those of sources below 0 are constants: -1 is the first.
+        source, target: their numbers. Sources below 0 are constants: -1 is the first.
         x, y: the first element.
         modes: none for a piece of one element.
 
@@ -47,12 +47,12 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements of the target."""
+        """The number of elements of the target."""
         return prod(n for n, _, _ in self.modes)
 
     @property
     def turned(self) -> Piece:
-        """From the target to the source; where an element of the source is read once."""
+        """The piece from the target to the source; it must read each source element once."""
         modes = [(n, dy, dx) for n, dx, dy in self.modes]
         return piece(self.target, self.source, self.y, self.x, modes)
 
@@ -73,7 +73,7 @@ def _side(first: int, modes: Sequence[tuple[int, int]]) -> str:
 
 
 def piece(source: int, target: int, x: int, y: int, modes: Iterable[Mode]) -> Piece:
-    """A piece in normal form, of modes in any order and of any size but 0.
+    """A piece in normal form, from modes in any order and of any size but 0.
 
     >>> print(piece(0, 0, 0, 5, [(3, 1, -2), (2, 9, 1), (1, 7, 7)]))
     operand 0 2 + (3,2):(-1,9) -> result 0 1 + (3,2):(2,1)
@@ -95,18 +95,18 @@ def piece(source: int, target: int, x: int, y: int, modes: Iterable[Mode]) -> Pi
 
 
 def whole(source: int, target: int, size: int) -> tuple[Piece, ...]:
-    """All elements, each as it is; no piece where there are none."""
+    """All elements, each at its own number; no piece if there are none."""
     return (piece(source, target, 0, 0, [(size, 1, 1)]),) if size else ()
 
 
-# -- what two pieces have in common ----------------------------------------------------------------
+# -- composition -----------------------------------------------------------------------------------
 
 
 class Ladder(NamedTuple):
-    """Elements in ascending order, of which no turn of a mode reaches into the next.
+    """Elements in ascending order, in modes whose turns do not overlap.
 
     Attributes:
-        run: x the elements; y their number.
+        run: x is the element, y its position in the order.
         other: the first element on the other side.
         modes: (size, step, step on the other side), the largest step first.
     """
@@ -116,8 +116,8 @@ class Ladder(NamedTuple):
     modes: tuple[Mode, ...]
 
     def at(self, number: int) -> int:
-        """How far the element of that number is from the first, on the other side. Also how far
-        numbers are apart that are those of one mode's turns.
+        """The distance, on the other side, from the first element to the one at position
+        ``number``; also the distance of two elements ``number`` positions apart within one mode.
         """
         total = 0
         for n, _, beside in reversed(self.modes):
@@ -128,8 +128,8 @@ class Ladder(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def ladders(first: int, other: int, modes: tuple[Mode, ...]) -> tuple[Ladder, ...]:
-    """The elements of a layout, in as few ladders as modes that reach into one another have turns.
-    ``modes``: (size, step, step on the other side), no step 0.
+    """The elements of a layout as ladders, as few as overlapping turns allow. ``modes``: (size,
+    step, step on the other side), no step 0.
     """
     upward = []
     for n, step, beside in modes:
@@ -151,8 +151,8 @@ def _ladder(first: int, other: int, modes: Sequence[Mode]) -> Ladder:
 
 
 def _apart(first: int, other: int, modes: list[Mode]) -> Iterator[tuple[int, int, list[Mode]]]:
-    """Layouts of modes that do not reach into one another. Windows that overlap do: these are taken
-    in parts of as many rows as windows are apart; else turn by turn of the mode with fewest.
+    """Layouts without overlapping turns. Overlapping windows are divided into parts of as many rows
+    as the windows are apart; other overlaps turn by turn of the mode with the fewest turns.
     """
     k = _reaching(modes)
     if k is None:
@@ -173,7 +173,7 @@ def _apart(first: int, other: int, modes: list[Mode]) -> Iterator[tuple[int, int
 
 
 def _reaching(modes: Sequence[Mode]) -> int | None:
-    """The innermost mode whose turns reach into one another; None: there is none."""
+    """The innermost mode whose turns overlap; None: there is none."""
     reach = 1
     for k in reversed(range(len(modes))):
         n, step, _ = modes[k]
@@ -184,7 +184,7 @@ def _reaching(modes: Sequence[Mode]) -> int | None:
 
 
 def bounds(first: int, modes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The least and the greatest element of a layout, of modes (size, step)."""
+    """The least and the greatest element of a layout, given by its modes (size, step)."""
     low = high = first
     for n, step in modes:
         if step < 0:
@@ -207,8 +207,8 @@ def target_bounds(one: Piece) -> tuple[int, int]:
 
 
 def meet(one: Piece, other: Piece) -> list[Piece]:
-    """From the source of the one to the target of the other, by way of elements that are of the
-    target of the one and of the source of the other.
+    """The pieces from ``one``'s source to ``other``'s target, through the elements that are in
+    ``one``'s target and in ``other``'s source.
     """
     (low, high), (first, last) = target_bounds(one), source_bounds(other)
     if high < first or last < low:
@@ -229,7 +229,7 @@ def meet(one: Piece, other: Piece) -> list[Piece]:
 
 
 def through(ones: Iterable[Piece], others: Iterable[Piece]) -> tuple[Piece, ...]:
-    """All that goes from sources of the ones to targets of the others; in normal form."""
+    """All compositions of a piece of ``ones`` with one of ``others``, in normal form."""
     by_number: dict[int, list[Piece]] = {}
     for one in ones:
         by_number.setdefault(one.target, []).append(one)
@@ -241,13 +241,13 @@ def through(ones: Iterable[Piece], others: Iterable[Piece]) -> tuple[Piece, ...]
     )
 
 
-# -- in few pieces ---------------------------------------------------------------------------------
+# -- fewer pieces ----------------------------------------------------------------------------------
 
 
 def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """The same in fewer pieces, in the order of the targets: pieces of one form that are a step
-    apart are turns of a mode, and pieces that differ in the size of one mode, one behind the other,
-    are one.
+    """The same relation in fewer pieces, ordered by target. Pieces of one form at equal distances
+    become turns of a mode; two pieces that differ in the size of one mode only, and continue each
+    other there, become one.
     """
     found = sorted(pieces, key=_order)
     while len(found) > 1:
@@ -258,7 +258,7 @@ def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-# By target, and by the first element there.
+# By target, and by the first element in it.
 _order = itemgetter(1, 3)
 
 
@@ -291,8 +291,8 @@ def _beside(found: Sequence[Piece]) -> list[Piece]:
 
 
 def _one_of(one: Piece, other: Piece) -> Piece | None:
-    """Two pieces as one, where they have the same modes but for the size of one, along which the
-    other goes on.
+    """Two pieces as one, if they have the same modes but for the size of one, along which ``other``
+    continues ``one``; else None.
     """
     if (one.source, one.target) != (other.source, other.target):
         return None

@@ -1,4 +1,4 @@
-"""Relations of ops by the tables: of views from DimMaps, of movement from maps of rows."""
+"""Relations of ops, read off the table: of views from DimMaps, of movements from maps of rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.meeting import Run, Runs, meet_on_x
 
-# Some rows of one dim of an exchange: the first element of the source and of the target, and modes.
+# Some rows of one dim of an exchange: the first element of the source and of the target; modes.
 Some: TypeAlias = "tuple[int, int, list[Mode]]"
 
 
 class NotOnlyMoved(ValueError):
-    """What an op gives is not elements of its operands, each as it is.
+    """An op's results are not all copies of its operands' elements.
 
     >>> from cute_sharding.relations.table import relation_of
     >>> try:
@@ -55,7 +55,7 @@ def relation_of_view(view: View) -> Relation:
 
 
 def relation_of_move(move: Move) -> Relation:
-    """A map of rows as a relation, element by element: filled where it is made of nothing.
+    """A map of rows as a relation between elements, with the fill value where no row is read.
 
     Raises:
         NotOnlyMoved: rows of a result are sums.
@@ -95,7 +95,7 @@ def _of_link(move: Move, link: Link) -> list[Piece]:
 
 
 def _rows(shapes: tuple[Shape, Shape], one: Rows, other: Rows) -> list[Run]:
-    """The rows of one dim of an exchange: x of the source, y of the target."""
+    """The rows of one dim of an exchange: x in the source, y in the target."""
     ones, others = (_runs(shape, rows) for shape, rows in zip(shapes, (one, other)))
     return meet_on_x(ones, others)
 
@@ -108,7 +108,7 @@ def _runs(shape: Shape, rows: Rows) -> Runs:
 
 
 def _of_run(shapes: tuple[Shape, Shape], one: Rows, other: Rows, run: Run) -> Some:
-    """In elements; backward, the rows are numbered from the last."""
+    """The run in elements; backward rows are numbered from the last."""
     (x, step), (y, stride) = (
         (0, 0) if rows.dim is None else _numbered(shape, rows, first)
         for shape, rows, first in ((shapes[0], one, run.x), (shapes[1], other, run.y))
@@ -118,7 +118,7 @@ def _of_run(shapes: tuple[Shape, Shape], one: Rows, other: Rows, run: Run) -> So
 
 
 def _numbered(shape: Shape, rows: Rows, first: int) -> tuple[int, int]:
-    """The element of a row, and how far rows are apart."""
+    """The element of a row, and the distance between rows."""
     assert rows.dim is not None, "else there is one row"
     step = _step(shape, rows.dim)
     return ((shape[rows.dim] - 1 - first) * step, -step) if rows.backward else (first * step, step)
@@ -129,11 +129,11 @@ def _step(shape: Shape, dim: int) -> int:
     return step
 
 
-# -- rows that are not those of one dim, one for one -----------------------------------------------
+# -- rows that do not map one for one --------------------------------------------------------------
 
 
 def _formed(shapes: tuple[Shape, Shape], one: Rows, other: Rows) -> list[Some]:
-    """Of windows, folds and diagonals; the other side has the rows as they are, in order."""
+    """Elements of windows, folds and diagonals; the other side has the exchange's rows in order."""
     rows, plain = (one, other) if one.form is not None else (other, one)
     formed = rows is one
     shape, beside = shapes if formed else shapes[::-1]
@@ -146,7 +146,7 @@ def _formed(shapes: tuple[Shape, Shape], one: Rows, other: Rows) -> list[Some]:
 
 
 def _in_triangle(one: Piece, shape: Shape, is_lower: bool, diagonal: int) -> list[Piece]:
-    """The elements up to a diagonal of the last two dims, or from it on: of each row a piece."""
+    """The elements up to a diagonal of the last two dims, or from it on: one piece for each row."""
     *_, rows, columns = shape
     matrices = prod(shape[:-2])
     found = []

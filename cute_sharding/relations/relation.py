@@ -1,4 +1,4 @@
-"""Relations: which element of its operands each element of a result is; and their algebra."""
+"""Relations: which operand element each result element is; and their algebra."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Shape: TypeAlias = "tuple[int, ...]"
 
 @dataclass(frozen=True)
 class Relation:
-    """Of each element of some results, which element of some operands it is.
+    """For each element of some results, the element of some operands that it is.
 
     Attributes:
         inputs, outputs: the shapes of the operands and of the results.
-        pieces: what the results are made of; an element of a result is of one piece at the most.
-            Those of none are not said: of a part (:func:`held`), or of an inverse.
-        constants: values that elements are, of pieces whose source is below 0.
+        pieces: the parts of the results. An element of a result is in at most one piece; it is in
+            none if it is unknown, as in a device's part (:func:`held`) or in an inverse.
+        constants: the values of elements in pieces whose source is below 0.
 
     >>> pieces = (piece(0, 0, 0, 0, [(24, 1, 1)]),)
     >>> print(Relation.same((4, 6)).then(Relation(((4, 6),), ((24,),), pieces)))
@@ -39,16 +39,16 @@ class Relation:
 
     @classmethod
     def same(cls, *shapes: Shape) -> Relation:
-        """Tensors of those shapes, as they are."""
+        """The identity on tensors of these shapes."""
         pieces = [each for k, shape in enumerate(shapes) for each in whole(k, k, prod(shape))]
         return cls(shapes, shapes, tuple(pieces))
 
     def then(self, other: Relation) -> Relation:
-        """:func:`compose` of this one and of what is done with its results."""
+        """This relation followed by ``other``: see :func:`compose`."""
         return compose(self, other)
 
     def of(self, *outputs: int) -> Relation:
-        """Some of the results alone, in that order."""
+        """The relation to some of the results only, in the given order."""
         numbers = {k: i for i, k in enumerate(outputs)}
         pieces = [
             each._replace(target=numbers[each.target])
@@ -60,26 +60,26 @@ class Relation:
 
     @cached_property
     def by_source(self) -> dict[int, tuple[Piece, ...]]:
-        """The pieces of each operand that something is made of; of constants by numbers below 0."""
+        """The pieces by the operand that they read; numbers below 0 are constants."""
         return _grouped(self.pieces, attrgetter("source"))
 
     @cached_property
     def by_target(self) -> dict[int, tuple[Piece, ...]]:
-        """The pieces of each result of which something is said."""
+        """The pieces by result."""
         return _grouped(self.pieces, attrgetter("target"))
 
     def said(self, output: int) -> int:
-        """Of how many elements of a result it is said what they are."""
+        """How many elements of a result are in pieces."""
         return sum(each.size for each in self.by_target.get(output, ()))
 
     @property
     def is_total(self) -> bool:
-        """Whether that is said of all elements."""
+        """Whether all elements of all results are in pieces."""
         return all(self.said(k) == prod(shape) for k, shape in enumerate(self.outputs))
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """The operands that something is made of."""
+        """The operands that are read."""
         return tuple(sorted(k for k in self.by_source if k >= 0))
 
     def __str__(self) -> str:
@@ -97,13 +97,13 @@ def _grouped(pieces: Iterable[Piece], key: Callable[[Piece], int]) -> dict[int, 
 
 
 def compose(first: Relation, second: Relation) -> Relation:
-    """The second of what the first gives, as one relation.
+    """``second`` applied to the results of ``first``, as one relation.
 
-    The layouts of the first into its results meet those of the second into its operands, as strided
-    runs: the cost grows with pieces and modes, not with elements.
+    The layouts of ``first`` into its results meet those of ``second`` into its operands, as strided
+    runs: the cost grows with the number of pieces and modes, not of elements.
 
     Raises:
-        ValueError: the second is of tensors of other shapes.
+            ValueError: the shapes of ``second``'s operands are not those of ``first``'s results.
 
     >>> view = Relation(((3, 5),), ((15,),), (piece(0, 0, 0, 0, [(15, 1, 1)]),))
     >>> some = Relation(((15,),), ((9,),), (piece(0, 0, 2, 0, [(9, 1, 1)]),))  # [2:11]
@@ -123,14 +123,14 @@ def compose(first: Relation, second: Relation) -> Relation:
 
 
 def with_results(relation: Relation, outputs: tuple[Shape, ...], pieces: list[Piece]) -> Relation:
-    """The relation with other results, made of pieces of its results."""
+    """The relation with other results, whose pieces read its own results."""
     return replace(relation, outputs=outputs, pieces=through(relation.pieces, pieces))
 
 
 def with_constants(
     constants: tuple[Any, ...], relation: Relation
 ) -> tuple[tuple[Any, ...], tuple[Piece, ...]]:
-    """The constants of both, each once, and the relation's pieces with their numbers among them."""
+    """The constants of both, each once, and the relation's pieces renumbered to match."""
     if not relation.constants:
         return constants, relation.pieces
     known = [*constants]
@@ -149,7 +149,7 @@ def with_constants(
 
 
 def beside(relations: Sequence[Relation]) -> Relation:
-    """Relations of the same operands, with the results of all, one after the other.
+    """Several relations of the same operands as one, with the results of all in order.
 
     >>> both = beside([Relation.same((2,)), Relation.same((2,))])
     >>> both.outputs, len(both.pieces)
@@ -166,7 +166,7 @@ def beside(relations: Sequence[Relation]) -> Relation:
 
 
 def filled(relation: Relation, value: Any) -> Relation:
-    """The relation, and a constant where it does not say what an element of a result is.
+    """The relation with a constant for every result element that is in no piece.
 
     >>> padded = Relation(((3,),), ((5,),), (piece(0, 0, 0, 1, [(3, 1, 1)]),))
     >>> print(filled(padded, 0))
@@ -191,11 +191,11 @@ def filled(relation: Relation, value: Any) -> Relation:
     return replace(relation, pieces=joined(pieces), constants=constants)
 
 
-# -- back ------------------------------------------------------------------------------------------
+# -- inverse ---------------------------------------------------------------------------------------
 
 
 class ReadTwice(ValueError):
-    """A relation without an inverse: an element of an operand is read more than once.
+    """A relation has no inverse: an element of an operand is read more than once.
 
     >>> from cute_sharding.relations.table import relation_of
     >>> try:
@@ -208,16 +208,16 @@ class ReadTwice(ValueError):
 
 
 def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
-    """From the results back to the operands.
+    """The relation from the results back to the operands.
 
-    It has one where each element of an operand is read at most once, and then it says of each
-    element that is read where it went: of a movement op that is the gradient, once the elements
-    that are not read are filled with 0 (:func:`filled`). Constants are left out. With ``any_copy``
-    an element that is read more than once is taken from the first place that has it: so it is
-    undone what a relation does to tensors whose copies stay equal, as repeated heads.
+    It exists if each operand element is read at most once, and it gives for each element that is
+    read the place where it went. For a movement op that is the gradient, once unread elements are
+    filled with 0 (:func:`filled`). Constants are left out. With ``any_copy`` an element that is
+    read more than once is taken from its first copy: this undoes a relation on tensors whose copies
+    stay equal, such as repeated heads.
 
     Raises:
-        ReadTwice: an element is read more than once, and not any copy will do.
+        ReadTwice: an element is read more than once, and ``any_copy`` is not set.
 
     >>> some = Relation(((6,),), ((2,),), (piece(0, 0, 1, 0, [(2, 3, 1)]),))  # elements 1 and 4
     >>> print(inverse(some))
@@ -241,8 +241,8 @@ def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
 
 
 def _unread(each: Piece, read: list[Run]) -> list[Piece]:
-    """From the target of a piece back to the elements of its source that are not among ``read``,
-    each from one place; they are read then.
+    """Pieces from a piece's target back to those source elements that are not in ``read``, each
+    from one place; adds them to ``read``.
     """
     found: list[Piece] = []
     modes = tuple([mode for mode in each.modes if mode[1]])
@@ -256,10 +256,10 @@ def _unread(each: Piece, read: list[Run]) -> list[Piece]:
 
 
 def _only(one: Piece, elements: Iterable[Run]) -> list[Piece]:
-    """A piece for those elements of its target alone."""
+    """The piece restricted to some elements of its target."""
     return [found for run in elements for found in meet(one, of_run(one.target, one.target, run))]
 
 
 def of_run(source: int, target: int, run: Run) -> Piece:
-    """From x to y."""
+    """The piece from a run's x to its y."""
     return piece(source, target, run.x, run.y, [*run.loops, (run.length, 1, 1)])

@@ -1,11 +1,11 @@
-"""The rows of one tensor dim as an exchange numbers them, and those of them that a device holds.
+"""The rows of one tensor dim as an exchange numbers them, and the rows that a device holds.
 
 A movement op maps the rows of a dim by pieces: output row j is input row a·j + b on an interval.
-Such a map is a *relation*, a list of :class:`Run`, as are the rows that a device holds
-(sharding/meeting.py): so what a device has of the mapped rows is their meeting, in strided
-runs again, whatever the number of rows. A map that runs downward (flip) is one that runs upward on
-rows that are numbered from the end. Where several rows of a tensor stand for one of the exchange,
-or two of its dims are about the same rows, see :mod:`.forms`.
+Such a map is a *relation*, a list of :class:`Run`, and so are the rows that a device holds
+(sharding/meeting.py). The mapped rows that a device has are the meeting of the two, again strided
+runs, whatever the number of rows. A descending map (flip) is an ascending one on rows that are
+numbered from the end. :mod:`.forms` has the maps in which several rows of a tensor stand for one of
+the exchange, or in which two of its dims share rows.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ ALONE: Runs = (Run(0, 0, (), 1),)
 
 
 class Rows(NamedTuple):
-    """How the rows of an exchange are those of a tensor's dim.
+    """How the rows of a tensor's dim map to the rows of an exchange.
 
     Attributes:
-        dim: the tensor's dim; None: it has none, and the exchange one row, which all devices have.
+        dim: the tensor's dim; None: no dim, and the exchange has one row, which all devices have.
         runs: x in the exchange, y in the tensor; None: the same.
-        backward: the tensor's rows are numbered from the last (in ``runs`` too), and lie so on a
-            device.
-        form: how else the tensor's rows stand for those of the exchange, each of which then
-            lies on a device once, where y says.
+        backward: the tensor's rows are numbered from the last (in ``runs`` too), also on a device.
+        form: another map from the tensor's rows to the exchange's. A device then has each row of
+            the exchange once, at y.
 
     >>> from cute_sharding.relations.rows import held_rows
     >>> from cute_sharding.sharding.meeting import Run
@@ -52,25 +51,25 @@ class Rows(NamedTuple):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The tensor's dims that the exchange's rows are made of."""
+        """The tensor's dims that give the exchange's rows."""
         own = () if self.dim is None else (self.dim,)
         across = None if self.form is None else getattr(self.form, "across", None)
         return own if across is None else (*own, across)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the exchange's rows are those of the dim, one for one and in order."""
+        """Whether the exchange's rows are the dim's, one for one and in order."""
         dim, runs, backward, form = self
         return dim is not None and runs is None and form is None and not backward
 
 
 @lru_cache(maxsize=1 << 14)
 def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
-    """What a device holds of the exchange's rows: x in the exchange, y on the device.
+    """The rows of the exchange that a device holds: x in the exchange, y on the device.
 
     Args:
-        n: the rows of each of the tensor's dims (``rows.dims``).
-        chain: for each of them how these are cut, with the device's coordinates.
+        n: the number of rows of each of the tensor's dims (``rows.dims``).
+        chain: for each of them, how it is cut, with the device's coordinates.
     """
     if rows.dim is None:
         return ALONE
@@ -88,8 +87,8 @@ def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
 def needed_rows(
     source: Rows, of: tuple[int, ...], target: Rows, n: tuple[int, ...], chain: tuple[Any, ...]
 ) -> Runs:
-    """:func:`held_rows` of the target, but for rows that are no row of the source, dims of ``of``
-    rows: what comes from nowhere is filled in.
+    """:func:`held_rows` of the target, without rows that the source does not have (these are filled
+    in). ``of``: the number of rows of the source's dims.
     """
     whole = held_rows(source, of, ((),) * len(of))
     return tuple(join(meet_on_x(list(map(alone, whole)), held_rows(target, n, chain))))
@@ -109,6 +108,6 @@ def between(
 
 
 def _turned(run: Run, n: int, count: int) -> Run:
-    """The same rows, numbered from the last of ``n``; on the device, from the last of ``count``."""
+    """The same rows numbered from the last of ``n``; on the device, from the last of ``count``."""
     last = run.y + run.length + sum((c - 1) * dy for c, _, dy in run.loops)
     return Run(n - run.reach, count - last, run.loops, run.length)

@@ -1,35 +1,34 @@
 """The dims of an op's operands and results, by name, as einsum and einops write them: ``m k, k n ->
 m n``.
 
-What an op computes of some rows of a dim may depend on those rows alone (the dim is *free*: it is
-in the results as well), on all rows by way of a sum or a maximum that can be finished later
-(*contracted*: it is in the operands alone), or on all rows in another way (*whole*). So
+An op's result on some rows of a dim may depend on those rows alone (the dim is *free*: the results
+have it as well), on all rows through a sum or a maximum that can be finished later (*contracted*:
+only the operands have it), or on all rows in another way (*whole*). So
 
 - a free dim carries any cut, Shard or _StridedShard of any split factor, even or not, from the
   operands to the results: each device computes its own rows;
-- a contracted dim that is cut leaves in the results a reduction pending;
-- a whole dim is on every device.
+- a cut of a contracted dim leaves a reduction pending in the results;
+- a whole dim must not be cut.
 
-No op needs a case of its own for shards that are strided or uneven.
+No op needs a rule of its own for strided or uneven shards.
 
 A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
-- ``{d}``: a contracted dim of which each row of the results is one: the one that the numbers of the
-  next operand name. A device that has some of its rows gives those, and nothing for others,
+- ``{d}``: a contracted dim of which each result row takes one row, the one whose number is in the
+  next operand. A device computes the result rows that take its rows, and nothing for others,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
   1 or not, as in broadcasting; ``[...]``: whole,
-- ``d*4``: a dim of four rows for each row of ``d``, as the rows of windows that lie side by side
-  are for the windows. A cut of ``d`` into even blocks is one of those rows, by the same split
-  factor; others are none,
+- ``d*4``: a dim of four rows for each row of ``d``, such as the input rows of windows that do not
+  overlap. A cut of ``d`` into even blocks cuts this dim by the same split factor; uneven cuts do
+  not,
 - ``1``: a dim of size 1,
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
-- ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is
-  pending too,
-- ``=`` before a tensor: the op reads its sizes alone, as gradients of pools do of what was pooled.
-  Nothing of it has to be received,
-- ``_``: a tensor, of any dims, that the op is given and does not read. It stays as it is. Among the
-  results one that has nothing of the operands' elements (the state of a random generator): each
+- ``+`` before a tensor: a term that is added to the result. It is pending if the result is,
+- ``=`` before a tensor: the op reads only its sizes, as gradients of pools do with the pool's
+  operand. Nothing of it has to be received,
+- ``_``: a tensor of any dims that the op gets and does not read. It keeps its placements. As a
+  result: a tensor with none of the operands' elements (the state of a random generator): each
   device has its own.
 """
 
@@ -42,22 +41,22 @@ from typing import Any
 
 ONE, NONE, UNREAD = "1", "0", "_"
 
-# Reductions that stay pending in the result of what is linear; and in that of what does nothing but
-# copy elements, or fill with zeros, which all of them leave as they are.
+# Reductions that may stay pending through a linear op; and through an op that only copies elements
+# or fills in zeros, which commutes with all of them.
 LINEAR = ("sum", "avg")
 COPIED = (*LINEAR, "product", "max", "min", "band", "bor", "bxor")
 
 
 @dataclass(frozen=True)
 class Linear:
-    """The operands of which what is pending may stay so: that a reduction of results is the result
-    of reduced operands.
+    """The operands whose pending reductions may stay pending: reducing the results gives the same
+    as reducing these operands first.
 
     Attributes:
         operands: by position; None: all.
-        kept: the reductions of which that holds.
-        together: it holds only where the reduction is pending of all of these operands.
-        alone: only where nothing else of these changes. What is gathered is more to reduce later.
+        kept: the reductions for which this holds.
+        together: it holds only if the reduction is pending in all of these operands.
+        alone: only if nothing else of these changes: a gathered operand is more to reduce later.
 
     >>> from cute_sharding.propagation import Operand, assign
     >>> flip, greatest = parse("[m] n -> [m] n", (2,)), Operand((8, 8), ("max",))
@@ -73,26 +72,26 @@ class Linear:
     alone: bool = False
 
 
-# Of ops that torch keeps pending what is pending of their operands, whose elements they copy: of
-# others, as triangles, programs there have what is finished, and their next op may need that.
+# For ops that copy elements and through which torch keeps pending reductions. Through others, such
+# as triangles, torch does not, and the program's next op may need the finished value.
 COPIES = Linear((0,), COPIED, alone=True)
 COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """An op on tensors of given numbers of dims.
+    """An op on tensors with given numbers of dims.
 
     Attributes:
-        operands: for each tensor that comes in, the names of its dims.
-        results: the same of the tensors that come out.
+        operands: for each operand, the names of its dims.
+        results: the same for the results.
         whole: the names that no mesh dim may cut.
-        picked: the contracted names of which each row of the results is one.
+        picked: the contracted names of which each result row takes one row.
         added: the operands, by position, that are terms of a sum.
-        unread: those that the op does not read.
-        sized: those of which it reads the sizes alone.
+        unread: the operands that the op does not read.
+        sized: the operands of which it reads only the sizes.
         windows: the dims of operands and results that have several rows for each row of their name:
-            (position, of the results after the operands; dim; rows).
+            (position, with results after the operands; dim; rows).
 
     >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
     >>> print(softmax)
@@ -110,13 +109,13 @@ class Signature:
 
     @property
     def in_windows(self) -> frozenset[str]:
-        """The names that some tensor has several rows for each row of."""
+        """The names for each row of which some tensor has several rows."""
         tensors = (*self.operands, *self.results)
         return frozenset(tensors[i][d] for i, d, _ in self.windows)
 
     def per_row(self, shapes: Sequence[Sequence[Any] | None], first: int = 0) -> list[list[Any]]:
-        """Of tensors of those shapes, of which the first is in position ``first``, how many rows
-        their names have, where the dims are of whole windows; 0 where they are not.
+        """For tensors of these shapes, the first at position ``first``, how many rows their names
+        have; 0 where a dim does not consist of whole windows.
         """
         found = [list(shape or ()) for shape in shapes]
         for i, d, rows in self.windows:
@@ -126,7 +125,7 @@ class Signature:
         return found
 
     def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """How many rows each name has, where the operands have those shapes.
+        """How many rows each name has, for operands of these shapes.
 
         Raises:
             ValueError: the operands do not fit the signature.
@@ -145,10 +144,10 @@ class Signature:
         return found
 
     def fitted(self, shapes: Sequence[Sequence[Any]]) -> Signature:
-        """The signature for operands of those shapes. A dim of size 1 beside a longer one is
-        broadcast, and has no name, if it is one of ``...`` or of a term that is added; any other
-        name of dims of several sizes is whole: an index of one row picks a row, and is not
-        repeated.
+        """The signature for operands of these shapes. A dim of size 1 beside a longer one is
+        broadcast and gets no name, if it is one of ``...`` or of a term that is added. Any other
+        name with different sizes is whole: for example, an index with one row picks a row and is
+        not repeated.
         """
         sizes = self.sizes(shapes)
         whole, operands = set(self.whole), []
@@ -165,8 +164,8 @@ class Signature:
     def gives(
         self, shapes: Sequence[Sequence[Any]], results: Sequence[Sequence[Any] | None]
     ) -> bool:
-        """Whether results of those shapes are what operands of ``shapes`` come to: a name that is
-        not whole has as many rows in the results as in the operands.
+        """Whether operands of ``shapes`` give results of these shapes: each name that is not whole
+        has as many rows in the results as in the operands.
         """
         sizes, whole = self.sizes(shapes), self.fitted(shapes).whole
         if len(results) != len(self.results):
@@ -189,7 +188,7 @@ class Signature:
         return [None if shape is None else n for shape, n in zip(results, rows)]
 
     def contracted(self, name: str) -> bool:
-        """Whether some result does without the name."""
+        """Whether some result does not have the name."""
         return any(
             name not in names for names in self.results if NONE not in names and names != (UNREAD,)
         )
@@ -217,14 +216,14 @@ class Signature:
 
 @lru_cache(maxsize=1 << 12)
 def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> Signature:
-    """The signature that ``pattern`` says of operands with so many dims. Where it has one result
-    and the op a list of them, ``results`` says how many: they are alike.
+    """The signature of ``pattern``, for operands with these numbers of dims. If the pattern has one
+    result and the op returns a list of such results, ``results`` is their number.
 
     >>> print(parse("b m k, k n -> b m n", (3, 2)))
     b m k, k n -> b m n
 
     Raises:
-        ValueError: the pattern is none, or has another number of operands or dims.
+            ValueError: this is not a pattern, or it has another number of operands or dims.
     """
     before, arrow, after = pattern.partition("->")
     if not arrow:
@@ -236,10 +235,10 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     for i, names in enumerate(operands):
         if names and (sign := names[0][0]) in signs:
             signs[sign].add(i)
-            names[:1] = names[0][1:].split()  # none, where it was the sign alone
+            names[:1] = names[0][1:].split()  # no name if there was only the sign
     unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
     for i in unread & frozenset(range(len(ndims))):
-        operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of its own
+        operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of this operand alone
     most = _most_without_names(pattern, operands, ndims)
 
     windows: set[tuple[int, int, int]] = set()
@@ -279,7 +278,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
 def _most_without_names(
     pattern: str, operands: Sequence[Sequence[str]], ndims: Sequence[int]
 ) -> int:
-    """How many dims of an operand, at most, ``...`` stands for.
+    """The greatest number of dims of an operand that ``...`` stands for.
 
     Raises:
         ValueError: an operand has more or fewer dims than the pattern names, or there are more or

@@ -1,4 +1,4 @@
-"""A view as a layout: the output's flat index to the input's."""
+"""A view as a layout from the output's flat index to the input's."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class View:
     is the output shape, so ``prod(sizes) == prod(target)``. A permutation reorders the source, a
     reshape regroups it, and broadcasting adds to it: there is nothing else to a view op.
 
-    ``kept`` maps each input dim that the view leaves whole to its output dim, and ``home`` each one
-    that it repeats, broadcasts or takes apart in place to the output dim it becomes: there the
-    local op makes the local shape by itself, also of nothing. ``elements`` is how many there are in
-    the output. ``rank`` is the number of target dims that a placement may name: a
-    trailing target dim beyond it (the two halves of a complex number) has no name.
+    ``kept`` maps each input dim that the view leaves whole to its output dim. ``home`` maps each
+    input dim that the view repeats, broadcasts or splits in place to its output dim: there the
+    local op computes the local shape itself, also for empty tensors. ``elements`` is the number of
+    output elements. ``rank`` is the number of target dims that a placement may name: a trailing
+    target dim beyond it (the two halves of a complex number) has no name.
 
     Raises:
         ValueError: ``sizes`` and ``target`` have different numbers of elements.
@@ -91,7 +91,7 @@ class View:
         return tuple(self.target[: self.rank])
 
     def position(self, dim: int) -> int:
-        """Where an input dim stands in the source.
+        """The position of an input dim in the source.
 
         Raises:
             ValueError: there is no such dim.
@@ -121,15 +121,15 @@ class View:
 
 
 def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
-    """The view that a DimMap describes, for an input of that shape.
+    """The view that a DimMap describes, for an input of this shape.
 
     The DimMap may be ours or torch's (torch.distributed.tensor._ops._view_ops): specs are told
     apart by class name. Input dims that the DimMap leaves out are of size 1 (a view cannot drop
-    elements) and stand first in the source.
+    elements) and come first in the source.
 
     Raises:
-        TypeError: the DimMap has a spec that is none.
-        ValueError: it does not fit the shape.
+            TypeError: the DimMap has a spec of no known class.
+            ValueError: the DimMap does not fit the shape.
 
     >>> from torch.distributed.tensor._ops._view_ops import view_groups
     >>> view_of((4, 6), view_groups((4, 6), (2, 2, 6))).target
@@ -148,8 +148,8 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
         source[:0] = gone
         sizes[:0] = [input_shape[dim] for dim in gone]
     if 0 in target:
-        # Rules of empty tensors may leave dims out (view_groups drops the empty ones): with no
-        # elements, any order of dims will do.
+        # Rules for empty tensors may leave dims out (view_groups drops the empty ones). Without
+        # elements any order of dims will do.
         source, sizes = list(range(len(input_shape))), list(input_shape)
         if prod(sizes):
             source, sizes = [*source, None], [*sizes, 0]
@@ -157,9 +157,8 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
 
 
 class _Reading:
-    """A DimMap that is being read: the source dims and output dims so far, as :class:`View` has
-    them. Each method reads one kind of spec: it appends the spec's source dims, and returns the
-    spec's size.
+    """A DimMap while it is read: the source dims and output dims so far, as :class:`View` has them.
+    Each method reads one kind of spec, appends its source dims, and returns its size.
     """
 
     __slots__ = ("home", "input_shape", "sizes", "source", "target")
@@ -175,7 +174,7 @@ class _Reading:
         return _READERS[type(spec)](self, spec)
 
     def _made_in_place(self, spec: Any) -> None:
-        """The output dim that comes next is made of that input dim alone."""
+        """Record that the next output dim is made of that input dim alone."""
         if _READERS[type(spec)] is _Reading.input_dim:
             self.home[spec.input_dim] = len(self.target)
 
@@ -247,7 +246,7 @@ _BY_NAME: dict[str, Callable[[_Reading, Any], int]] = {
 
 
 class _Readers(dict[type, Callable[[_Reading, Any], int]]):
-    """What reads a spec, by its class: ours, torch's, and others of these names."""
+    """The method that reads a spec, by the spec's class: ours, torch's, or another of that name."""
 
     def __missing__(self, kind: type) -> Callable[[_Reading, Any], int]:
         return self.setdefault(kind, _BY_NAME.get(kind.__name__, _Reading.unknown))
