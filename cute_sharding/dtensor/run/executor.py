@@ -154,8 +154,9 @@ def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     """Those who watch are told what the busiest rank receives of a collective of the step."""
+    itemsize = local.element_size()
     return watching.exchange(
-        lambda: -(-step.received_elements // max(step.collectives, 1)) * local.element_size()
+        lambda: -(-step.received_elements // max(step.collectives, 1)) * itemsize
     )
 
 

@@ -161,7 +161,8 @@ class Movement:
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """Those who watch are told what the busiest rank receives."""
-        return watching.exchange(lambda: self.exchange.received_elements * operand.element_size())
+        exchange, itemsize = self.exchange, operand.element_size()
+        return watching.exchange(lambda: exchange.received_elements * itemsize)
 
     def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write to the one result, a local tensor that is there, what the operand has of it. Its
