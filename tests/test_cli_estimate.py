@@ -23,6 +23,7 @@ def run(capsys, command):
         ("train", "'train' names no function: write module:function or file.py:function"),
         ("train:f --mesh dp:2", "--mesh 'dp:2': write name=size"),
         ("train:f --settings stock", "--settings stock: give some of PyTorch, views"),
+        ("train:f --settings views --details all", "--details all: give some of views"),
         ("train:f --network pigeon", "unknown links"),
         ("train:f --rank 9", "rank=9: the mesh (2, 4) has the ranks 0 to 7"),
         ("train:f --layers 0", "layers=0: a model has one at the least"),
@@ -48,3 +49,12 @@ def test_the_example(capsys):
     assert ours["memory"]["peak"] < stock["memory"]["peak"]
     assert {cause["op"] for cause in ours["causes"]} > {"_log_softmax"}
     assert found["text"][-2].startswith("Worth it: with USE_CUTE_SHARDING=1 a step receives")
+
+
+@pytest.mark.costly
+def test_details_of_a_column(capsys):
+    code, out, err = run(
+        capsys, f"estimate {EXAMPLE}:small --mesh dp=2,tp=4 --settings PyTorch --details PyTorch"
+    )
+    assert (code, err) == (0, "")
+    assert "ops that still send with PyTorch alone, and what to change there:" in out

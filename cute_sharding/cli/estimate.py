@@ -42,16 +42,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"which columns, such as PyTorch,all; by default {','.join(SETTINGS)}",
     )
+    parser.add_argument(
+        "--details",
+        metavar="NAMES",
+        help="of which columns layers, lines and the ops to change are shown; by default of "
+        "PyTorch and of the best one",
+    )
 
 
 def run_estimate(arguments: argparse.Namespace) -> dict[str, Any]:
     """The estimate as data, and as text."""
     names, sizes = read_mesh(arguments.mesh)
     has_names = "=" in arguments.mesh
-    chosen = [name.strip() for name in (arguments.settings or ",".join(SETTINGS)).split(",")]
-    unknown = [name for name in chosen if name not in SETTINGS]
-    if unknown:
+    chosen = [*SETTINGS] if arguments.settings is None else _names(arguments.settings)
+    if not {*chosen} <= {*SETTINGS}:
         raise UsageError(f"--settings {arguments.settings}: give some of {', '.join(SETTINGS)}")
+    details = [] if arguments.details is None else _names(arguments.details)
+    if not {*details} <= {*chosen}:
+        raise UsageError(f"--details {arguments.details}: give some of {', '.join(chosen)}")
     found = estimate(
         arguments.step,
         dict(zip(names, sizes)) if has_names else sizes,
@@ -61,7 +69,11 @@ def run_estimate(arguments: argparse.Namespace) -> dict[str, Any]:
         device=arguments.device,
         settings=chosen,
     )
-    return {**found.to_dict(), "text": str(found).splitlines()}
+    return {**found.to_dict(), "text": found.with_details(*details).splitlines()}
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",")]
 
 
 def show_estimate(result: dict[str, Any]) -> str:

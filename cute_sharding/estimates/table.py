@@ -12,7 +12,7 @@ from cute_sharding._html import of_text
 from cute_sharding.estimates.memory import KINDS
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import Comparison, Run, of_lines
-from cute_sharding.estimates.verdict import in_bytes, in_seconds, lines_left, verdict
+from cute_sharding.estimates.verdict import in_bytes, in_seconds, ops_left, verdict
 from cute_sharding.profiling import Place
 
 LINES = 8  # of the program that are shown, and layers
@@ -29,19 +29,39 @@ class Estimate(Comparison):
     """
 
     def _repr_html_(self) -> str:
-        return of_text(text(self))
+        return of_text(str(self))
 
     def __str__(self) -> str:
-        return text(self)
+        return self.with_details()
 
+    def with_details(self, *settings: str) -> str:
+        """The text, with the layers, the lines and the ops to change of each of those settings. By
+        default layers and lines are those of PyTorch and of the best setting, and ops those of the
+        best.
 
-def text(estimate: Comparison) -> str:
-    """The whole report."""
-    parts = [_head(estimate), _settings(estimate)]
-    parts += [_layers(estimate), _lines(estimate), _failures(estimate)]
-    parts += [[*lines_left(estimate)], [verdict(estimate)]]
-    parts[-1] = [line for whole in parts[-1] for line in wrap(whole, 96)]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+        Raises:
+            ValueError: one of them is none of the columns.
+
+        >>> from cute_sharding.estimates.memory import Memory
+        >>> empty = Run("PyTorch", Traffic({}), Traffic({}), Memory({}))
+        >>> found = Estimate("train.py:step", (4,), None, 0, "cpu", None, None, (empty,))
+        >>> found.with_details("all")
+        Traceback (most recent call last):
+        ValueError: details of 'all': this estimate has the columns PyTorch
+        """
+        runs = {run.setting: run for run in self.runs}
+        unknown = [setting for setting in settings if setting not in runs]
+        if unknown:
+            raise ValueError(
+                f"details of {unknown[0]!r}: this estimate has the columns {', '.join(runs)}"
+            )
+        asked = [runs[setting] for setting in dict.fromkeys(settings)]
+        shown = _that_run(asked or [self.stock, self.best])
+        to_change = _that_run(asked or [self.best])
+        parts = [_head(self), _settings(self), _layers(shown), _lines(shown), _failures(self)]
+        parts += ops_left(self, to_change)
+        parts.append(wrap(verdict(self), 96))
+        return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def _head(estimate: Comparison) -> list[str]:
@@ -95,15 +115,13 @@ def _held(kind: str, run: Run) -> str:
     return in_bytes(run.memory.by_kind()[kind])
 
 
-def _shown(estimate: Comparison) -> list[Run]:
-    """The runs that lines and layers are shown of: the stock and the best one."""
-    runs = (estimate.stock, estimate.best)
+def _that_run(runs: Sequence[Run | None]) -> list[Run]:
+    """Those of which there is something to show, each once."""
     return list({run.setting: run for run in runs if run and not run.failure}.values())
 
 
-def _layers(estimate: Comparison) -> list[str]:
+def _layers(runs: Sequence[Run]) -> list[str]:
     """What each layer holds when the most is held."""
-    runs = _shown(estimate)
     if not runs:
         return []
     held = [run.memory.by_layer() for run in runs]
@@ -119,9 +137,8 @@ def _layers(estimate: Comparison) -> list[str]:
     return _table(rows) + _more(len(largest) - LINES, "layer")
 
 
-def _lines(estimate: Comparison) -> list[str]:
+def _lines(runs: Sequence[Run]) -> list[str]:
     """What each line receives, the one that receives the most first."""
-    runs = _shown(estimate)
     if not runs:
         return []
     found = [run.step.by_line() for run in runs]

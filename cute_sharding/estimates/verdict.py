@@ -102,25 +102,40 @@ def flags_of(run: Run) -> str:
     return " ".join(f"{name}={value}" for name, value in SETTINGS[run.setting].items()) or "no flag"
 
 
-def lines_left(estimate: Comparison) -> list[str]:
-    """The lines whose ops still send the most, why, and what to write there instead."""
-    run = estimate.best
-    if run is None or not run.step.rows:
-        return []
+def ops_left(estimate: Comparison, runs: Sequence[Run]) -> list[list[str]]:
+    """The lines whose ops send the most with each setting, why, and what to write there instead;
+    settings with the same ones together.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        if run.step.rows:
+            with_flags = "PyTorch alone" if run.setting == STOCK else flags_of(run)
+            alike.setdefault(_lines_of(estimate, run), []).append(with_flags)
+    parts = []
+    for lines, flags in alike.items():
+        those = " or ".join(flags)
+        if lines:
+            head = wrap(f"ops that still send with {those}, and what to change there:", 96)
+            parts.append([*head, *lines])
+        else:
+            nothing = (
+                f"with {those} no op sends much: what is left the program asks for itself "
+                "(redistribute(), parallel styles, FSDP)"
+            )
+            parts.append(wrap(nothing, 96))
+    return parts
+
+
+def _lines_of(estimate: Comparison, run: Run) -> tuple[str, ...]:
+    """The lines whose ops send the most with a setting, why, and what to write there instead."""
     least = ALIKE * run.step.busiest_bytes
     by_line = {place: of for place, of in run.step.by_line().items() if of.busiest_bytes >= least}
     causes: dict[Place, list[Cause]] = {}
     for cause in run.causes:
         if cause.place in by_line:
             causes.setdefault(cause.place, []).append(cause)
-    if not causes:
-        return [
-            f"with {flags_of(run)} no op sends much: what is left the program asks for itself "
-            "(redistribute(), parallel styles, FSDP)"
-        ]
-    largest = sorted(causes, key=lambda place: -by_line[place].busiest_bytes)[:LEFT]
-    lines = [f"ops that still send with {flags_of(run)}, and what to change there:"]
-    for place in largest:
+    lines = []
+    for place in sorted(causes, key=lambda place: -by_line[place].busiest_bytes)[:LEFT]:
         of = by_line[place]
         took = in_seconds(of.seconds(estimate.mesh, estimate.network))
         lines.append(
@@ -128,7 +143,7 @@ def lines_left(estimate: Comparison) -> list[str]:
         )
         for sentence in _said(causes[place])[:REASONS]:
             lines += wrap(sentence, 96, initial_indent="    ", subsequent_indent="    ")
-    return lines
+    return tuple(lines)
 
 
 def _said(causes: Sequence[Cause]) -> list[str]:

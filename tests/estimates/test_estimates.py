@@ -1,6 +1,7 @@
 """Estimates as values and as text: what is counted, what grows by layers, what is said of it."""
 
 import functools
+import re
 from dataclasses import replace
 
 import pytest
@@ -226,6 +227,21 @@ ops that still send with USE_CUTE_SHARDING=1, and what to change there:
 Worth it: with USE_CUTE_SHARDING=1 a step receives 3.6 MB in place of 50 MB (7%), takes 25.9 us
 by the network in place of 140 us, and holds 160 B in place of 160 B.""",
     )
+
+
+def test_details_of_the_settings_that_are_asked_for():
+    cause = Cause(HERE, False, "chunk", "chunk needs rows of others", ("gather it before",))
+    same = replace(LESS, setting="movement")
+    found = estimated(replace(STOCK, causes=(cause,)), FAILS, same, LESS)
+    text = found.with_details("all", "movement", "views")
+    assert len(re.findall(r" all +movement$", text, re.MULTILINE)) == 2  # layers, and lines
+    assert text.count("ops that still send with") == 1  # what is alike is said once
+    assert "USE_CUTE_SHARDING=1 or USE_CUTE_MOVEMENT=1, and what to change" in text
+    alone = found.with_details("PyTorch")
+    assert "ops that still send with PyTorch alone, and what to change there:" in alone
+    assert "model.py:3 forward: 48 MB in all" in alone
+    with pytest.raises(ValueError, match="details of 'redistribution': this estimate has the col"):
+        found.with_details("redistribution")
 
 
 def test_the_verdict():

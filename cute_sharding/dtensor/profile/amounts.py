@@ -300,9 +300,9 @@ def posted(of: Of, args: Any, kwargs: Any) -> Posted:
 
 
 def _sized(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_sized(each) for each in value]
-    return Sizes(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return Sizes(value.shape, value.dtype)
+    return [_sized(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def sent_by(post: Posted) -> Sent:

@@ -5,31 +5,34 @@ next recording as well.
 from __future__ import annotations
 
 from types import CodeType, FrameType
-from typing import TypeAlias
 
 from cute_sharding.dtensor.replaced import observing
 
-# A code, what it is, and whether no more is of interest than its name.
-Known: TypeAlias = tuple[CodeType, observing.Kind, bool]
-
-# By the number (``id``) of the code, which is kept with it, so that no other code gets its address.
-KNOWN: dict[int, Known] = {}
-# The numbers of those that are the program's own, and of those that are not.
+# What a code is, by the number (``id``) of the code, which is kept with it, so that no other code
+# gets its address.
+KNOWN: dict[int, tuple[CodeType, observing.Kind]] = {}
+# The numbers of those that are the program's own; and of those that are not, what they are called,
+# or None where more is of interest than that.
 OWN: set[int] = set()
-OTHERS: set[int] = set()
+OTHERS: dict[int, tuple[str, str] | None] = {}
 # So many are kept from one recording to the next.
 MOST = 1 << 14
 
 
-def learn(frame: FrameType) -> Known:
-    """What the code of a frame is that is not known."""
-    code, kind = frame.f_code, observing.kind_of(frame)
-    is_on_the_way = not (
-        kind.is_own or kind.starts_backward or kind.recomputes or kind.moves or kind.is_graph
-    )
-    found = KNOWN[id(code)] = code, kind, is_on_the_way
-    (OWN if kind.is_own else OTHERS).add(id(code))
-    return found
+def kind_of(frame: FrameType) -> observing.Kind:
+    """What the code of a frame is."""
+    code = frame.f_code
+    known = KNOWN.get(id(code))
+    if known is not None:
+        return known[1]
+    kind = observing.kind_of(frame)
+    KNOWN[id(code)] = code, kind
+    if kind.is_own:
+        OWN.add(id(code))
+    else:
+        is_more = kind.starts_backward or kind.recomputes or kind.moves or kind.is_graph
+        OTHERS[id(code)] = None if is_more else kind.called
+    return kind
 
 
 def forget_many() -> None:

@@ -58,11 +58,13 @@ class Lines:
     """The lines that made autograd's nodes.
 
     Attributes:
+        started: the number of the first node whose line was noted.
         noted: the number of the next node whose line is to be noted.
     """
 
     def __init__(self) -> None:
         self.noted = observing.nodes_made()
+        self.started = observing.NO_NUMBER
         self._thread = get_ident()  # each numbers its nodes
         self._first: list[int] = []  # numbers of nodes, ascending, and the line of each and of
         self._lines: list[Line | None] = []  # those after it, up to the next number
@@ -84,6 +86,8 @@ class Lines:
         Nothing is noted in another thread, such as one in which a backward runs a forward again.
         """
         if get_ident() == self._thread:
+            if not self._first:
+                self.started = first
             self._first.append(first)
             self._lines.append(line)
             self.noted = next_one
@@ -98,7 +102,7 @@ class Lines:
         frame = start
         while frame is not None:
             number = id(frame.f_code)
-            if number in codes.OWN or (number not in codes.OTHERS and codes.learn(frame)[1].is_own):
+            if number in codes.OWN or (number not in codes.OTHERS and codes.kind_of(frame).is_own):
                 return frame.f_code, frame.f_lineno
             frame = frame.f_back
         return None
@@ -122,25 +126,25 @@ class Lines:
         caller: Line | None = None
         recomputed, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
-        is_inside = True  # of what autograd's engine runs, if it is at work
+        is_inside = is_listed = True  # of what autograd's engine runs, if it is at work
         frame: FrameType | None = start
         while frame is not None:
             code = frame.f_code
-            _, kind, is_on_the_way = codes.KNOWN.get(id(code)) or codes.learn(frame)
-            if is_on_the_way:
-                if line is None and is_inside:
-                    within.append(kind.called)
+            called = codes.OTHERS.get(id(code))
+            if called is not None:
+                if is_listed:
+                    within.append(called)
                 frame = frame.f_back
                 continue
-            if line is None:
-                if kind.is_own:
-                    line = code, frame.f_lineno
-                elif is_inside:
-                    within.append(kind.called)
-                    if kind.moves and moved is None:
-                        moved = observing.moved_in(frame, kind.moves)
-                    if kind.is_graph and traced is None:
-                        traced = observing.node_of_graph(frame)
+            kind = codes.kind_of(frame)
+            if line is None and kind.is_own:
+                line = code, frame.f_lineno
+            elif is_listed:
+                within.append(kind.called)
+                if kind.moves and moved is None:
+                    moved = observing.moved_in(frame, kind.moves)
+                if kind.is_graph and traced is None:
+                    traced = observing.node_of_graph(frame)
             if node is None:
                 if line is not None:
                     caller = self.innermost(frame.f_back)
@@ -150,6 +154,7 @@ class Lines:
                 is_inside = is_inside and not kind.starts_backward
                 if line is not None and not is_inside:
                     break
+            is_listed = is_inside and line is None
             frame = frame.f_back
         if node is not None and not recomputed:
             of_node = self.of_node(observing.number_of_node(node))

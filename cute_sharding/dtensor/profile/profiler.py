@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +16,13 @@ from cute_sharding.dtensor.profile.codes import OTHERS, OWN
 from cute_sharding.dtensor.profile.places import Found, Line
 from cute_sharding.dtensor.profile.recorder import Recorder
 from cute_sharding.dtensor.replaced import observing
-from cute_sharding.dtensor.replaced.observing import current_node, nodes_made
+from cute_sharding.dtensor.replaced.observing import (
+    NO_NUMBER,
+    current_node,
+    may_recompute,
+    nodes_made,
+    number_of_node,
+)
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.profiling import Place
 
@@ -69,9 +74,10 @@ class Asked(NamedTuple):
     when: When
 
 
-# An op that was met, as it is noted while the program waits: the line that it runs for; op, args,
-# kwargs and when of a Call; the number of autograd's node that was made for it (-1: none), and None
-# or, of a gradient, the number and the class of the node that it runs for.
+# An op that was met, as it is noted while the program waits: the line that it runs for, or None of
+# a gradient whose node says it; op, args, kwargs and when of a Call; the number of autograd's node
+# that was made for it (-1: none), and None or, of a gradient, the number and the class of the node
+# that it runs for.
 Met: TypeAlias = tuple[
     "Line | None",
     Any,
@@ -135,13 +141,15 @@ class Profiler(Recorder):
         self._of_node: dict[int, Call] = {}
         self._now = When(None)
         self._in_flight: dict[int, Note] = {}
+        self._sent_before = 0  # notes, where an exchange began
 
-    @contextmanager
-    def exchange(self, busiest: Callable[[], int]) -> Iterator[None]:
-        count = len(self._notes)
-        with super().exchange(busiest):
-            yield
-        for note in self._notes[count:]:
+    def exchange_begins(self, busiest: Callable[[], int]) -> None:
+        super().exchange_begins(busiest)
+        self._sent_before = len(self._notes)
+
+    def exchange_ends(self) -> None:
+        super().exchange_ends()
+        for note in self._notes[self._sent_before :]:
             note.end = max(note.end, perf_counter() - self.started)
 
     def __enter__(self) -> Profiler:
@@ -160,23 +168,25 @@ class Profiler(Recorder):
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        # For each op: without a call for each frame and argument.
+        # For each op: without a call of its own for each frame, argument and node.
         lines, node, made = self._lines, current_node(), nodes_made()
+        line: Line | None = None
         number, kind = -1, None
         if node is None:
             frame: FrameType | None = sys._getframe(2)
             while frame is not None and id(frame.f_code) in OTHERS:
                 frame = frame.f_back
             if frame is not None and id(frame.f_code) in OWN:
-                line: Line | None = (frame.f_code, frame.f_lineno)
+                line = frame.f_code, frame.f_lineno
             else:
                 line = lines.innermost(frame)
+        elif lines.started <= (number := node._sequence_nr()) < NO_NUMBER and not may_recompute():
+            kind = type(node)  # and the line that made it is looked up later
         else:
             line, is_gradient = lines.here(node)
-            if is_gradient:
-                number, kind = observing.number_of_node(node), type(node)
+            number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
         if made > lines.noted:
-            lines.note(lines.noted, line, made)
+            lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
             if kind is None:
                 number = made - 1  # it was made just before
         kept = tuple(
@@ -230,7 +240,9 @@ class Profiler(Recorder):
         return Asked(place, found.backward, function, kind, before, after, note.when)
 
     def _call_of(self, met: Met) -> Call:
-        line, op, args, kwargs, when, _, kind = met
+        line, op, args, kwargs, when, number, kind = met
+        if kind is not None and line is None:
+            line = self._lines.of_node(number)
         return Call(self._lines.place(line), kind is not None, op, args, kwargs, when)
 
     def _count(self) -> None:
@@ -256,29 +268,31 @@ class Profiler(Recorder):
         start = found.at - self.started
         self._notes.append(Note(found, self._last, self._when(), start))
 
-    def send(self, run: Callable[[], Any]) -> Any:
-        result = super().send(run)
-        if self._notes and not self.is_in_batch:
-            note = self._notes[-1]
-            note.end = perf_counter() - self.started
-            for tensor in result if isinstance(result, list) else [result]:
-                if isinstance(tensor, torch.Tensor):
-                    self._in_flight[observing.memory_of(tensor)] = note
-        return result
+    def sent(self, result: Any) -> None:
+        if not self._notes or self.is_in_batch:
+            return
+        note = self._notes[-1]
+        note.end = perf_counter() - self.started
+        for tensor in result if isinstance(result, list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self._in_flight[observing.memory_of(tensor)] = note
 
     def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
-        result = super().wait(tensor, run)
+        result = run()
         note = self._in_flight.pop(observing.memory_of(tensor), None)
         if note is not None:
             note.end = perf_counter() - self.started
         return result
 
 
-_SIMPLE = {int, float, bool, type(None), torch.dtype, str}
+_SIMPLE = {int, float, bool, type(None), str}
+_SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def _kept(value: Any) -> Any:
     """An argument, without the elements of tensors, and such as can be hashed."""
+    if type(value) is list and _SIMPLE.issuperset(map(type, value)):
+        return tuple(value)
     if isinstance(value, torch.Tensor):
         return value._spec if isinstance(value, DTensor) else PLAIN
     if isinstance(value, (list, tuple)):

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.profile.amounts import (
@@ -31,12 +30,12 @@ class Seen(NamedTuple):
     Attributes:
         posts: the calls.
         found: where the first of them ran.
-        busiest: bytes that the busiest rank receives, if the plan says so.
+        busiest: the bytes that the busiest rank receives, if the plan says so.
     """
 
     posts: tuple[Posted, ...]
     found: Found
-    busiest: int | None
+    busiest: Callable[[], int] | None
 
 
 class Recorder:
@@ -74,17 +73,21 @@ class Recorder:
         """The line as plain values."""
         return found.traced or self._lines.place(found.line)
 
-    @contextmanager
-    def exchange(self, busiest: Callable[[], int]) -> Iterator[None]:
+    def exchange(self, busiest: Callable[[], int]) -> _Exchange:
         """What is sent inside is one exchange, of which the busiest rank receives so many bytes."""
+        return _Exchange(self, busiest)
+
+    def exchange_begins(self, busiest: Callable[[], int]) -> None:
+        """Collectives are a part of one exchange from now on."""
         self._busiest, self._messages = busiest, []
-        try:
-            yield
-        finally:
-            messages, self._busiest, self._messages = self._messages, None, None
-            if messages:
-                posts, found = tuple([post for post, _ in messages]), messages[0][1]
-                self._add(Seen(posts, found, busiest()))
+
+    def exchange_ends(self) -> None:
+        """It has been sent."""
+        messages, busiest = self._messages, self._busiest
+        self._busiest = self._messages = None
+        if messages:
+            posts, found = tuple([post for post, _ in messages]), messages[0][1]
+            self._add(Seen(posts, found, busiest))
 
     @property
     def is_in_batch(self) -> bool:
@@ -108,23 +111,23 @@ class Recorder:
         if made > self._lines.noted:
             self._lines.note(made - 1, found.line, made)
         self.about_to_send(posted(of, args, kwargs), found)
-        return self.send(run)
+        result = run()
+        self.sent(result)
+        return result
 
     def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
         """Wait for what a collective brings."""
         return run()
 
-    def send(self, run: Callable[[], Any]) -> Any:
-        """Run a collective."""
-        return run()
+    def sent(self, result: Any) -> None:
+        """A collective has run, and this is what it gives."""
 
     def about_to_send(self, post: Posted, found: Found) -> None:
         """A collective is about to run."""
         if self._messages is not None and post.of.row.kind in MESSAGES:
             self._messages.append((post, found))
         else:
-            busiest = None if self._busiest is None else self._busiest()
-            self._add(Seen((post,), found, busiest))
+            self._add(Seen((post,), found, self._busiest))
 
     def _add(self, seen: Seen) -> None:
         self._seen.append(seen)
@@ -132,6 +135,19 @@ class Recorder:
 
     def added(self, found: Found) -> None:
         """A collective is about to run, or a batch of messages has been handed over."""
+
+
+class _Exchange:
+    """While one exchange is sent; in Python's own such context each would take two calls more."""
+
+    def __init__(self, recorder: Recorder, busiest: Callable[[], int]) -> None:
+        self._recorder, self._of = recorder, busiest
+
+    def __enter__(self) -> None:
+        self._recorder.exchange_begins(self._of)
+
+    def __exit__(self, *raised: object) -> None:
+        self._recorder.exchange_ends()
 
 
 def collective_of(seen: Seen, place: Place | None, caller: Place | None) -> Collective:
@@ -148,7 +164,7 @@ def collective_of(seen: Seen, place: Place | None, caller: Place | None) -> Coll
         itemsize,
         amount.received,
         amount.sent,
-        amount.busiest if busiest is None else max(busiest // itemsize, amount.received),
+        amount.busiest if busiest is None else max(busiest() // itemsize, amount.received),
         place,
         found.backward,
         found.recomputed,

@@ -47,6 +47,9 @@ __all__ = [
 ]
 
 current_node: Callable[[], Any] = torch._C._current_autograd_node
+# Whether a forward may run again inside of a backward: gradients are off in most backwards, and on
+# where they are to have gradients themselves.
+may_recompute: Callable[[], bool] = torch.is_grad_enabled
 
 
 def is_not_compiled(function: Any) -> None:
@@ -106,7 +109,11 @@ def number_of_node(node: Any) -> int:
     node that accumulates a leaf's gradient: it has the highest number, so that it runs first.
     """
     number: int = node._sequence_nr()
-    return -1 if number >> 62 else number
+    return number if number < NO_NUMBER else -1
+
+
+# From here on numbers are those of nodes which add up the gradients of leaves.
+NO_NUMBER = 1 << 62
 
 
 def is_gradient_of(node: type, op: Any) -> bool:
@@ -202,13 +209,6 @@ def _kind(
         arguments if name == "redistribute_local_tensor" and module in _REDISTRIBUTE else (),
         is_graph,
     )
-
-
-def may_recompute() -> bool:
-    """Whether a forward may run again inside a backward: gradients are off in most backwards, and
-    on if the gradients themselves need gradients.
-    """
-    return torch.is_grad_enabled()
 
 
 def moved_in(frame: FrameType, names: tuple[str, ...]) -> tuple[Any, Any]:

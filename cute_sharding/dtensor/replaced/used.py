@@ -147,7 +147,8 @@ _ROWS = (
         "_current_autograd_node _dispatch_get_all_op_names "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_keys _dispatch_keyset_full_after "
         "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included "
-        "_get_dispatch_mode _get_obj_in_tls _get_schema _is_key_in_tls "
+        "_dispatch_tls_set_dispatch_key_excluded _get_dispatch_mode _get_obj_in_tls "
+        "_get_schema _is_key_in_tls "
         "_len_torch_dispatch_stack _stash_obj_in_tls _storage_Use_Count",
     ),
     (

@@ -170,8 +170,9 @@ def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     """A context in which observers see what the busiest rank receives in each collective."""
+    itemsize = local.element_size()
     return watching.exchange(
-        lambda: -(-step.received_elements // max(step.collectives, 1)) * local.element_size()
+        lambda: -(-step.received_elements // max(step.collectives, 1)) * itemsize
     )
 
 

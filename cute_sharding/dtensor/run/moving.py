@@ -161,7 +161,8 @@ class Movement:
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """A context in which observers see what the busiest rank receives."""
-        return watching.exchange(lambda: self.exchange.received_elements * operand.element_size())
+        exchange, itemsize = self.exchange, operand.element_size()
+        return watching.exchange(lambda: exchange.received_elements * itemsize)
 
     def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write the operand's rows to the single result's existing local tensor; its other rows
