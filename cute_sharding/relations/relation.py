@@ -103,7 +103,7 @@ def compose(first: Relation, second: Relation) -> Relation:
     runs: the cost grows with the number of pieces and modes, not of elements.
 
     Raises:
-            ValueError: the shapes of ``second``'s operands are not those of ``first``'s results.
+        ValueError: the shapes of ``second``'s operands are not those of ``first``'s results.
 
     >>> view = Relation(((3, 5),), ((15,),), (piece(0, 0, 0, 0, [(15, 1, 1)]),))
     >>> some = Relation(((15,),), ((9,),), (piece(0, 0, 2, 0, [(9, 1, 1)]),))  # [2:11]

@@ -223,7 +223,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     b m k, k n -> b m n
 
     Raises:
-            ValueError: this is not a pattern, or it has another number of operands or dims.
+        ValueError: this is not a pattern, or it has another number of operands or dims.
     """
     before, arrow, after = pattern.partition("->")
     if not arrow:

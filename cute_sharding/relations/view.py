@@ -128,8 +128,8 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     elements) and come first in the source.
 
     Raises:
-            TypeError: the DimMap has a spec of no known class.
-            ValueError: the DimMap does not fit the shape.
+        TypeError: the DimMap has a spec of no known class.
+        ValueError: the DimMap does not fit the shape.
 
     >>> from torch.distributed.tensor._ops._view_ops import view_groups
     >>> view_of((4, 6), view_groups((4, 6), (2, 2, 6))).target

@@ -1,6 +1,6 @@
-"""A tensor's distribution as a layout: placements -> thread-value layout -> placements; and
-the rows that a device holds, as strided runs (:mod:`.meeting`) and boxes of them (:mod:`.boxes`),
-and the digits that mesh dims fix (:mod:`.digits`) of its cuts (:mod:`.chains`). Imports no torch.
+"""A tensor's distribution as a layout: placements -> thread-value layout -> placements
+(:mod:`.sharding`). The rows that a device holds, as strided runs (:mod:`.meeting`) and boxes
+(:mod:`.boxes`); cuts (:mod:`.chains`) and the digits that they fix (:mod:`.digits`). No torch.
 """
 
 from cute_sharding.sharding.boxes import Box, intersection

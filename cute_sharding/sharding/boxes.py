@@ -1,7 +1,7 @@
-"""What a device holds of a tensor, as boxes of strided runs, and what two devices hold both.
+"""The elements that a device holds of a tensor, and those that two devices both hold, as boxes.
 
-A dim's rows on a device are a few strided runs (:mod:`.meeting`), whatever their number; a box is
-one run of each dim. So a ``_StridedShard`` is one box and not thousands, and where sizes do not
+A device holds a few strided runs (:mod:`.meeting`) of a dim's rows, however many rows there are; a
+box is one run of each dim. So a ``_StridedShard`` is one box and not thousands; where sizes do not
 divide there are a few more.
 """
 
@@ -18,8 +18,8 @@ from cute_sharding.sharding.meeting import Chain, Loop, Run, each_turn, rows_hel
 
 @dataclass(frozen=True)
 class Box:
-    """Elements of a tensor that one device holds: one strided run of rows for each dim, and the
-    strided run where they are in the local tensor.
+    """Elements of a tensor that one device holds: one strided run of rows for each dim, with the
+    run's place in the local tensor.
 
     Rows of dim d: ``global_offset[d] + i * global_step + ... + j`` for each loop ``(count,
     global_step, local_step)`` of ``loops[d]``, i < count, and j < ``length[d]``; in the local
@@ -31,12 +31,12 @@ class Box:
         size: the number of rows of each dim.
         local_offset: the first row of each dim in the local tensor.
         loops: for each dim, outermost first; none by default.
-        pending: the reductions of which the device's elements are terms, by name; () where they
-            are the values.
+        pending: the names of the reductions of which the device's elements are terms; () if the
+            elements are values.
 
     Raises:
-        ValueError: offsets, sizes or loops are not of one number of dims, or below 0; a size is
-            not a multiple of its loops; or a turn of a loop reaches into the next.
+        ValueError: offsets, sizes and loops differ in the number of dims; a number is below 0; a
+            size is not a multiple of its loops' counts; or turns of a loop overlap.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> s = Sharding((12, 4), (2,), (Shard(0, split_factor=3),))
@@ -71,58 +71,56 @@ class Box:
 
     @property
     def length(self) -> tuple[int, ...]:
-        """How many rows of each dim are contiguous: the size, over the turns of its loops."""
+        """How many rows of each dim are contiguous: the size divided by the loops' counts."""
         return tuple([run.length for run in runs_of(self)])
 
     @property
     def elements(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return prod(self.size)
 
     @property
     def count(self) -> int:
-        """How many contiguous boxes there are in it."""
+        """The number of contiguous boxes in it."""
         return prod(count for dim in self.loops for count, _, _ in dim)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it is one: a slice of each dim, in the global tensor and in the local one."""
+        """Whether the box is a slice of each dim, in the global tensor and in the local one."""
         return self.count == 1
 
     def contiguous(self) -> Iterator[Box]:
-        """The contiguous boxes in it, in the order of the global tensor, one after the other: as
-        many as :attr:`count`.
-        """
+        """Yield its contiguous boxes (:attr:`count` of them) in the order of the global tensor."""
         for runs in _each(runs_of(self)):
             yield _box(runs, self.pending)
 
     @property
     def global_slices(self) -> tuple[slice, ...]:
-        """A contiguous box in the global tensor, to index it with.
+        """The slices that index the global tensor with a contiguous box.
 
         Raises:
-            ValueError: it is not contiguous.
+            ValueError: the box is not contiguous.
         """
         return _slices(self, self.global_offset)
 
     @property
     def local_slices(self) -> tuple[slice, ...]:
-        """A contiguous box in the local tensor, to index it with.
+        """The slices that index the local tensor with a contiguous box.
 
         Raises:
-            ValueError: it is not contiguous.
+            ValueError: the box is not contiguous.
         """
         return _slices(self, self.local_offset)
 
     def global_view(self, strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Sizes, strides and offset, in elements, of the whole box as a view of a global tensor of
-        ``strides``: what ``as_strided`` takes. A dim for each loop and one for what is contiguous,
-        dim by dim; the same sizes as of :meth:`local_view`.
+        """The arguments of ``as_strided`` (sizes, strides and offset, in elements) for the whole
+        box in a global tensor of ``strides``. Each tensor dim gives a dim for each loop and one for
+        the contiguous rows; the sizes are those of :meth:`local_view`.
         """
         return _view(runs_of(self), strides)
 
     def local_view(self, strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """The same of a local tensor of ``strides``.
+        """The same for a local tensor of ``strides``.
 
         >>> from cute_sharding.sharding import Shard, Sharding
         >>> (box,) = Sharding((12, 4), (2,), (Shard(0, split_factor=3),)).boxes((1,))
@@ -135,7 +133,7 @@ class Box:
 def boxes(
     shape: Sequence[int], chains: Sequence[Chain], pending: Iterable[str] = ()
 ) -> tuple[Box, ...]:
-    """What one device holds of a tensor of ``shape``; none where it has no element.
+    """The boxes that one device holds of a tensor of ``shape``; empty if it holds no element.
 
     Args:
         chains: for each dim, (split factor, devices, the device's coordinate) of each mesh dim that
@@ -151,16 +149,16 @@ def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[
     as boxes of each device.
 
     Args:
-        a, b: the boxes of either, which do not overlap among themselves, as of
+        a, b: each side's boxes, which do not overlap among themselves, as from
             ``Sharding.boxes`` or ``local_boxes``; or one box.
 
     Returns:
-        Pairs of a box of the one's and a box of the other's: of the same rows of the global tensor,
-            with the same loops in it, and the local offsets and steps of either. Their number grows
-            with the number of sharded mesh dims, not with the rows.
+        Pairs of a box of ``a`` and a box of ``b``: the same rows of the global tensor, with the
+            same loops there, and each side's own local offsets and steps. The number of pairs
+            grows with the number of sharded mesh dims, not with the rows.
 
     Raises:
-        ValueError: boxes of tensors of different numbers of dims.
+        ValueError: boxes of tensors with different numbers of dims.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> one = Sharding((12,), (2,), (Shard(0, split_factor=3),)).boxes((1,))  # 2 3, 6 7, 10 11
@@ -189,7 +187,7 @@ def _same_rows(one: Run, other: Run) -> tuple[tuple[Run, Run], ...]:
 
 
 def runs_of(box: Box) -> list[Run]:
-    """The rows of each dim: x in the global tensor, y in the local one."""
+    """The run of each dim: x in the global tensor, y in the local one."""
     return [
         Run(x, y, loops, size // prod(count for count, _, _ in loops))
         for x, y, loops, size in zip(box.global_offset, box.local_offset, box.loops, box.size)
@@ -218,7 +216,7 @@ def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
 
 
 def _each(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """All turns of the loops of all dims. None is kept: there may be any number."""
+    """Yield all turns of the loops of all dims, one at a time: there may be any number of them."""
     if not runs:
         yield []
         return
@@ -239,7 +237,7 @@ def _slices(box: Box, offset: tuple[int, ...]) -> tuple[slice, ...]:
 def _view(
     runs: Sequence[Run], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """By the x of the runs."""
+    """The view (sizes, strides, offset) of the runs' x in a tensor of ``strides``."""
     modes = [
         (count, step * stride)
         for run, stride in zip(runs, strides, strict=True)

@@ -1,4 +1,4 @@
-"""A sharding as its cuts, tensor dim by tensor dim: the form in which exchanges reason."""
+"""A sharding as the cuts of each tensor dim: the form that exchanges compute with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Cut: TypeAlias = "tuple[int, int] | None"
-"""What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole
+"""The cut that a mesh dim makes: (tensor dim, split factor), or None if it cuts nothing
 (Replicate, Partial).
 
 >>> cuts: list[Cut] = [(1, 1), None]  # Shard(1) on one mesh dim, Replicate on the other
@@ -15,14 +15,14 @@ Cut: TypeAlias = "tuple[int, int] | None"
 ((), ((0, 1),))
 """
 
-# For each tensor dim the (mesh dim, split factor) that cut it, in the order of the cuts. Mesh dims
-# of one device cut nothing and are left out.
+# For each tensor dim, the (mesh dim, split factor) pairs that cut it, in the order of the cuts.
+# Mesh dims of one device cut nothing and are left out.
 Chains: TypeAlias = "tuple[tuple[tuple[int, int], ...], ...]"
 Device: TypeAlias = "tuple[int, ...]"
 
 
 def chains_of(cuts: Sequence[Cut], ndim: int, mesh: Sequence[int]) -> Chains:
-    """Cuts, one for each mesh dim, as chains: applied left to right."""
+    """The chains of cuts, one for each mesh dim, that are applied from left to right."""
     chains: list[list[tuple[int, int]]] = [[] for _ in range(ndim)]
     for m, (cut, n) in enumerate(zip(cuts, mesh)):
         if cut is not None and n > 1:
@@ -33,26 +33,26 @@ def chains_of(cuts: Sequence[Cut], ndim: int, mesh: Sequence[int]) -> Chains:
 def chain_of(
     chain: tuple[tuple[int, int], ...], mesh: Sequence[int], device: Sequence[int]
 ) -> tuple[tuple[int, int, int], ...]:
-    """The cuts of one tensor dim as one device sees them: (split factor, devices, its coordinate)
-    of each.
+    """The cuts of one tensor dim for one device: (split factor, devices, the device's coordinate)
+    of each cut.
     """
     return tuple([(split_factor, mesh[m], device[m]) for m, split_factor in chain])
 
 
 def cutting(chains: Chains) -> frozenset[int]:
-    """The mesh dims that cut something."""
+    """The mesh dims that cut a tensor dim."""
     return frozenset([m for chain in chains for m, _ in chain])
 
 
 def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
-    """One more cut, of what the others leave: always within them."""
+    """The chains with one more cut, which divides what the others leave."""
     return tuple(
         [(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)]
     )
 
 
 def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
-    """The cuts of one tensor dim up to that of mesh dim ``m``, or None where it does not cut."""
+    """The cuts of one tensor dim up to mesh dim ``m``'s; None if ``m`` does not cut it."""
     for i, (mesh_dim, _) in enumerate(chain):
         if mesh_dim == m:
             return chain[: i + 1]
@@ -60,8 +60,8 @@ def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], 
 
 
 def cuts_up_to(chains: Chains, m: int) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None where it
-    cuts nothing.
+    """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None if it cuts
+    nothing.
     """
     for d, chain in enumerate(chains):
         found = up_to(chain, m)
@@ -76,8 +76,8 @@ def placements_text(
     names: Sequence[str] | None = None,
     pending: Sequence[tuple[int, str]] = (),
 ) -> str:
-    """The placements that say what the chains do, and what is pending; and the order of the cuts,
-    where that is not the one of the mesh dims. ``names`` are those of the mesh dims.
+    """The chains and pending reductions as placements, with the order of the cuts if it is not that
+    of the mesh dims. ``names``: the names of the mesh dims.
 
     >>> placements_text((((0, 1), (2, 2)), ()), 3, pending=[(1, "sum")])
     '[S(0), P(sum), _S(0,2)]'

@@ -1,31 +1,30 @@
 """How one mesh dim deals out the elements of a local tensor: the normal form on which propagation
 and reading back rest.
 
-``Shard(d, f)`` on a mesh dim of M devices, seen on the flat row-major positions of a local tensor,
-deals like a card player: it takes the positions in order, in *pieces*, and from each piece gives
-device 0 a *block*, device 1 the next block, and so on. With n the local size of dim d and ``inner``
-the number of elements below it:
+``Shard(d, f)`` on a mesh dim of M devices deals out the flat row-major positions of a local tensor
+like cards: it takes the positions in order, in *pieces*, and of each piece it gives device 0 a
+*block*, device 1 the next block, and so on. With n the local size of dim d and ``inner`` the number
+of elements below it:
 
     piece = ceil(n / f),  block = ceil(piece / M)
     n = full * piece + rest,  0 <= rest < piece
 
 all in rows; times ``inner``, in elements. So there are ``full`` whole pieces, then one of ``rest``
-rows, dealt in blocks of ceil(rest / M); and so again for each of the elements above dim d.
+rows, dealt in blocks of ceil(rest / M); and the same again for each index of the dims above d.
 
-Where rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: what `logical_divide`
-makes, device mode in the middle. Two shardings, of whatever dims of whatever shapes, give every
+If rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: the result of
+`logical_divide`, device mode in the middle. Two shardings, of any dims of any shapes, give every
 device the same positions *if and only if* their deals are equal:
 
-- Device k's first block starts at k * block and the first fall back to device 0 comes at ``piece``
-  (there is one inside or at the end of each piece, for M >= 2 and piece >= 2 rows), so piece and
-  block can be read off the positions; and so, at the next piece of another length, can full and
-  rest. A rest of one row goes to device 0 whole and runs on into the next piece: a run no whole
-  piece has.
+- Device k's first block starts at k * block, and positions first return to device 0 at ``piece``
+  (inside or at the end of each piece, for M >= 2 and piece >= 2 rows). So piece and block can be
+  read off the positions; full and rest can be read off the next piece of another length. A rest of
+  one row goes whole to device 0 and runs on into the next piece: no whole piece has such a run.
 - With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such
-  shardings agree.
+  shardings are equal.
 
-Where nobody knows whether a piece has one row, it is taken for one that has more: equal numbers say
-equal positions all the same.
+If it is not known whether a piece has one row, it is treated as having more: equal numbers still
+mean equal positions.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from typing import Any, TypeAlias
 
 from cute_sharding.layout.size import is_at_most, is_multiple, least, most, number
 
-# (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block)
-# where rest is 0. None: device 0 holds everything.
+# (piece, block, full, rest, block of the rest), in elements except for the count ``full``;
+# (piece, block) if rest is 0. None: device 0 holds everything.
 Deal: TypeAlias = "tuple[int, ...] | None"
 
 
@@ -53,22 +52,22 @@ def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
 
 
 def piece_and_block(n: Any, split_factor: Any, parts: int) -> tuple[Any, Any]:
-    """Rows of a whole piece of ``n`` rows, and of a whole block: of ints, Sizes and SymInts."""
+    """The rows of a whole piece of ``n`` rows and of a whole block, as ints, Sizes or SymInts."""
     piece = -(-n // split_factor)
     return piece, -(-piece // parts)
 
 
 def pieces_of(n: int, split_factor: int) -> int:
-    """How many pieces ``n`` rows, one at the least, are cut into: fewer than the split factor where
-    that does not divide, and pieces of one row more are enough.
+    """The number of pieces that ``n`` >= 1 rows are cut into: below the split factor if that does
+    not divide ``n`` and fewer pieces hold all rows.
     """
     return -(-n // -(-n // split_factor))
 
 
 def dim_of(piece: int, shape: Sequence[int]) -> tuple[int, int]:
-    """The only dim of ``shape`` that can be dealt in pieces of so many elements: the one whose rows
-    have fewer, and whose whole has no fewer; and how many a row of it has. The dim is -1 if there
-    is none.
+    """The only dim of ``shape`` that can be dealt in pieces of ``piece`` elements: one row of it
+    has fewer elements, and the whole dim has at least as many. With it the number of elements of
+    one of its rows. The dim is -1 if there is none.
     """
     inner = 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -80,8 +79,8 @@ def dim_of(piece: int, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def smallest_factor(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
-    """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``,
-    or None.
+    """The smallest split factor with which ``n`` rows of ``inner`` elements have the deal
+    ``dealt``, or None.
     """
     piece = dealt[0] // inner
     if dealt[0] % inner or (piece < 2 if type(piece) is int else is_at_most(piece, 1)):
@@ -91,9 +90,9 @@ def smallest_factor(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> i
 
 
 def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
-    """How many of ``n`` rows device ``device`` of ``parts`` holds: a block, or what is left.
+    """How many of ``n`` rows device ``device`` of ``parts`` holds.
 
-    The second device begins no later than at the end; the last one finds no more than a block.
+    The second device's block begins at the end or before it; the last device has at most a block.
     """
     if n == 0:
         return 0
@@ -108,8 +107,8 @@ def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
 
 
 def are_even(n: int, cuts: Iterable[tuple[int, int]]) -> bool:
-    """Whether ``n`` rows are known to be dealt in blocks of one size, by cuts of (split factor,
-    devices), one after the other.
+    """Whether successive cuts of (split factor, devices) are known to deal ``n`` rows in blocks of
+    one size.
     """
     for split_factor, parts in cuts:
         if not is_multiple(n, split_factor * parts):
@@ -119,7 +118,7 @@ def are_even(n: int, cuts: Iterable[tuple[int, int]]) -> bool:
 
 
 def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:
-    """One device of each local size: at most five, whatever ``parts`` is."""
+    """One device for each local size: at most five devices, whatever ``parts`` is."""
     if n % (split_factor * parts) == 0:
         return [0]
     piece = -(-n // split_factor)

@@ -1,9 +1,9 @@
 """The mixed-radix digits of a row number that each mesh dim fixes: the modes of a sharding of one
 tensor dim, where sizes divide.
 
-Cutting the rows divides their layout: a mesh dim takes a mode out of the middle. Its coordinate is
-then a number made of digits of the row number, each a size and a stride. Comparing digits answers
-for all devices at once what comparing rows answers for two.
+A cut divides the layout of the rows: a mesh dim takes a mode out of the middle. Its coordinate is
+then a number made of digits of the row number, each with a size and a stride. A comparison of
+digits answers for all devices at once; a comparison of rows answers for two devices only.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
 
 @dataclass(frozen=True)
 class Digits:
-    devices: dict[int, tuple[Mode, ...]]  # of each mesh dim, outermost first
+    devices: dict[int, tuple[Mode, ...]]  # for each mesh dim, outermost first
     local: tuple[Mode, ...]
 
     def beyond(self, near: frozenset[int]) -> Digits:
-        """What devices that differ on those mesh dims alone hold together."""
+        """The digits of the groups of devices that differ only on the mesh dims ``near``."""
         if not near:
             return self
         return Digits({m: some for m, some in self.devices.items() if m not in near}, self.local)
@@ -38,8 +38,8 @@ class Digits:
 
 @lru_cache(maxsize=1 << 12)
 def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits | None:
-    """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None where blocks
-    differ in size or start inside an earlier split, or there are no rows.
+    """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None if blocks differ
+    in size or start inside an earlier split, or if there are no rows.
     """
     try:
         return divided(n, chain, mesh) if n else None
@@ -48,10 +48,10 @@ def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> D
 
 
 def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits:
-    """:func:`digits`.
+    """:func:`digits`, or an error.
 
     Raises:
-        LayoutError: there are none; it says why.
+        LayoutError: there are no digits; the message says why.
     """
     if n == 0:
         return Digits({m: ((mesh[m], 0),) for m, _ in chain}, ((0, 1),))
@@ -65,7 +65,7 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
                 f"mesh dim {m} deals the {rows} rows that are left into {pieces} x {parts} blocks, "
                 "which are not of one size"
             )
-        # Block, device and pieces, from the inside out: logical_divide twice.
+        # Block, device and pieces, from the inside out: two logical_divides.
         inner = _take(local, rows // (pieces * parts))
         middle = _take(inner[0], parts) if inner is not None else None
         if inner is None or middle is None:
@@ -78,8 +78,8 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
 def chosen_by(
     m: int, n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]
 ) -> tuple[tuple[int, int], ...] | None:
-    """What the coordinate on a mesh dim chooses of ``n`` rows: its digits, or the cuts up to it
-    where they have none; None where it cuts nothing.
+    """The part of ``n`` rows that a mesh dim's coordinate selects: its digits, or else the cuts up
+    to its own; None if it cuts nothing.
     """
     cuts = up_to(chain, m)
     found = None if cuts is None else digits(n, cuts, mesh)
@@ -87,8 +87,8 @@ def chosen_by(
 
 
 def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
-    """(rows of ``n`` that a device holds under both, fewest over all devices; rows it holds under
-    ``other``); None where the digits do not line up.
+    """(The rows of ``n`` that a device holds under both, fewest over all devices; the rows that it
+    holds under ``other``); None if the digits do not line up.
     """
     bounds = sorted(
         {
@@ -118,7 +118,7 @@ def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
     for low, high in pairwise(bounds):
         before, after = owners[0].get(low), owners[1].get(low)
         if before is not None and after is not None and before != after:
-            both = 0  # some device has one digit before and another after
+            both = 0  # some device has different digits under the two
         if before is None and after is None:
             both *= high // low
         if after is None:
@@ -127,8 +127,8 @@ def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
 
 
 def _weights(modes: Sequence[Mode], bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """(lower bound, weight in the coordinate) of each digit between two bounds that the modes
-    cover.
+    """(lower bound, weight in the coordinate) of each digit between two neighbouring bounds that
+    the modes cover.
     """
     result, weight = [], 1
     for size, stride in reversed(modes):
@@ -138,8 +138,8 @@ def _weights(modes: Sequence[Mode], bounds: Sequence[int]) -> list[tuple[int, in
 
 
 def _take(modes: Sequence[Mode], count: int) -> tuple[list[Mode], list[Mode]] | None:
-    """The innermost ``count`` split off: (what is left, what was taken), or None where that cuts
-    across a mode.
+    """Split off the innermost ``count`` rows: (the modes left, the modes taken); None if that would
+    cut across a mode.
     """
     taken: list[Mode] = []
     rest = list(modes)

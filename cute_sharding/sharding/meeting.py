@@ -1,13 +1,13 @@
-"""Which rows two devices have in common, and where each of them keeps those rows: intersection of
-layouts, in strided runs.
+"""Which rows two devices have in common, and where each device keeps them: intersections of
+layouts, as strided runs.
 
 A device holds rows of a tensor dim as runs that repeat with a period, in periods that repeat, and
-so on: a layout, where sizes divide, and a few layouts side by side where they do not. :class:`Run`
-is one of them, seen from two sides, ``x`` and ``y``: the same rows as numbered by the tensor and by
-the device, or by two devices. :func:`meet` joins two such lists on the side they share. It works on
-whole periods (of the lengths p and q, on windows of lcm(p, q)), so its cost depends on the number
-of nested cuts, and where periods do not divide one another on (p + q) / gcd(p, q): at most about
-the square root of the number of rows, never more.
+so on: one layout if sizes divide, else a few layouts side by side. A :class:`Run` is one of them,
+with two numberings ``x`` and ``y`` of its rows: by the tensor and by the device, or by two devices.
+:func:`meet` joins two lists of runs on the numbering that they share. It works on whole periods (of
+lengths p and q, on windows of lcm(p, q)). So its cost depends on the number of nested cuts and, if
+periods do not divide one another, on (p + q) / gcd(p, q): at most about the square root of the
+number of rows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Run(NamedTuple):
     """The pairs ``(x + i·dx + ... + j, y + i·dy + ... + j)`` for each loop ``(count, dx, dy)``,
     i < count, and j < length.
 
-    Loops are outermost first, and no turn of a loop reaches into the next, so both sides ascend
-    together.
+    Loops are outermost first, and turns of a loop do not overlap, so both sides ascend together.
     """
 
     x: int
@@ -43,7 +42,7 @@ class Run(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         size = self.length
         for count, _, _ in self.loops:
             size *= count
@@ -51,11 +50,11 @@ class Run(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """One past the last x."""
+        """The last x, plus 1."""
         return self.x + self.length + sum((count - 1) * dx for count, dx, _ in self.loops)
 
     def turn(self, i: int) -> Run:
-        """The i-th turn of the outermost loop."""
+        """Turn ``i`` of the outermost loop."""
         (_, dx, dy), *inner = self.loops
         return Run(self.x + i * dx, self.y + i * dy, tuple(inner), self.length)
 
@@ -85,7 +84,7 @@ Runs: TypeAlias = "tuple[Run, ...]"
 
 @lru_cache(maxsize=1 << 14)
 def rows_held(n: int, chain: Chain) -> Runs:
-    """The rows of ``n`` that a device holds: x in the tensor, y on the device, where they lie in
+    """The rows of ``n`` that a device holds: x in the tensor, y on the device, which stores them in
     ascending order.
     """
     found = [Run(0, 0, (), n)] if n else []
@@ -109,7 +108,7 @@ def rows(n: int, chain: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]
 
 
 def each_turn(run: Run) -> Iterator[Run]:
-    """All turns of all loops, one after the other."""
+    """Yield all turns of all loops, one after the other."""
     if not run.loops:
         yield run
         return
@@ -118,7 +117,7 @@ def each_turn(run: Run) -> Iterator[Run]:
 
 
 def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
-    """The row of ``n`` at a position of what a device holds, however many intervals there are."""
+    """The row of ``n`` at a position on the device, at a cost that does not grow with intervals."""
     held = rows_held(n, tuple(chain))
     if not 0 <= position < count_rows(held):
         raise IndexError(f"position {position} of {count_rows(held)} rows")
@@ -128,16 +127,16 @@ def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def meet(n: int, one: Chain, other: Chain) -> Runs:
-    """The rows of ``n`` that two devices both hold: x on the one, y on the other."""
+    """The rows of ``n`` that two devices both hold: x on the first, y on the second."""
     return tuple(join(meet_on_x(rows_held(n, one), rows_held(n, other))))
 
 
 def same_rows(ones: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """The pairs (x, y) of the one and of the other wherever their x are equal, as runs that go side
-    by side: of the same x, with the same loops in it.
+    """Pairs of runs, one of ``ones`` and one of ``others``, with the same x and the same loops in
+    x: the parts whose x are equal.
 
-    :func:`meet_on_x` forgets x. Along contiguous rows x - y stays as it is, so y and x - y are one
-    number, y + unit * (x - y), of which each step adds up as the two do.
+    The result of :func:`meet_on_x` has no x. Along contiguous rows x - y is constant, so we encode
+    both in one number, y + unit * (x - y); its steps are sums of steps in y and in x - y.
     """
     unit = 1 + max([run.flipped().reach for run in ones], default=0)
     both = [
@@ -162,9 +161,9 @@ def same_rows(ones: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run
 
 
 def near(n: int, split_factor: int, parts: int, rows: Runs) -> set[int]:
-    """Of ``parts`` devices that a cut of ``n`` rows deals them to, those that may hold some of
-    ``rows`` (x): no device that does is missing. All, where the rows are as long as a piece, or in
-    as many turns as there are devices.
+    """The devices, of the ``parts`` to which a cut of ``n`` rows deals them, that may hold some of
+    ``rows`` (x). Every device that does is among them. All devices, if the rows are as long as a
+    piece or have as many turns as there are devices.
     """
     every = set(range(parts))
     piece = -(-n // split_factor) if n else 1
@@ -181,18 +180,18 @@ def near(n: int, split_factor: int, parts: int, rows: Runs) -> set[int]:
 
 
 def _in_pieces(start: int, stop: int, piece: int) -> list[tuple[int, int]]:
-    """The interval, apart at the end of a piece."""
+    """The interval, divided at the end of a piece."""
     edge = -(-stop // piece) * piece - piece
     return [(start, stop)] if start >= edge else [(start, edge), (edge, stop)]
 
 
 def count_rows(found: Sequence[Run]) -> int:
-    """How many rows they are."""
+    """The number of rows in the runs."""
     return sum(run.size for run in found)
 
 
 def span(found: Runs, first: int, stop: int) -> Runs:
-    """The rows number ``first`` to ``stop``, exclusive, in the order of the list."""
+    """The rows at positions ``first`` to ``stop``, exclusive, in the order of the list."""
     result: list[Run] = []
     for run in found:
         if first < run.size and stop > 0:
@@ -202,7 +201,7 @@ def span(found: Runs, first: int, stop: int) -> Runs:
 
 
 def _share(run: Run, first: int, stop: int) -> list[Run]:
-    """The pairs number ``first`` to ``stop``, exclusive, of a run."""
+    """The pairs at positions ``first`` to ``stop``, exclusive, of a run."""
     if first >= stop:
         return []
     if not run.loops:
@@ -225,7 +224,7 @@ def _cut(run: Run, first: int, stop: int) -> list[Run]:
         return [Run(begin, run.y + begin - run.x, (), end - begin)] if begin < end else []
     count, dx, _ = run.loops[0]
     reach = run.turn(0).reach - run.x
-    # Turns [some, until) have pairs in the interval, turns [whole, whole_until) have all of theirs.
+    # Turns [some, until) have pairs in the interval; turns [whole, whole_until) lie whole in it.
     some = max(0, (first - run.x - reach) // dx + 1)
     until = min(count, -((run.x - stop) // dx))
     whole = max(some, -((run.x - first) // dx))
@@ -240,7 +239,7 @@ def _cut(run: Run, first: int, stop: int) -> list[Run]:
 
 
 def meet_on_x(ones: Sequence[Run], others: Sequence[Run]) -> list[Run]:
-    """(y of the one, y of the other) wherever their x are equal."""
+    """The pairs (y of ``ones``, y of ``others``) with equal x."""
     result: list[Run] = []
     for one in ones:
         for other in others:
@@ -259,7 +258,7 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
     if not one.loops:
         return [r.flipped() for r in _meet_runs(other, one)]
     (_, p, dy), (_, q, dz) = one.loops[0], other.loops[0]
-    # To the end of the last period, held to its end or not.
+    # Extend to the end of the last period, even if the device does not hold its end.
     first, stop = (
         max(one.x, other.x),
         min(run.x + run.loops[0][0] * run.loops[0][1] for run in (one, other)),
@@ -267,7 +266,7 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
     window = lcm(p, q)
     times = (stop - first) // window
     if times >= 2:
-        # Both repeat from window to window as long as both last.
+        # Both repeat from window to window as long as both go on.
         loop = (times, window // p * dy, window // q * dz)
         once = meet_on_x(_cut(one, first, first + window), _cut(other, first, first + window))
         rest = first + times * window
@@ -285,8 +284,8 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
 
 
 def join(found: list[Run]) -> list[Run]:
-    """The same pairs in fewer runs: runs that touch are one, neighbours that differ by one step are
-    turns of a loop, and loops that touch are one.
+    """The same pairs in fewer runs: runs that touch become one, neighbours at equal distances
+    become turns of a loop, and loops that touch become one.
     """
     result: list[Run] = []
     for run in sorted(map(_coalesced, found)):
@@ -311,7 +310,7 @@ def _folded(found: list[Run]) -> list[Run]:
 
 
 def _step_between(last: Run, following: Run) -> tuple[int, int] | None:
-    """From one run to another of the same form that begins after it on both sides; else None."""
+    """The steps (x, y) from a run to one of the same form that begins after it on both sides."""
     if (following.loops, following.length) != (last.loops, last.length):
         return None
     if following.x < last.reach or following.y < last.flipped().reach:
@@ -322,8 +321,8 @@ def _step_between(last: Run, following: Run) -> tuple[int, int] | None:
 def turns_of_loops(
     items: Sequence[T], step_between: Callable[[T, T], S | None]
 ) -> Iterator[tuple[T, int, S | None]]:
-    """Neighbours that are one step apart, as turns of a loop: the first of them, how many they are,
-    and the step; None of one that is alone.
+    """Neighbours at equal steps, as turns of a loop: the first item, the number of turns, and the
+    step (None for a single item).
     """
     i = 0
     while i < len(items):

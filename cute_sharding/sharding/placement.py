@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The mesh dim deals tensor dim ``dim`` out in blocks.
+    """The mesh dim deals out tensor dim ``dim`` in blocks.
 
     The local part of the dim is cut into ``split_factor`` pieces of equal length (the last may be
     shorter, or absent), and each piece into one block for each device (again, trailing blocks may
@@ -21,7 +21,7 @@ class Shard:
 
     Attributes:
         dim: the tensor dim, counted from 0.
-        split_factor: in how many pieces the local part is cut, 1 or more.
+        split_factor: the number of pieces that the local part is cut into, 1 or more.
 
     Raises:
         ValueError: a dim below 0, or a split factor below 1.
@@ -47,7 +47,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every device of the mesh dim holds the same: a device mode of stride 0.
+    """Every device of the mesh dim holds the same elements: a device mode of stride 0.
 
     >>> Sharding((4,), (2,), (Replicate(),)).layout
     ((2,),(4,)):((0,),(1,))
@@ -59,7 +59,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every device holds a term of a pending reduction. A view carries it along untouched.
+    """Every device holds a term of a pending reduction. A view leaves it pending.
 
     Attributes:
         reduce_op: the reduction's name, as torch has it.
@@ -75,7 +75,7 @@ class Partial:
 
 
 Placement: TypeAlias = "Shard | Replicate | Partial"
-"""What a mesh dim does to a tensor.
+"""The placement of a tensor on one mesh dim.
 
 >>> placement: Placement = Shard(0)
 >>> print(placement)
@@ -95,14 +95,14 @@ _PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], tuple[int, int] | Pla
 
 
 def parse_placements(text: str, ndim: int | None = None) -> tuple[Placement, ...]:
-    """Placements, one a mesh dim, from text as DTensor prints them, in brackets or without.
+    """The placements, one for each mesh dim, in a text as DTensor prints it, with brackets or not.
 
     Args:
         ndim: the number of tensor dims, for dims that count from the end.
 
     Raises:
-        ValueError: a part of the text is no placement, or a dim counts from the end and there are
-            not so many, or ``ndim`` is not given.
+        ValueError: a part of the text is no placement; a dim counts from the end and there are
+            fewer dims, or ``ndim`` is not given.
 
     >>> parse_placements("S(0), _S(1, sf=2), R")
     (Shard(dim=0, split_factor=1), Shard(dim=1, split_factor=2), Replicate())

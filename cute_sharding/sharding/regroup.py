@@ -1,5 +1,5 @@
-"""The same devices under another mesh: mesh dims that are flattened into one, or one that is made
-several, and what then says that every device holds what it held.
+"""The same devices under another mesh: several mesh dims flattened into one, or one divided into
+several, and the placements with which every device still holds the same elements.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from math import prod
 from typing import TypeAlias
 
-# What one mesh dim does: a cut, (dim, split factor); the op of a reduction that is pending; None
-# where all devices have the same.
+# What one mesh dim does: a cut, (dim, split factor); the op of a pending reduction; or None, where
+# all devices have the same.
 Part: TypeAlias = "tuple[int, int] | str | None"
 
 
 def regrouped(
     shape: Sequence[int], parts: Sequence[Part], mesh: Sequence[int], other: Sequence[int]
 ) -> tuple[Part, ...] | None:
-    """What the mesh dims of ``other`` do to a tensor, where those of ``mesh`` do ``parts``: every
-    device holds the same, in the same order. None where no parts are known to say that.
+    """The parts on the mesh dims of ``other`` with which every device holds the same elements, in
+    the same order, as with ``parts`` on ``mesh``. None if no such parts are known.
 
-    The devices are the same, numbered row-major, on both. Both meshes are taken apart into the
-    shortest runs of mesh dims that are of as many devices. Of mesh dims that one after the other
-    cut a dim into even blocks, by one split factor, a device holds the block of every piece that
-    has its number within the run: the pieces stay as many, and are of one block each. So it does
-    not matter into which sizes a run is divided, and of what is pending neither. That is the whole
-    proof. Mesh dims of one device do nothing.
+    Both meshes have the same devices, numbered row-major. They are divided into the shortest runs
+    of mesh dims with as many devices on both sides. If the mesh dims of a run, one after the other,
+    cut a tensor dim into even blocks by one split factor, then each device holds, of every piece,
+    the block with the device's number within the run; the number of pieces stays the same, and each
+    of them is reduced to one block. So the sizes within a run do not matter, for pending reductions
+    neither. That is the whole proof. Mesh dims of one device do nothing.
 
     Args:
         shape: sizes of the global tensor.
@@ -33,8 +33,8 @@ def regrouped(
         mesh, other: sizes of the mesh dims.
 
     Returns:
-        Parts for the mesh dims of ``other``; None where mesh dims of a run do different things,
-        blocks are of different sizes, or the meshes are not of as many devices.
+        Parts for the mesh dims of ``other``; None if mesh dims of a run do different things, if
+            blocks differ in size, or if the meshes have different numbers of devices.
 
     >>> regrouped((8, 6), ((0, 1),), (4,), (2, 2))
     ((0, 1), (0, 1))
@@ -67,8 +67,8 @@ def regrouped(
 def _runs(
     mesh: Sequence[int], other: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """The shortest runs of mesh dims of both that are of as many devices, without those of one
-    device; None where the meshes are not.
+    """The shortest runs of mesh dims of both meshes with as many devices, without runs of one
+    device; None if the meshes have different numbers of devices.
     """
     left, right = ([m for m, n in enumerate(sizes) if n != 1] for sizes in (mesh, other))
     found = []

@@ -31,8 +31,8 @@ class Sharding:
         placements: one for each mesh dim.
 
     Raises:
-        ValueError: they do not fit together.
-        TypeError: a placement is none of this package's.
+        ValueError: shape, mesh and placements do not fit together.
+        TypeError: a placement is not one of this package's classes.
 
     >>> s = Sharding((4, 6), (2, 3), (Shard(0), Shard(1)))
     >>> s.layout
@@ -71,7 +71,7 @@ class Sharding:
 
     @property
     def cuts(self) -> tuple[tuple[int, int] | None, ...]:
-        """For each mesh dim (tensor dim, split factor), or None where it shards nothing."""
+        """For each mesh dim (tensor dim, split factor), or None if it shards nothing."""
         return tuple(
             (p.dim, p.split_factor) if isinstance(p, Shard) else None for p in self.placements
         )
@@ -135,7 +135,7 @@ class Sharding:
             if parts == 1 or all(d == 0 for _, d in mode.leaves):
                 placements.append(Replicate())
                 continue
-            # What this mesh dim divides: the local modes and those of later mesh dims.
+            # This mesh dim divides the local modes and those of later mesh dims.
             rest = [*local, *chain.from_iterable(cutting[mesh_dim + 1 :])]
             where = f"mesh dim {mesh_dim}, device mode {mode!r}"
             placement = _shard_of(mode, parts, rest, local_shape, where)
@@ -154,7 +154,7 @@ class Sharding:
         return device
 
     def local_shape(self, device: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what the device at that mesh coordinate holds; sizes need not divide."""
+        """The local shape of the device at that mesh coordinate; sizes need not divide."""
         shape = list(self.shape)
         for coordinate, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True):
             if cut is not None:
@@ -165,20 +165,20 @@ class Sharding:
         """The global rows of tensor dim ``dim`` that the device holds, as maximal intervals
         ``[start, stop)``, ascending.
 
-        The list is as long as the intervals are many, up to the product of the split factors.
+        The list has as many entries as there are intervals: up to the product of the split factors.
         """
         return rows(self.shape[dim], self._chain(dim, device))
 
     def row_at(self, dim: int, device: Sequence[int], position: int) -> int:
-        """The global row of the local row ``position`` of tensor dim ``dim``; takes no more time
-        where there are many intervals.
+        """The global row of the local row ``position`` of tensor dim ``dim``, at a cost that does
+        not grow with the number of intervals.
         """
         return row_at(self.shape[dim], self._chain(dim, device), position)
 
     def boxes(self, device: Sequence[int]) -> tuple[Box, ...]:
-        """What the device at that mesh coordinate holds, as boxes of strided runs: each element in
-        one; none where it has no element. What is pending on mesh dims of more than one device is
-        said of each box.
+        """The elements of the device at that mesh coordinate, as boxes of strided runs, each
+        element in one box; empty if it has no element. Each box names the reductions that are
+        pending on mesh dims of more than one device.
 
         >>> s = Sharding((10, 4), (2, 2), (Shard(0, split_factor=2), Partial()))
         >>> for box in s.boxes((1, 0)):
@@ -197,8 +197,8 @@ class Sharding:
         return chain_of(self._chains[dim], self.mesh, self._checked(device))
 
     def global_offset(self, device: Sequence[int]) -> tuple[int, ...]:
-        """The global index of the device's first element, dim by dim; the dim's size where the
-        device holds no row of it.
+        """The global index of the device's first element, dim by dim; the dim's size if the device
+        holds no row of it.
 
         As in torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
         """
@@ -210,8 +210,8 @@ class Sharding:
         )
 
     def flat_indices(self, device: Sequence[int]) -> Iterator[int]:
-        """The flat global index of each element the device holds, in local row-major order. One
-        step an element: for tests and small pictures.
+        """The flat global index of each element that the device holds, in local row-major order. It
+        takes one step for each element: for tests and small pictures.
         """
         strides = row_major(self.shape)
         dims = [
@@ -227,8 +227,8 @@ class Sharding:
 def _check_each_element_once(
     layout: Layout, leaves: list[tuple[int, int]], shape: tuple[int, ...]
 ) -> None:
-    """Raise unless the ``leaves`` of ``layout`` that are no replicas reach each element of
-    ``shape`` once.
+    """Raise unless the ``leaves`` of ``layout``, without replicas, reach each element of ``shape``
+    exactly once.
     """
     elements = prod(shape)
     if elements == 0:
@@ -246,13 +246,13 @@ def _check_each_element_once(
 def _shard_of(
     mode: Layout, parts: int, rest: list[tuple[int, int]], local_shape: list[int], where: str
 ) -> Shard:
-    """The placement that a device mode of ``parts`` devices is, where ``rest`` are the leaves of
-    what each of them keeps of ``local_shape``; ``where`` is for messages.
+    """The placement of a device mode of ``parts`` devices; ``rest``: the leaves of the part of
+    ``local_shape`` that each device keeps; ``where`` is for messages.
 
     Raises:
-        LayoutError: no placement is that mode.
+        LayoutError: no placement gives this mode.
     """
-    # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims left.
+    # Sub-modes with no other mode between them are one mode of what the earlier mesh dims left.
     strides = [d for _, d in mode.leaves]
     if (
         strides != sorted(strides, reverse=True)
