@@ -1,15 +1,14 @@
-"""The table: one row for each op, or for several that do the same to dims; each aten overload once.
+"""The table: one row for each op, or for several with one relation; each aten overload once.
 
-A row says of an op what the relation between its operands and its results is, in one of the ways of
-:mod:`.row`. Rows and their rules stand together, by family:
+A row gives the relation between an op's operands and its results, in one of the ways of
+:mod:`.row`. Rows and their rules are grouped by family:
 
-- views, by DimMaps: :mod:`.views`; movement, by rows: :mod:`.movement`; both, one after the other:
-  :mod:`.steps`.
+- by DimMaps: :mod:`.views`; by rows: :mod:`.movement`, :mod:`.pads`; steps of both: :mod:`.steps`.
 - by names: :mod:`.along` (pointwise, along dims, reductions), :mod:`.indexing`, :mod:`.products`,
   :mod:`.normalization`, :mod:`.losses`, :mod:`.windows`, :mod:`.attention`.
-- without a relation, of ops that torch answers for: :mod:`.torchs`.
-- what they are written with: :mod:`.names`, :mod:`.kernels`; the signature that follows from a
-  relation: :mod:`.derived`.
+- without a relation, for ops that torch's own rules answer: :mod:`.torchs`.
+- what rules are written with: :mod:`.names`, :mod:`.by_rows`, :mod:`.kernels`; signatures derived
+  from relations: :mod:`.derived`.
 
 docs/rules.md shows the table.
 """

@@ -1,4 +1,4 @@
-"""Ops that do the same to any tensor, by names: pointwise, along some dims, reductions."""
+"""Ops on tensors of any number of dims, by names: pointwise, along some dims, reductions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cute_sharding.relations.table.row import Row
 
 
 def pointwise(*args: Any, **kwargs: Any) -> str | None:
-    """As many operands as there are tensors, each broadcast; all results alike."""
+    """One operand for each tensor argument, each broadcast; all results have the same dims."""
     given = (*args, *kwargs.values())
     if any(
         isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg))
@@ -29,16 +29,16 @@ def terms(*args: Any, **kwargs: Any) -> str | None:
 
 
 def along(template: str, where: int = 1, default: Any = None, *, whole: bool = True) -> Rule:
-    """An op along the dim, or the dims, that argument ``where`` names, or ``dim``: each row there
-    matters to every other.
+    """The rule of an op along the dim or dims that argument ``where``, or ``dim``, names: each row
+    there affects every other row.
 
     In the template ``x`` stands for the first operand's dims; ``x/[k]`` for these with ``[k]`` in
-    the place of the dim, ``x/`` for these without it, and ``x/?`` for these without it or, where
-    the argument after it, ``keepdim``, says so, with 1.
+    the place of the dim; ``x/`` for these without the dim; ``x/?`` for these without it, or with 1
+    in its place if the next argument, ``keepdim``, is true.
 
     Args:
-        default: where no dim is named; None: then no signature is known.
-        whole: else those dims are contracted.
+        default: the dims if none are named; None: then no signature is known.
+        whole: whether the dims are whole; else they are contracted.
 
     >>> along("x -> x/?")((2, 3, 4), 1)
     'd0 [d1] d2 -> d0 d2'
@@ -58,8 +58,8 @@ def along(template: str, where: int = 1, default: Any = None, *, whole: bool = T
 def written(
     template: str, x: Shape, dims: int | Sequence[int], keeps: Any = False, *, whole: bool = True
 ) -> str | None:
-    """The template of :func:`along` for a tensor and some of its dims; None where some are named
-    by text.
+    """The template of :func:`along` filled in for a tensor and some of its dims; None if a dim is
+    named by text.
     """
     dims = [dims] if isinstance(dims, int) else dims
     if any(not isinstance(d, int) for d in dims):
@@ -78,7 +78,7 @@ def written(
 
 
 def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
-    """Some dims are reduced, argument ``where``, or all; they may be kept with size 1."""
+    """The rule of a reduction over the dims in argument ``where``, or all; they may stay as 1."""
 
     def rule(x: Shape, *args: Any, **kwargs: Any) -> str | None:
         given = (x, *args)
@@ -93,8 +93,8 @@ def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
 
 
 def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
-    """A Fourier transform between real and complex numbers: the last of its dims changes its
-    size.
+    """A Fourier transform between real and complex numbers: the size of the last of its dims
+    changes.
     """
     if not over:
         return None
@@ -103,22 +103,22 @@ def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
 
 
 def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
-    """Two tensors along ``dim``; the others are broadcast, where that is the last."""
+    """Two tensors along ``dim``; the other dims are broadcast if ``dim`` is the last."""
     if x == y:
         return written("x, x -> x", x, dim)
     return "... [d], ... [d] -> ... [d]" if dim % max(len(x), 1) == len(x) - 1 else None
 
 
 def each_row(x: Shape, _: Any, dim: int, *__: Any) -> str | None:
-    """For each row of the dim, by all that is in it."""
+    """An op that computes each row of the dim from the whole row."""
     return written("x -> x", x, [d for d in range(len(x)) if d != dim % len(x)])
 
 
-# -- together and apart ----------------------------------------------------------------------------
+# -- joining and writing ---------------------------------------------------------------------------
 
 
 def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
-    """One after the other along a new dim, which is whole."""
+    """The tensors, one after the other, along a new dim, which is whole."""
     names = named(tensors[0])
     at = dim % (len(names) + 1)
     operands = ", ".join([text(names)] * len(tensors))
@@ -126,7 +126,7 @@ def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
 
 
 def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
-    """The source in the place of some rows of ``dim``, which is whole, unless these are all."""
+    """The source replaces rows of ``dim``, which is whole, or free if it replaces them all."""
     if named_:
         return None
     return written("x, x/[part] -> x", x, [] if is_whole(*which) else dim)
@@ -135,12 +135,12 @@ def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: 
 def diagonal_scatter(
     x: Shape, source: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> str | None:
-    """The source in the place of a diagonal of two dims, which are whole; it is its last dim."""
+    """The source, along its last dim, replaces a diagonal of two dims, which are whole."""
     return written("x, x/ [diagonal] -> x", x, [dim1, dim2])
 
 
-# Pointwise ops that torch's own list has not: gradients, which are linear in the first operand,
-# and others.
+# Pointwise ops that are missing in torch's own list: gradients, which are linear in the first
+# operand, and others.
 GRADIENTS = (
     "elu_backward.default",
     "leaky_relu_backward.default",
@@ -225,21 +225,21 @@ ROWS: tuple[Row, ...] = (
     Row(("var.correction", "std.correction"), reduced(keep=9)),
     Row(("std_mean.correction", "var_mean.correction"), reduced("x -> x/?, x/?", keep=9)),
     Row(("aminmax.default",), reduced("x -> x/?, x/?", 9, 9)),
-    # together and apart
+    # joining and writing
     Row(("stack.default",), stack, linear=COPIES_ALL),
     Row(("slice_scatter.default",), slice_scatter),
     Row(("select_scatter.default",), along("x, x/ -> x", 2)),
     Row(("diagonal_scatter.default",), diagonal_scatter),
-    # pointwise ops, of which torch's own list has not all
+    # pointwise ops that are missing in torch's own list
     Row(GRADIENTS, pointwise, linear=(0,)),
     Row(OTHERS, pointwise),
     Row(("log_sigmoid_forward.default",), "... -> ..., ...", own_order=True),
 )
 
-# Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.
+# For all ops in torch's list of pointwise ops; torch answers those on lists of tensors.
 POINTWISE = Row((), pointwise)
 
-# Those of two tensors that are linear, for operands of which something is pending.
+# Linear pointwise ops of two tensors, for operands with pending reductions.
 LINEAR: dict[str, Row] = {
     overload: row
     for row in (

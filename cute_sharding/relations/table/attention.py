@@ -1,5 +1,5 @@
-"""Attention, by names: each query against all keys. The sequences, and what is multiplied, are
-whole; batch and heads are free.
+"""Attention, by names: each query reads all keys. Sequence dims and multiplied dims are whole;
+batch and heads are free.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from cute_sharding.relations.table.kernels import AlignedMask
 from cute_sharding.relations.table.names import Rule, Shape, text
 from cute_sharding.relations.table.row import Row
 
-# By an argument's name in torch the dims of the tensor that it is. A state (of a random generator,
-# or of sequences of several lengths, which are not these) is not read.
+# For each argument's name in torch, the dims of that tensor. The op does not read a state (of a
+# random generator, or of sequences of several lengths, which we do not have).
 DIMS = {
     "query": "b h [s] [e]",
     "key": "b h [t] [e]",
@@ -19,7 +19,7 @@ DIMS = {
     "grad_out": "b h [s] [f]",
     "out": "b h [s] [f]",
     "logsumexp": "b h [s]",
-    "room": "b h [u]",  # for statistics of more queries than there are
+    "room": "b h [u]",  # statistics, padded to more queries than there are
     "columns": "b h [s] [u]",
     "state": "_",
     "none": "0",
@@ -27,20 +27,20 @@ DIMS = {
 
 
 def _mask(queries: Shape, mask: Shape) -> str:
-    """A mask may lack leading dims, and have dims of size 1."""
+    """The dims of a mask, which may lack leading dims and have dims of size 1."""
     names = ["b", "h", "[s]", "[t]"][4 - len(mask) :]
     given = zip(names, mask, queries[4 - len(mask) :])
     return text(["1" if name in "bh" and n == 1 != of else name for name, n, of in given])
 
 
 def kernel(parameters: str, results: str, *, shares_heads: bool = False) -> Rule:
-    """A kernel called with these arguments: by :data:`DIMS` those that are tensors, ``.`` for what
-    says nothing here, and ``dropout`` and ``debug``. Its results are tensors too: without a mask
-    its gradient is a state.
+    """The rule of an attention kernel with these arguments: the tensors in :data:`DIMS`,
+    ``dropout`` and ``debug``; ``.`` stands for an argument that does not matter here. Results are
+    named the same way; without a mask the mask's gradient is a state.
 
-    There is no signature where something is dropped, which each device would draw by itself, or,
-    but with ``shares_heads``, where several heads of queries share one of keys: heads that are cut
-    elsewhere would meet others.
+    There is no signature with dropout, since each device would draw its own mask. Nor is there one
+    if several query heads share a key head, except with ``shares_heads``: with heads cut elsewhere,
+    queries would meet other keys.
     """
     names = parameters.split()
 

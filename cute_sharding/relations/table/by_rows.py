@@ -1,5 +1,5 @@
-"""What rules of movement are written with: runs of rows, the pairs of dims of a move, and the map
-of an op turned around, which is that of its gradient.
+"""The parts of movement rules: runs of rows, pairs of dims, moves, and the map of an op's gradient,
+which is the op's map turned around.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from cute_sharding.relations.rows import Rows
 from cute_sharding.sharding.meeting import Run, Runs
 
 Rule = Callable[..., "Move | None"]
-# Of some dims how their rows are made: of which of the operand, which of the result.
+# For the dims that change: the rows of the operand, and those of the result.
 Changed = Mapping[int, tuple[Rows, Rows]]
 
 
 def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
-    """``count`` rows from (x, y) on, the steps dx and dy apart."""
+    """``count`` rows from (x, y) on, in steps of dx and dy."""
     if count <= 0:
         return ()
     if dx == dy == 1 or count == 1:
@@ -27,28 +27,28 @@ def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
 
 
 def but(ndim: int, changed: Changed) -> Pairs:
-    """Pairs of the dims of tensors of as many dims, all as they are but for those."""
+    """The pairs of dims of two tensors with ``ndim`` dims, unchanged except for ``changed``."""
     return tuple([changed.get(d, (Rows(d), Rows(d))) for d in range(ndim)])
 
 
 def put(shape: Shape, dim: int, *sizes: int) -> Shape:
-    """The shape with other sizes in the place of the dim's."""
+    """The shape with other sizes in place of the dim's."""
     return (*shape[:dim], *sizes, *shape[dim + 1 :])
 
 
 def moved(x: Shape, onto: Shape, changed: Changed | Pairs, **more: Any) -> Move:
-    """The move of one operand and one result, all dims of which are as they are but for those."""
+    """The move from one operand to one result whose dims are unchanged except for ``changed``."""
     pairs = changed if isinstance(changed, tuple) else but(len(x), changed)
     return Move((x,), (onto,), (Link(0, 0, pairs),), **more)
 
 
 def gradient(rule: Rule, *, adds: bool = False, given: bool = False) -> Rule:
-    """The gradient of an op is its map turned around: called with the gradient, the operand's
-    sizes, and the op's arguments after that. Rows that the op did not read are zeros.
+    """The rule of an op's gradient: the op's map turned around. Its arguments are the gradient, the
+    operand's sizes, and the op's further arguments. Rows that the op did not read are zeros.
 
     Args:
-        adds: the op reads rows several times; their gradients are added up.
-        given: the gradient is given the operand, not its sizes alone.
+        adds: the op reads rows several times, and their gradients are added up.
+        given: the gradient op gets the operand itself and not its sizes.
     """
 
     def turned(received: Shape, sizes: Sequence[int], *args: Any) -> Move | None:

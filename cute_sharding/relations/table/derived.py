@@ -1,8 +1,8 @@
-"""The signatures that follow from what an op does to rows: from a map of rows, from a DimMap.
+"""Signatures derived from a map of rows or from a DimMap.
 
-A dim that goes into every result as it is, in every call, has a name; all others are whole. So an
-op that moves rows is written once, as a map of them, and what it carries along for nothing is read
-off it.
+A dim that goes into every result unchanged, in every call, gets a name; all others are whole. So an
+op that moves rows is written once, as a map of them, and the map also gives the cuts that the op
+carries for nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from cute_sharding.relations.dim_map import DimMap, DimSpec, InputDim, Split
 from cute_sharding.relations.moves import Move, Shape
 from cute_sharding.relations.table.names import text
 
-# Of each dim of a result the operand's dim that it is, if it is one as it is.
+# For each dim of a result, the operand's dim that it is unchanged; None: there is no such dim.
 Origins: TypeAlias = "Sequence[int | None]"
 
 
 def pattern_of_move(move: Move, reads: int | None = None) -> str:
-    """What a move says of dims, as :func:`cute_sharding.relations.parse` reads it. Of operands from
-    ``reads`` on the op reads the sizes alone, which are those of its results.
+    """The pattern of a move, as :func:`cute_sharding.relations.parse` reads it. Of the operands
+    from ``reads`` on the op reads only the sizes, which are those of its results.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> pattern_of_move(BY_OP["torch.roll"].move((8, 4), 2, 0))
@@ -42,7 +42,7 @@ def pattern_of_move(move: Move, reads: int | None = None) -> str:
             else:
                 name = given.setdefault((source, d), made.get((k, to), f"d{d}"))
                 made[k, to] = name
-    # Of a result of several operands, where another has other rows in the dim.
+    # With several operands, a dim is whole if another operand has other rows there.
     whole = {made[dim] for dim in moved if dim in made} if len(read) > 1 else ()
 
     def names(tensor: int, shape: Shape, of: dict[tuple[int, int], str], other: str) -> str:
@@ -63,7 +63,7 @@ def pattern_of_move(move: Move, reads: int | None = None) -> str:
 
 
 def pattern_of_origins(ndim: int, origins: Origins) -> str:
-    """The same of one operand of ``ndim`` dims, none of which a scalar has, and one result.
+    """The pattern for one operand of ``ndim`` dims, 0 for a scalar, and one result.
 
     >>> pattern_of_origins(3, (0, None, 2))
     'd0 [d1] d2 -> d0 [to1] d2'
@@ -76,8 +76,8 @@ def pattern_of_origins(ndim: int, origins: Origins) -> str:
 
 
 def origins_of_view(shape: Shape, dim_map: DimMap) -> Origins:
-    """Of each dim of the output the input's dim that it is: as it is, or the first of those that it
-    is split into, where that has all its rows, and the others are new.
+    """For each output dim, the input dim that it is: unchanged, or split so that the first part has
+    all its rows and the others are of size 1 or new.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> origins_of_view((2, 3, 4), BY_OP["torch.flatten"].rule((2, 3, 4), 1))
@@ -99,7 +99,7 @@ def origins_of_view(shape: Shape, dim_map: DimMap) -> Origins:
 
 
 def origins_of_move(move: Move) -> Origins:
-    """The same of a result of one operand.
+    """For each dim of the one result, the dim of the one operand that it is unchanged.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> origins_of_move(BY_OP["torch.rot90"].move((2, 8, 3), 1, (0, 1)))

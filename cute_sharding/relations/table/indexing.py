@@ -11,9 +11,9 @@ from cute_sharding.relations.table.row import Row
 
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
-    """The index says which rows of ``dim`` go where: x is whole there, the index is not. Where it
-    picks one row of each, every device gives what it has of these. Other dims of which the index
-    has the first rows alone are whole.
+    """The index picks rows of ``dim``: x is whole there, and the index may be cut. If it picks one
+    row for each result, every device returns those that it has. Other dims in which the index has
+    fewer rows than x are whole.
 
     >>> gather((6, 5, 4), 0, (3, 5, 2))
     '[d0] d1 [d2], k d1 [i2] -> k d1 [i2]'
@@ -29,8 +29,8 @@ def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
-    """The index says which rows of ``dim`` are written: whole in x, the index and the source. So
-    are other dims of which the index has the first rows alone.
+    """The index names the rows of ``dim`` to write: x, index and source are whole there, and in
+    other dims in which the index has fewer rows than x.
 
     >>> scatter((6, 5, 4), 0, (3, 5, 2), (3, 5, 4))
     '[d0] d1 [d2], [i0] d1 [i2], [s0] d1 [s2] -> [d0] d1 [d2]'
@@ -48,16 +48,16 @@ def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__:
 
 
 def sought(x: Shape, among: Shape, *, invert: bool = False, **_: bool) -> str:
-    """Whether each element is among others: among any device's. Whether it is among none all are
-    asked.
+    """Whether each element is among others: it is if it is among some device's; with ``invert``
+    each device needs all others.
     """
     others = named(among, range(len(among)) if invert else (), "other")
     return f"{text(named(x))}, {text(others)} -> {text(named(x))}"
 
 
 def searched(rows: Shape, x: Any, *, sorter: Shape | None = None, **_: Any) -> str | None:
-    """Where each element, or a number, would stand among rows that are sorted, which are whole: one
-    row for all, or one for each row of x.
+    """The place of each element, or of a number, among sorted rows, which are whole: one list of
+    rows for all, or one for each row of x.
     """
     names = named(x) if isinstance(x, tuple) else []
     if len(rows) != 1 and (not names or rows[:-1] != x[:-1]):
@@ -68,8 +68,8 @@ def searched(rows: Shape, x: Any, *, sorter: Shape | None = None, **_: Any) -> s
 
 
 def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
-    """An op that goes through all elements in their order: of its first ``tensors`` arguments each
-    is whole, and so is its result, of ``dims(*arguments)`` dims.
+    """The rule of an op that reads all elements in their order: its first ``tensors`` arguments are
+    whole, and so is its result, of ``dims(*arguments)`` dims.
     """
 
     def rule(*args: Any, **_: Any) -> str:
@@ -81,7 +81,7 @@ def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
 
 
 def taken(x: Shape, index: Shape) -> str:
-    """Elements of all of x, by their place in the order of its elements."""
+    """Elements of x, which is whole, by their flat index."""
     chosen = text(named(index, letter="k"))
     return f"{text(named(x, range(len(x))))}, {chosen} -> {chosen}"
 
@@ -89,21 +89,21 @@ def taken(x: Shape, index: Shape) -> str:
 def _indexed(
     x: Shape, indices: Sequence[Shape | None]
 ) -> tuple[list[str], list[str], list[str], int] | None:
-    """The names of x, of the index tensors and of what these pick; and how many these are. None
-    where they are broadcast.
+    """The names of x, of the index tensors and of the rows that they pick, and the number of index
+    tensors. None if the index tensors are broadcast.
     """
     at = [d for d, index in enumerate(indices) if index is not None]
     shapes = {index for index in indices if index is not None}
     if len(shapes) != 1:
         return None
     names, index = named(x, at), named(next(iter(shapes)), letter="k")
-    first = at[0] if at[-1] - at[0] == len(at) - 1 else 0  # to the front, if they are apart
+    first = at[0] if at[-1] - at[0] == len(at) - 1 else 0  # in front if they are not adjacent
     others = [name for d, name in enumerate(names) if d not in at]
     return names, index, [*others[:first], *index, *others[first:]], len(at)
 
 
 def indexed(x: Shape, indices: Sequence[Shape | None]) -> str | None:
-    """Rows of dims that x has whole, as index tensors of one shape say, which may be cut."""
+    """Rows that index tensors of one shape pick: x is whole there, and the index may be cut."""
     found = _indexed(x, indices)
     if found is None:
         return None
@@ -112,8 +112,8 @@ def indexed(x: Shape, indices: Sequence[Shape | None]) -> str | None:
 
 
 def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any) -> str | None:
-    """Rows of dims that x has whole are written to: those that index tensors say, whole too. The
-    values are not broadcast.
+    """The index tensors name the rows to write: x is whole in these dims, and so is the index. The
+    values must not be broadcast.
     """
     found = _indexed(x, indices)
     if found is None:
@@ -131,9 +131,9 @@ def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any)
 def written_by_mask(
     x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any
 ) -> str | None:
-    """A mask has the dims of x that it stands for. What all elements that it names are given is
-    written by each device to its own. Where each is given its own value, a device has to know how
-    many of them come before: the mask and the values are whole.
+    """Write by a mask, which has the names of the dims that it stands for. If all elements get the
+    same value, each device writes to its own. If each element gets a value of its own, a device
+    would have to count the elements before its own: so the mask and the values are whole.
 
     >>> written_by_mask((6, 4), [(6, 4)], ())
     'd0 d1, d0 d1,  -> d0 d1'
@@ -145,7 +145,7 @@ def written_by_mask(
     if not mask or mask != x[at[0] : at[0] + len(mask)]:
         return None
     first, last = at[0], at[0] + len(mask)
-    counted = len(x) - last  # the place, from the end, of the values' dim of all that is named
+    counted = len(x) - last  # the position, from the end, of the values' dim of masked elements
     one_by_one = len(values) > counted and values[-counted - 1] != 1
     names = named(x, range(first, last) if one_by_one else ())
     picked = [*names[:first], "[k]" if one_by_one else "1", *names[last:]]
@@ -163,21 +163,21 @@ def written_by_mask(
 def embedding_backward(
     gradient: Shape, index: Shape, rows: int, padding: int, by_frequency: bool = False
 ) -> str:
-    """The sum of the gradients of each row; scaled by frequency of all of them at once."""
+    """The sum of each row's gradients; if scaled by frequency, it needs all of them at once."""
     return "[...] e, [...] -> [v] e" if by_frequency else "... e, ... -> [v] e"
 
 
-_MAX = 2  # torch's number of this mode of bags
+_MAX = 2  # torch's number for maxima of bags
 
 
 def _most(mode: int) -> str:
-    """Which index has the greatest: one for each element of a bag; of sums and means unused."""
+    """The index of each element's maximum in a bag; sums and means leave it unused."""
     return "[most] e" if mode == _MAX else "[most]"
 
 
 def bags(table: Shape, index: Shape, offsets: Shape, *given: Any) -> str | None:
-    """Sums, means or maxima of rows of a table, of which each column is by itself; what is kept for
-    the gradient is of the indices. Where gradients are to be sparse: no signature.
+    """Sums, means or maxima of rows of a table, column by column; what is kept for the gradient has
+    the indices' dims. If gradients are sparse there is no signature.
     """
     _, mode, sparse, weights = (*given, *(False, 0, False, None)[len(given) :])[:4]
     of_each = "" if weights is None else ", [i]"
@@ -185,7 +185,7 @@ def bags(table: Shape, index: Shape, offsets: Shape, *given: Any) -> str | None:
 
 
 def bags_backward(gradient: Shape, *given: Any) -> str | None:
-    """The sum of the gradients of each row, of each column by itself; none if it is sparse."""
+    """The sum of each row's gradients, column by column; no signature if it is sparse."""
     mode, sparse, weights = given[7:10]
     of_each = "" if weights is None else ", [i]"
     return None if sparse else f"[b] e, [i], [o], [bag], [size], {_most(mode)}{of_each} -> [v] e"
@@ -202,8 +202,8 @@ ROWS: tuple[Row, ...] = (
         ),
         scatter,
     ),
-    # Rows of a dim that x has whole, as the index says, which may be cut; or which are written to:
-    # then the index is whole too.
+    # The index names rows of a dim in which x is whole. When rows are read the index may be cut;
+    # when they are written the index is whole too.
     Row(("index_select.default",), along("x, k -> x/k")),
     Row(("index_add.default", "index_copy.default"), along("x, [k], x/[k] -> x")),
     Row(("index_fill.int_Scalar",), along("x, [...] -> x")),
@@ -235,7 +235,7 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
-# Those that write by index, where the index is a mask: it stands for as many dims as it has.
+# Ops that write by index, if the index is a mask: it stands for as many dims as it has.
 BY_MASK = {
     name: Row((name,), written_by_mask)
     for name in (

@@ -1,8 +1,8 @@
-"""What an op's kernel wants of its local arguments beside the values of tensors: sizes that are
-those of a part, tensors that lie in some way.
+"""What an op's kernel needs of its local arguments beside the values of tensors: sizes of the local
+part, or a memory layout.
 
-Data alone; what is done about each is dtensor/decide/local_arguments.py. Places are those of an
-op's arguments.
+These are data; dtensor/decide/local_arguments.py acts on them. Numbers are positions among the op's
+arguments.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AlignedMask:
-    """The mask, argument ``at``, begins each row at an address that the kernel can load from."""
+    """The mask, argument ``at``, must start rows at addresses that the kernel can load from."""
 
     at: int
 
 
 @dataclass(frozen=True)
 class Images:
-    """The first ``tensors`` lie in one memory format, and argument ``number`` is how many images
-    they have.
+    """The first ``tensors`` arguments must have the same memory format; argument ``number`` is the
+    number of their images.
     """
 
     tensors: int
@@ -29,7 +29,7 @@ class Images:
 
 @dataclass(frozen=True)
 class LeadingSizes:
-    """The first two of the sizes, argument ``sizes``, are those of the tensor, argument ``of``."""
+    """The first two of the sizes, argument ``sizes``, must be those of the tensor ``of``."""
 
     of: int
     sizes: int
@@ -37,8 +37,8 @@ class LeadingSizes:
 
 @dataclass(frozen=True)
 class Channels:
-    """The sizes of a bias, argument ``sizes``, where there is one, are the channels of the tensor,
-    argument ``of``.
+    """The bias's sizes, argument ``sizes``, if there is a bias, must be the channels of the tensor
+    ``of``.
     """
 
     of: int
@@ -47,12 +47,12 @@ class Channels:
 
 @dataclass(frozen=True)
 class Matrices:
-    """The first argument lies row by row, or not, as the whole does."""
+    """The first argument must be row-major locally if and only if the whole tensor is."""
 
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """The gradient of a loss whose reduction is argument ``reduction``: of a mean, it is divided by
+    """The gradient of a loss whose reduction is argument ``reduction``: for a mean it is divided by
     the number of elements of the second argument.
     """
 

@@ -1,4 +1,4 @@
-"""Losses, by names: element by element, and of classes."""
+"""Losses, by names: element by element, and over classes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from cute_sharding.relations.table.row import Row
 
 
 def loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
-    """With a weight, if there is one; as many results as elements, or one."""
+    """A loss with a weight or without; it has a result for each element, or one for all."""
     tensors = ["...", "...", *["..." for arg in args if isinstance(arg, tuple)]]
     return f"{', '.join(tensors)} -> {'...' if _reduction(*args, **kwargs) == 0 else ''}"
 
 
 def _reduction(*args: Any, reduction: int | None = None, **_: Any) -> int:
-    """torch's number: 0 none, 1 mean, 2 sum."""
+    """The number of the reduction in torch: 0 none, 1 mean, 2 sum."""
     return (
         reduction if reduction is not None else next((arg for arg in args if type(arg) is int), 1)
     )
 
 
 def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str | None:
-    """What a cut leaves pending: the loss's own reduction; None where it has none."""
+    """The reduction that a cut leaves pending: the loss's own; None if it has none."""
     return {0: None, 1: "avg", 2: "sum"}[_reduction(*args, **kwargs)]
 
 
 def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
-    """Each element's own, also of a mean: the op is told to divide by the number of all elements
-    (dtensor/decide/local_arguments.py).
+    """Each element's own gradient; for a mean, the op is told to divide by the number of all
+    elements (dtensor/decide/local_arguments.py).
     """
     operands = [
         "..." if gradient else "",
@@ -40,29 +40,29 @@ def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs
 
 
 def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
-    """The names of scores for classes, which are dim 1, or the only one, and whole; and of what
-    there is one of for each row.
+    """The names of the scores (classes are dim 1, or the only dim, and whole), and the names of a
+    tensor with one element for each row.
     """
     names = named(x, [min(len(x) - 1, 1)])
     return names, [name for name in names if not name.startswith("[")]
 
 
 def nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
-    """The sum of the rows' weights is the second result."""
+    """The loss, and as the second result the sum of the rows' weights."""
     names, rows = _of_classes(x)
     operands = [text(names), text(rows), *["[c]" for given in (weight,) if given is not None]]
     return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''},"
 
 
 def reduction_of_classes(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
-    """A mean, or a sum; without either, the weights are added up."""
+    """The reduction that a cut leaves pending: a mean, a sum, or else the sum of the weights."""
     return "avg" if reduction == 1 else "sum"
 
 
 def nll_loss_backward(
     gradient: Shape, x: Shape, target: Shape, weight: Any, reduction: int, *_: Any
 ) -> str:
-    """The weights' sum is given, and read of a mean alone: each row's gradient is its own."""
+    """Each row's own gradient; the op reads the weights' sum only if the loss is a mean."""
     names, rows = _of_classes(x)
     operands = [
         text(rows) if reduction == 0 else "",
@@ -75,7 +75,7 @@ def nll_loss_backward(
 
 
 def margins(x: Shape, target: Shape, *given: Any) -> str:
-    """Each row's sum over the classes, which are whole; weights are those of classes."""
+    """The sum over the classes, which are whole, for each row; there is a weight for each class."""
     names, rows = _of_classes(x)
     *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
     operands = [text(names), text(rows), *["[c]" for shape in (weight,) if shape is not None]]
@@ -83,12 +83,12 @@ def margins(x: Shape, target: Shape, *given: Any) -> str:
 
 
 def reduction_of_margins(x: Shape, target: Shape, *given: Any) -> str | None:
-    """What a cut leaves pending: the loss's own reduction."""
+    """The reduction that a cut leaves pending: the loss's own."""
     return {0: None, 1: "avg", 2: "sum"}[given[3] if len(given) > 3 else 1]
 
 
 def margins_backward(gradient: Shape, x: Shape, target: Shape, *given: Any) -> str:
-    """Each row's own."""
+    """Each row's own gradient."""
     names, rows = _of_classes(x)
     *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
     of_each = text(rows) if reduction == 0 else ""
@@ -123,7 +123,7 @@ ROWS: tuple[Row, ...] = (
         own_order=True,
     ),
     Row(("binary_cross_entropy_backward.default",), loss_backward, kernel=MeanGradient(4)),
-    Row(  # of no rows torch's kernel gives what stands in memory
+    Row(  # on no rows torch's kernel returns uninitialized memory
         ("multi_margin_loss.default",),
         margins,
         reduction_of_margins,

@@ -1,7 +1,7 @@
-"""Movement ops, by rows: of which rows of which operand the rows of each result are made.
+"""Movement ops, by rows: the operands' rows that the rows of each result are made of.
 
-Each rule gives a :class:`Move`. Rows that none names come from nowhere. Ops that torch makes of
-others (narrow, chunk, tensor_split, hstack) come to the dispatcher as those.
+Each rule gives a :class:`Move`. Result rows that it does not name come from no operand row. Ops
+that torch composes of others (narrow, chunk, tensor_split, hstack) reach the dispatcher as those.
 
 Sources: the ops' definitions in PyTorch's documentation and in
 aten/src/ATen/native/native_functions.yaml.
@@ -26,7 +26,7 @@ from cute_sharding.relations.table.row import ByRows as Row
 
 
 def _bounds(n: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Of a slice, as torch takes them: from the end where negative, and within the dim."""
+    """A slice's bounds as in torch: counted from the end if negative, clipped to the dim."""
     first, stop = 0 if start is None else start, maxsize if end is None else end
     first, stop = (min(max(k + n if k < 0 else k, 0), n) for k in (first, stop))
     return first, max(first, stop)
@@ -50,7 +50,7 @@ def sliced(
 
 
 def narrowed(x: Shape, dim: int, start: int, length: int) -> Move | None:
-    """A slice, given by its length."""
+    """A slice with a given length."""
     if not x or not -x[dim] <= start <= x[dim]:
         return None
     first = start % x[dim] if start < 0 else start
@@ -58,7 +58,7 @@ def narrowed(x: Shape, dim: int, start: int, length: int) -> Move | None:
 
 
 def _one_row(ndim: int, d: int, index: int) -> Pairs:
-    """The row of that number of ``ndim`` dims, and a tensor that has no such dim."""
+    """The pairs of dims of a tensor with ``ndim`` dims and of row ``index`` of dim ``d``."""
     return (
         *[(Rows(k), Rows(k)) for k in range(d)],
         (Rows(d, line(0, index, 1)), Rows(None)),
@@ -67,7 +67,7 @@ def _one_row(ndim: int, d: int, index: int) -> Pairs:
 
 
 def selected(x: Shape, dim: int, index: int) -> Move | None:
-    """One row, and the dim is gone."""
+    """One row, without the dim."""
     d = normalize_dim(dim, len(x))
     if not -x[d] <= index < x[d]:
         return None
@@ -75,14 +75,14 @@ def selected(x: Shape, dim: int, index: int) -> Move | None:
 
 
 def unbound(x: Shape, dim: int = 0) -> Move | None:
-    """Each row by itself."""
+    """Each row as a result of its own."""
     d = normalize_dim(dim, len(x))
     links = [Link(0, k, _one_row(len(x), d, k)) for k in range(x[d])]
     return Move((x,), (put(x, d),) * x[d], tuple(links), is_view=True) if links else None
 
 
 def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | None:
-    """Parts of those sizes, one after the other."""
+    """Parts of the given sizes, one after the other."""
     d = normalize_dim(dim, len(x))
     if sum(sizes) != x[d]:
         return None
@@ -95,7 +95,7 @@ def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | Non
 
 
 def split(x: Shape, size: int, dim: int = 0) -> Move | None:
-    """Parts of ``size`` rows, of which the last may have fewer."""
+    """Parts of ``size`` rows; the last may have fewer."""
     n = x[normalize_dim(dim, len(x))]
     if size < 1 and (size or n):
         return None
@@ -103,11 +103,11 @@ def split(x: Shape, size: int, dim: int = 0) -> Move | None:
     return split_with_sizes(x, [min(size, n - k * size) for k in range(parts)], dim)
 
 
-# -- together --------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------
 
 
 def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
-    """One after the other; those of shape (0,) are left out, as torch leaves them out."""
+    """The tensors, one after the other; those of shape (0,) are left out, as in torch."""
     some = {i: x for i, x in enumerate(tensors) if x != (0,)} or dict(enumerate(tensors))
     ndim = max(map(len, some.values()))
     if any(len(x) != ndim for x in some.values()) or not ndim:
@@ -122,7 +122,7 @@ def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
 
 
 def blocks(tensors: Sequence[Shape]) -> Move:
-    """Each below and beside those before it, among zeros; of a vector one row, of a scalar one."""
+    """A block-diagonal matrix; a vector counts as one row, a scalar as one element."""
     links, row, column = [], 0, 0
     for i, x in enumerate(tensors):
         height, width = (1,) * (2 - len(x)) + x
@@ -137,7 +137,7 @@ def blocks(tensors: Sequence[Shape]) -> Move:
 
 
 def rolled(x: Shape, shifts: Any, dims: Any = ()) -> Move | None:
-    """Row j is row j - shift, around the end."""
+    """Row j is row j - shift, modulo the size."""
     shifts, dims = ([k] if isinstance(k, int) else list(k) for k in (shifts, dims))
     if not dims and len(x) == 1 and len(shifts) == 1:
         dims = [0]
@@ -162,7 +162,7 @@ def flipped(x: Shape, dims: Sequence[int]) -> Move | None:
 
 
 def rotated(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> Move | None:
-    """Quarter turns: an odd number is a flip of one of the dims, and they change places."""
+    """Quarter turns: an odd number of them flips one of the dims and swaps the two."""
     if len(dims) != 2 or len(x) < 2:
         return None
     a, b = (normalize_dim(d, len(x)) for d in dims)
@@ -172,7 +172,7 @@ def rotated(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> Move | No
         return flipped(x, (a, b) if turns % 4 else ())
     onto = list(x)
     onto[a], onto[b] = x[b], x[a]
-    is_first = turns % 4 == 3  # which of the two is flipped
+    is_first = turns % 4 == 3  # whether the first of the two is flipped
     changed = {
         a: (Rows(a), Rows(b, None, is_first and x[a] > 1)),
         b: (Rows(b), Rows(a, None, not is_first and x[b] > 1)),

@@ -1,4 +1,4 @@
-"""What rules are written with: tensors as their shapes, and names for their dims."""
+"""Parts of signature rules: tensors as their shapes, and names for their dims."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sys import maxsize
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = "tuple[int, ...]"
-# An op's arguments, where tensors are their shapes -> a pattern; None where none is known.
+# An op's arguments, with shapes for tensors -> a pattern; None if none is known.
 Rule: TypeAlias = "Callable[..., str | None]"
 
 
@@ -18,12 +18,12 @@ def named(x: Shape, whole: Sequence[int] = (), letter: str = "d") -> list[str]:
 
 
 def text(names: Sequence[str]) -> str:
-    """Names as a pattern has them."""
+    """The names as they are written in a pattern."""
     return " ".join(names)
 
 
 def put(names: Sequence[str], d: int, name: str) -> str:
-    """The names with another in place ``d``; none where it is empty."""
+    """The names with position ``d`` replaced; removed if ``name`` is empty."""
     found = list(names)
     if found:
         found[d % len(found)] = name
@@ -31,7 +31,7 @@ def put(names: Sequence[str], d: int, name: str) -> str:
 
 
 def without_missing(pattern: str, args: Sequence[Any]) -> str:
-    """The pattern without the operands marked ``?`` whose argument is None, or not given.
+    """The pattern without the operands marked ``?`` whose argument is None or missing.
 
     >>> without_missing("n [...], [c]?, [c]? -> n [...]", [(2, 3), None, (3,)])
     'n [...], [c] -> n [...]'
@@ -49,8 +49,8 @@ def without_missing(pattern: str, args: Sequence[Any]) -> str:
 
 
 def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
-    """Whether a slice takes all there is, however long the dim is: what compilers write for the `:`
-    of `x[:, None]`.
+    """Whether a slice takes all rows of a dim of any length: compilers write the `:` of `x[:,
+    None]` like this.
     """
     return (
         (start is None or (type(start) is int and start == 0))
@@ -61,7 +61,7 @@ def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
 
 
 class ThisCall(int):
-    """A number among an op's arguments that another call of a compiled program may have otherwise.
+    """A number among an op's arguments that may differ in another call of a compiled program.
 
     >>> n = ThisCall(0)
     >>> n + 2, type(n) is int

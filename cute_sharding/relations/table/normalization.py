@@ -1,4 +1,4 @@
-"""Norms, by names: over the last dims of each row, and over the images of a batch."""
+"""Norms, by names: over the last dims of each row, or over the images of a batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cute_sharding.relations.table.row import Row
 
 
 def over_last(template: str, where: int) -> Rule:
-    """A norm over the last dims of each row, as many as argument ``where`` has sizes: these are
-    whole.
+    """The rule of a norm over the last dims of each row, as many as argument ``where`` has sizes;
+    these are whole.
 
-    In the template, whose operands are the other arguments, ``x`` stands for the first one's dims,
-    ``last`` for those that are whole, and ``each`` for the others: there is one statistic for each.
+    The template's operands are the other arguments. In it ``x`` stands for the first one's dims,
+    ``last`` for the whole ones, and ``each`` for the others: the dims of the statistics.
 
     >>> over_last("x, last? -> x, each", 1)((2, 3, 4), [4], None)
     'd0 d1 [d2] -> d0 d1 [d2], d0 d1 1'
@@ -37,8 +37,8 @@ def over_last(template: str, where: int) -> Rule:
 
 
 def batch_norm(x: Shape, *given: Any) -> str:
-    """Each channel is by itself: statistics that are cut, and written to, cut all else. What is
-    kept for the gradient is there only in training.
+    """Each channel by itself: if the statistics, which the op writes to, are cut, all else is cut.
+    The values kept for the gradient exist only in training.
     """
     kept = "c" if given[4] else "0"
     pattern = f"[n] c [...], c?, c?, c?, c? -> [n] c [...], {kept}, {kept}"
@@ -46,21 +46,21 @@ def batch_norm(x: Shape, *given: Any) -> str:
 
 
 def batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str:
-    """Of (weight, mean, variance, what was kept of both, ...)."""
+    """Each channel by itself. ``given``: weight, mean, variance, both as they were kept, others."""
     images = "[n] c [...]"
     others = ["c" if shape == x[1:2] else "[e]" for shape in given[:5] if shape is not None]
     return f"{', '.join([images, images, *others])} -> {images}, c, c"
 
 
 def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> str:
-    """As :func:`batch_norm_backward`, and what a backend kept, which comes last."""
+    """As :func:`batch_norm_backward`; the last operand is what a backend has kept."""
     return batch_norm_backward(gradient, x, *given).replace(" ->", ", [r] ->")
 
 
 def scaled(template: str) -> Rule:
-    """Weights of given norms, each over all dims but the one that is the last argument. In the
-    template ``x`` stands for the weights' dims, of which only that may be cut, ``each`` for those
-    of norms.
+    """The rule of weights with given norms, each over all dims except the last argument. In the
+    template ``x`` stands for the weights' dims, of which only that one may be cut, ``each`` for the
+    norms' dims.
 
     >>> scaled("x, each -> x, each")((4, 3, 2), (4, 1, 1), 0)
     'd0 [d1] [d2], d0 1 1 -> d0 [d1] [d2], d0 1 1'
@@ -109,14 +109,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
     Row(("batch_norm_backward.default",), batch_norm_backward_with_reserve, filled=True),
-    # of no weights torch's kernel divides by 0
+    # on no weights torch's kernel divides by 0
     Row(("_weight_norm_interface.default",), scaled("x, each -> x, each"), filled=True),
     Row(
         ("_weight_norm_interface_backward.default",),
         scaled("x, x, each, each -> x, each"),
         filled=True,
     ),
-    # over groups of the channels, each image by itself
+    # over groups of channels, each image by itself
     Row(
         ("native_group_norm.default",),
         "n [...], [c]?, [c]? -> n [...], n [g], n [g]",

@@ -1,5 +1,5 @@
-"""Movement beyond the rows that there are: pads, triangles, windows and diagonals, and their
-gradients; by rows, as movement.py.
+"""Movement with more rows than the tensor has: pads, triangles, windows and diagonals, and their
+gradients; by rows, as in movement.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cute_sharding.relations.signature import COPIES
 from cute_sharding.relations.table.by_rows import Rule, gradient, line, moved, put
 from cute_sharding.relations.table.row import ByRows as Row
 
-# -- with rows that come from nowhere --------------------------------------------------------------
+# -- rows that come from no row --------------------------------------------------------------------
 
 
 def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
-    """Rows of ``value`` before and after; fewer rows where ``pad`` is negative."""
+    """Rows of ``value`` before and after; where ``pad`` is negative rows are dropped."""
     if len(pad) % 2 or len(pad) > 2 * len(x):
         return None
     shape, changed, named, unchanged = list(x), {}, set(), set()
@@ -40,7 +40,7 @@ def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
 
 
 def triangle(is_lower: bool) -> Rule:
-    """All rows stay where they are, and elements beyond a diagonal become 0."""
+    """The rule of a triangle: all rows stay in place; elements beyond a diagonal become 0."""
 
     def rule(x: Shape, diagonal: int = 0) -> Move | None:
         return moved(x, x, {}, triangle=(is_lower, diagonal)) if len(x) > 1 else None
@@ -52,7 +52,7 @@ def triangle(is_lower: bool) -> Rule:
 
 
 def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
-    """Windows of ``size`` rows, ``step`` apart, whose rows are a last dim."""
+    """Windows of ``size`` rows, ``step`` apart; a new last dim has the rows of a window."""
     if not x:
         return None
     d, ndim = normalize_dim(dim, len(x)), len(x)
@@ -62,7 +62,7 @@ def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
     return moved(x, onto, {d: (Rows(d), Rows(d, form=Window(ndim, size, step)))}, is_view=True)
 
 
-# How rows before the first and after the last of n are made, by pieces: (start, stop, a, b); and
+# The maps of the rows before the first and after the last of n, by pieces (start, stop, a, b); and
 # the most rows on one side.
 _BEYOND: dict[str, Callable[[int], tuple[tuple[int, int, int, int], ...]]] = {
     "reflect": lambda n: ((-n, 0, -1, 0), (0, n, 1, 0), (n, 2 * n, -1, 2 * n - 2)),
@@ -75,7 +75,7 @@ _MOST: dict[str, Callable[[int], int]] = {
 
 
 def folded(mode: str) -> Rule:
-    """Padding with rows that the tensor has."""
+    """The rule of padding with the tensor's own rows."""
 
     def rule(x: Shape, pad: Sequence[int]) -> Move | None:
         if len(pad) % 2 or len(pad) > 2 * len(x):
@@ -98,7 +98,7 @@ def folded(mode: str) -> Rule:
 
 
 def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Move | None:
-    """Element j of both dims, which becomes row j of a last dim."""
+    """Row j of a new last dim is element j of both dims."""
     if len(x) < 2 or normalize_dim(dim1, len(x)) == normalize_dim(dim2, len(x)):
         return None
     one, other = normalize_dim(dim1, len(x)), normalize_dim(dim2, len(x))
@@ -112,7 +112,7 @@ def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Move | 
 
 
 def embedded(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Move | None:
-    """The last dim becomes a diagonal of two, among zeros."""
+    """The last dim becomes a diagonal of two dims, among zeros."""
     if not x:
         return None
     shape, n = x[:-1], x[-1] + abs(offset)
@@ -126,7 +126,7 @@ def embedded(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Move 
 
 
 def _pads(mode: str) -> tuple[Row, Row]:
-    """A pad by a mode of rows that there are, and its gradient."""
+    """A pad with the tensor's own rows, by a mode, and its gradient."""
     name = {"reflect": "reflection_pad", "replicate": "replication_pad"}[mode]
     pads, gradients = (
         tuple([f"{name}{n}d{of}.default" for n in (1, 2, 3)]) for of in ("", "_backward")
@@ -163,8 +163,8 @@ ROWS: tuple[Row, ...] = (
         gathers=True,
         by_names=("diagonal_copy.default",),
     ),
-    # These have no signature: the map answers on any placements. Gradients are given the sizes of
-    # the whole, which torch makes those of a part for slices and selections alone.
+    # These have no signature: the map answers for any placements. Gradients are given global sizes;
+    # torch converts them to local sizes only for slices and selections.
     Row(
         ("diagonal_backward.default",),
         gradient(diagonal),

@@ -1,4 +1,4 @@
-"""Products, convolutions, and what is done to matrices, by names."""
+"""Products, convolutions, and ops on matrices, by names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cute_sharding.relations.table.row import Row
 
 
 def sum_and_product(product: str) -> Rule:
-    """A term and a product, such as a bias; the term may lack leading dims, also all, and have dims
-    of size 1.
+    """The rule of a term plus a product, such as a bias. The term may lack leading dims, even all,
+    and have dims of size 1.
     """
     factors, _, result = product.partition("->")
     names = [factor.split() for factor in factors.split(",")]
@@ -28,20 +28,20 @@ def sum_and_product(product: str) -> Rule:
 
 
 def rows_of_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> frozenset[str]:
-    """Where a device has no rows, or none to sum over, torch gives a product of a matrix and a
-    vector the shape of the term: which then has to have all rows.
+    """The names of which every device needs rows. With no rows, or none to sum over, torch gives
+    the product of a matrix and a vector the shape of the term, which must then have all rows.
     """
     return frozenset() if tuple(term) == tuple(matrix[:1]) else frozenset("mk")
 
 
 def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
-    """A term, broadcast, and the product of all rows of one vector and all of another."""
+    """A term, which is broadcast, plus the outer product of two vectors."""
     return f"{text(['m', 'n'][2 - len(term) :])}, m, n -> m n"
 
 
 def trilinear(first: Shape, second: Shape, third: Shape, *given: Any) -> str | None:
-    """The sums, over some dims, of products of three: each lacks the dims that it is repeated
-    along.
+    """Sums, over some dims, of products of three tensors; each lacks the dims along which it is
+    repeated.
 
     >>> trilinear((8, 3), (5, 3, 4), (8, 4), [1, 3], [0], [1, 2], [2, 3])  # of F.bilinear
     'd0 d2, d1 d2 d3, d0 d3 -> d0 d1'
@@ -59,8 +59,8 @@ def trilinear(first: Shape, second: Shape, third: Shape, *given: Any) -> str | N
 
 
 def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, **_: Any) -> str:
-    """The solutions of equations with triangles, of which each takes all of its own; their columns
-    are solved by themselves, or their rows, where the triangles stand at the right. Batch dims are
+    """The solutions of triangular systems: each reads its whole triangle; the columns of the sides
+    are solved independently, or their rows if the triangles are at the right. Batch dims are
     broadcast.
     """
     matrix = ["[k]", "n"] if left else ["m", "[k]"]
@@ -79,16 +79,16 @@ def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, 
 def solved_with_factors(
     factors: Shape, pivots: Shape, sides: Shape, *, left: bool = True, **_: Any
 ) -> str:
-    """The solutions of equations whose matrices are factorized: column by column, or row by row
-    where these stand at the right.
+    """The solutions of systems with factorized matrices, column by column; row by row if these are
+    at the right.
     """
     matrix = "[k] n" if left else "m [k]"
     return f"... [i] [j], ... [p], ... {matrix} -> ... {matrix}"
 
 
 def solved(matrices: Shape, sides: Shape, **_: Any) -> str | None:
-    """The solutions of equations, of one side for each matrix or several, and the factors. Which of
-    these it is the op tells by the shapes: not where those of parts could say the other.
+    """The solutions of systems with one side or several for each matrix, and the factors. The op
+    tells the two apart by shapes: no signature if local shapes could mean the other.
     """
     if len(sides) == len(matrices) - 1 and sides != matrices[:-1]:
         return None
@@ -109,10 +109,10 @@ def _of_convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> tuple[list[str], list[str], list[str]]:
-    """The names of an input, of a weight and of a result. Each place of an image matters to its
-    neighbours, but where windows lie side by side: then a place of the result is made of a window,
-    or, transposed, makes one. With several groups each channel matters to the others of its group
-    alone.
+    """The names of an input, a weight and a result. Places of an image depend on their neighbours,
+    unless windows lie side by side: then a place of the result comes from one window (transposed: a
+    window comes from one place). With several groups a channel depends only on channels of its
+    group.
     """
     c, o = ("c", "o") if groups == 1 else ("[c]", "[o]")
     places = range(len(x) - 2)
@@ -139,15 +139,15 @@ def _of_convolution(
 
 
 def convolution(x: Shape, weight: Shape, bias: Any, *options: Any) -> str:
-    """Of images and kernels; the bias is a term of the sum."""
+    """A convolution of images and kernels; the bias is a term of the sum."""
     given, kernel, result = _of_convolution(x, weight, *options)
     pattern = f"{text(given)}, {text(kernel)}, +{result[1]}? -> {text(result)}"
     return without_missing(pattern, [x, weight, bias])
 
 
 def convolution_backward(gradient: Shape, x: Shape, weight: Shape, bias: Any, *options: Any) -> str:
-    """The bias has a gradient that knows no input channels, and is not a sum over them: where it is
-    wanted, these are whole. What is not wanted has all names, and takes nothing away.
+    """The gradient of the bias has no input channels and is no sum over them: if it is wanted,
+    these are whole. A gradient that is not wanted gets all names, so that it restricts nothing.
     """
     *how, wanted = options
     given, kernel, result = _of_convolution(x, weight, *how)
@@ -198,7 +198,7 @@ ROWS: tuple[Row, ...] = (
         "... p r, ... p [m], ... r [m], ... p r -> ... p [m]",
         "sum",
     ),
-    # Of pairs of the rows of one matrix: each device needs all.
+    # Over pairs of rows of one matrix: each device needs all rows.
     Row(("_pdist_forward.default",), "[p] [m] -> [pairs]"),
     Row(("_pdist_backward.default",), "[pairs], [p] [m], [pairs] -> [p] [m]"),
     Row(("convolution.default",), convolution, "sum", filled=True, has_function=True),
@@ -210,7 +210,7 @@ ROWS: tuple[Row, ...] = (
         kernel=Channels(0, 3),
         has_function=True,
     ),
-    # matrices, each by itself
+    # matrices, each independent of the others
     Row(
         ("_linalg_det.default",),
         "... [m] [n] -> ..., ... [p] [q], ... [k]",

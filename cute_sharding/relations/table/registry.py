@@ -1,4 +1,4 @@
-"""All rows, and where to find them: by the op, by aten overload."""
+"""All rows, by op and by aten overload."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def relation_of(op: str, *args: Any, **kwargs: Any) -> Relation:
 
     Raises:
         KeyError: there is no such op.
-        NotOnlyMoved: it adds elements up, or no map of rows is known for such arguments.
-        ValueError, TypeError, IndexError: the op has no such arguments on such a tensor.
+        NotOnlyMoved: it adds elements up, or no map of rows is known for these arguments.
+        ValueError, TypeError, IndexError: the op takes no such arguments on such a tensor.
 
     >>> print(relation_of("Tensor.expand", (3, 1), (3, 2)))
     (3, 1) -> (3, 2)

@@ -1,14 +1,14 @@
-"""What a row of the table is: one op, or several that do the same to dims, and what the relation
-between its operands and its results is.
+"""The rows of the table: one op, or several with the same relation, and the relation between their
+operands and results.
 
-There are as many kinds of row as ways to write a relation down: by the names of dims (:class:`Row`
+There are as many kinds of row as ways to write a relation: by the names of dims (:class:`Row`
 itself), by a DimMap (:class:`ByDimMap`: views), by the rows of a dim (:class:`ByRows`: movement),
-by steps that are rows of these two kinds (:class:`BySteps`). Of each kind a signature is known, and
-of all but the first which element of the operands each element of the results is. Of an op without
-a relation a row says what else is known (:class:`OfTorch`).
+by steps that are rows of these two kinds (:class:`BySteps`). Each kind has a signature; all but the
+first also know which operand element each result element is. For an op without a relation, a row
+states what else is known (:class:`OfTorch`).
 
-A rule is called with the op's arguments, where tensors are their shapes. Where it gives None,
-nothing is known of such arguments.
+A rule is called with the op's arguments, with shapes for tensors. If it returns None, nothing is
+known for these arguments.
 """
 
 from __future__ import annotations
@@ -37,37 +37,36 @@ from cute_sharding.relations.view import View, view_of
 
 @dataclass(frozen=True)
 class Row:
-    """One op, or several that do the same to dims; here by the names of these.
+    """One op, or several with the same relation, which this class writes by the names of dims.
 
     Attributes:
-        overloads: its aten overloads.
-        rule: a pattern for the tensors among the arguments in their order, those in lists and
-            options too, as :func:`cute_sharding.relations.parse` reads it; or arguments -> pattern.
-            In a pattern that is the rule, a tensor that ends in ``?`` is left out where the
-            argument in its place is None.
-        reduce: what a contracted dim leaves pending: "sum", "avg", "max", "min"; or, of arguments;
-            None: such dims are whole.
-        linear: the operands of which what is pending may stay so; by position, those of which the
-            result is linear, each by itself.
-        filled: the names of which no device may be left without rows, since the op refuses to
-            compute of nothing, or torch's kernel divides by their number; or, of arguments; True:
-            all of them.
-        shares: an average that is left pending may be of blocks that differ: the op is then run so
-            that each counts by its share of the "elements", or, of losses that give their weight as
-            a second result, of the "rows" (dtensor/decide/shares.py).
-        empty: what the op gives of no rows changes nothing of what is pending, as of sums: a device
-            may have none.
+        overloads: the aten overloads.
+        rule: a pattern, as :func:`cute_sharding.relations.parse` reads it, for the tensors among
+            the arguments in order, with those in lists and options; or a function from arguments
+            to a pattern. If the rule is a pattern, an operand that ends in ``?`` is left out where
+            the argument in its place is None.
+        reduce: the reduction that a cut of a contracted dim leaves pending: "sum", "avg", "max",
+            "min"; or a function of the arguments; None: contracted dims must not be cut.
+        linear: the operands whose pending reductions may stay pending; positions: those in which
+            the result is linear, each by itself.
+        filled: the names of which every device must have rows, since the op refuses to run on none
+            or torch's kernel divides by their number; or a function of the arguments; True: all.
+        shares: an average may be pending over unequal blocks: the op then runs so that each block
+            is weighted by its share of the "elements", or, for losses that give their weight as a
+            second result, of the "rows" (dtensor/decide/shares.py).
+        empty: the op's result on no rows is neutral for the pending reduction, as for sums: a
+            device may have no rows.
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
-        by_names: overloads that go by the signature alone.
-        kernel: what the op's kernel wants of its local arguments.
-        writes: the names of arguments that the op writes to, where its schema in torch does not say
-            so.
-        own_order: of operands that do not lie row by row kernels may make results in another order
-            of dims than torch says.
-        has_function: torch's dispatcher may have a function of its own for the op, so that the
-            propagator is not asked.
-        made_of: what torch makes the op of, before a DTensor meets it.
-        note: what a reader of the table should know.
+        by_names: overloads that only the signature answers.
+        kernel: what the op's kernel needs of its local arguments.
+        writes: the names of arguments that the op writes to although its schema in torch does not
+            say so.
+        own_order: kernels may lay out results in another order of dims than torch states, if
+            operands are not row-major.
+        has_function: torch's dispatcher may have a function of its own for the op, which it calls
+            without asking the propagator.
+        made_of: the ops that torch replaces the op by, before a DTensor meets it.
+        note: a remark for readers of the table.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -90,37 +89,38 @@ class Row:
     made_of: str = ""
     note: str = field(default="", compare=False)
 
-    # Whether the results are elements of the operands, or sums of them: whether it has a relation,
-    # from which the rest follows. Then the rule computes with the numbers among the arguments; in a
-    # compiled program those that another call may have otherwise are given as ThisCall (names.py).
+    # Whether result elements are operand elements or sums of them: then the op has a relation, from
+    # which the rest follows. Its rule computes with the numbers among the arguments; in a compiled
+    # program those that may differ in another call are given as ThisCall (names.py).
     is_moved: ClassVar[bool] = False
 
     @property
     def signed(self) -> tuple[str, ...]:
-        """The overloads that go by the signature, where nothing else answers."""
+        """The overloads that the signature answers if nothing else does."""
         return self.overloads
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
-        """The op's signature for those arguments; None: none is known."""
+        """The op's signature for these arguments; None: none is known."""
         if isinstance(self.rule, str):
             return without_missing(self.rule, args)
         found: str | None = self.rule(*args, **kwargs)
         return found
 
     def reduction(self, *args: Any, **kwargs: Any) -> str | None:
-        """What a contracted dim leaves pending for those arguments; None: such dims are whole."""
+        """The reduction that a cut contracted dim leaves pending; None: such dims are whole."""
         return self.reduce(*args, **kwargs) if callable(self.reduce) else self.reduce
 
     def has_rows(self, *args: Any, **kwargs: Any) -> bool | frozenset[str]:
-        """The names of which each device must have rows for those arguments; True: all."""
+        """The names of which each device must have rows, for these arguments; True: all."""
         return self.filled(*args, **kwargs) if callable(self.filled) else self.filled
 
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
-        """Which element of its operands each element of a result is.
+        """The relation that says which operand element each result element is.
 
         Raises:
-            NotOnlyMoved: the op computes, adds elements up, or nothing is known of such arguments.
-            ValueError, TypeError, IndexError: it has no such arguments on such tensors.
+            NotOnlyMoved: the op computes, adds elements up, or nothing is known for these
+            arguments.
+            ValueError, TypeError, IndexError: it takes no such arguments on such tensors.
 
         >>> print(BY_OP["torch.cat"].relation([(2, 3), (1, 3)], 0))
         (2, 3), (1, 3) -> (3, 3)
@@ -132,14 +132,14 @@ class Row:
 
 @dataclass(frozen=True)
 class OfTorch(Row):
-    """An op of which no relation is written: torch's own rule answers.
+    """An op without a relation: torch's own rule answers.
 
     Attributes:
-        carries_any_cut: that is right on any cut, as the op does the same to any rows.
-        leaves_pending: the results' values do not depend on what is pending in the operand, and
-            torch leaves them pending, the same on each device.
-        commutes: of two such ops on different tensors either may come first.
-        smooths_labels: F.cross_entropy with label_smoothing has it write to a sum that is pending.
+        carries_any_cut: torch's rule is right on any cut, since the op treats all rows alike.
+        leaves_pending: the results' values do not depend on a pending reduction of the operand, and
+            torch leaves them pending; they are the same on each device.
+        commutes: two such ops on different tensors may run in either order.
+        smooths_labels: F.cross_entropy with label_smoothing lets the op write to a pending sum.
 
     >>> row = OfTorch(("clone.default",), carries_any_cut=True)
     >>> row.signed, row.pattern((2, 3)) is None
@@ -161,7 +161,7 @@ class OfTorch(Row):
 
 
 class _Derived(Row):
-    """A row whose signature follows from its relation."""
+    """A row whose signature is derived from its relation."""
 
     is_moved: ClassVar[bool] = True
 
@@ -169,7 +169,7 @@ class _Derived(Row):
         try:
             return self._pattern(*args, **kwargs)
         except (ValueError, IndexError, TypeError):
-            return None  # torch says what is wrong
+            return None  # torch reports what is wrong
 
     def _pattern(self, *args: Any, **kwargs: Any) -> str | None:
         raise NotImplementedError
@@ -180,13 +180,13 @@ class ByDimMap(_Derived):
     """A view op: ``rule`` gives a DimMap for the input's shape and the op's arguments.
 
     Attributes:
-        strict: its overloads raise where they are not free and ``implicit_redistribution`` is
-            "error"; others redistribute their input under any setting.
-        wants_whole_dims: the local op needs the dims that it does not keep whole on every device:
-            squeeze removes a dim only where its local size is 1 (a device that holds nothing has 0
-            there), and view_as_complex a dim of size 2.
+        strict: its overloads raise if they are not free and ``implicit_redistribution`` is
+            "error"; other overloads redistribute their input under any setting.
+        wants_whole_dims: dims that the local op does not keep must be whole on every device:
+            squeeze removes a dim only if its local size is 1 (it is 0 on a device that holds
+            nothing), and view_as_complex needs a dim of size 2.
         pairs: the output's elements are pairs of the input's (view_as_complex).
-        linear: what may stay pending, of all overloads; of a view that reads numbers in another way
+        linear: what may stay pending, for all overloads; for a view that reinterprets numbers
             (real as complex, or the reverse) only sums and averages, ``(0,)``.
 
     >>> row = BY_OP["torch.squeeze"]
@@ -201,7 +201,7 @@ class ByDimMap(_Derived):
 
     @property
     def only_sums(self) -> bool:
-        """Whether of what is pending only sums and averages may stay so."""
+        """Whether only pending sums and averages may stay pending."""
         return not isinstance(self.linear, Linear)
 
     @property
@@ -209,10 +209,10 @@ class ByDimMap(_Derived):
         return self.by_names
 
     def view(self, shape: Sequence[int], *args: Any, **kwargs: Any) -> View:
-        """The op on a tensor of that shape, as a view; ``args`` as the op has them after it.
+        """The op as a view of a tensor of that shape; ``args``: the op's further arguments.
 
         Raises:
-            ValueError, TypeError, IndexError: the op has no such arguments on such a tensor.
+            ValueError, TypeError, IndexError: the op takes no such arguments on such a tensor.
 
         >>> BY_OP["torch.permute"].view((2, 3, 4), (2, 0, 1)).output_shape
         (4, 2, 3)
@@ -221,11 +221,11 @@ class ByDimMap(_Derived):
         return View.of_pairs(shape) if self.pairs else view_of(shape, dim_map)
 
     def origins(self, shape: Shape, *args: Any) -> tuple[Shape, Origins]:
-        """The output's shape, and which input dim each of its dims is, as it is."""
+        """The output's shape, and for each output dim the input dim that it is unchanged."""
         return self.view(shape, *args).output_shape, self._origins(shape, *args)
 
     def _origins(self, shape: Shape, *args: Any) -> Origins:
-        if self.pairs:  # of two elements of the last dim
+        if self.pairs:  # an output element is two elements of the last dim
             return tuple(range(len(shape) - 1))
         return origins_of_view(shape, self.rule(shape, *args))
 
@@ -241,12 +241,12 @@ class ByRows(_Derived):
     """A movement op: ``rule`` gives a :class:`Move`, a map of rows.
 
     Attributes:
-        reads: how many of its operands the results are made of; None: all. The gradient of a pad is
-            given what was padded, too.
-        is_signed: whether ``overloads`` have a signature, where the map does not answer; those
+        reads: how many of its operands the results are made of; None: all. The gradient of a pad
+            also gets the padded operand.
+        is_signed: whether ``overloads`` have a signature for when the map does not answer; those
             ``by_names`` have one anyway.
-        gathers: torch's own rule gathers whatever is cut, also dims that the op leaves as they are.
-        otherwise: the signature for arguments of which no map is known.
+        gathers: torch's own rule gathers every cut dim, even those that the op leaves unchanged.
+        otherwise: the signature for arguments without a known map.
 
     >>> row = BY_OP["torch.flip"]
     >>> isinstance(row, ByRows), row.overloads, row.pattern((6, 4), [0])
@@ -263,8 +263,8 @@ class ByRows(_Derived):
         return (*(self.overloads if self.is_signed else ()), *self.by_names)
 
     def move(self, *args: Any, **kwargs: Any) -> Move | None:
-        """The op on tensors of those shapes, which stand for them among the arguments; None: no map
-        is known for such arguments.
+        """The op's map of rows, with shapes for the tensors among the arguments; None: no map is
+        known for these arguments.
 
         >>> BY_OP["torch.cat"].move([(2, 3), (2, 5)], 1).outputs
         ((2, 8),)
@@ -273,7 +273,7 @@ class ByRows(_Derived):
         return found
 
     def origins(self, *args: Any) -> tuple[Shape, Origins] | None:
-        """Of a result of one operand the shape, and which dim of that each of its dims is."""
+        """The one result's shape, and for each of its dims the one operand's dim that it is."""
         move = self.move(*args)
         return None if move is None else (move.outputs[0], origins_of_move(move))
 
@@ -289,7 +289,7 @@ class ByRows(_Derived):
 
 
 class Step(NamedTuple):
-    """One step of an op that is several: a row, and its arguments after the tensor."""
+    """One step of a :class:`BySteps` op: a row, and its arguments after the tensor."""
 
     row: ByDimMap | ByRows
     args: tuple[Any, ...]
@@ -297,13 +297,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class BySteps(_Derived):
-    """An op that is several steps, each a view or a movement: the same elements in new dims, as
-    pixel_shuffle, or windows of two dims. ``rule`` gives the steps.
+    """An op that is several steps, each a view or a movement: the same elements in new dims (as
+    pixel_shuffle), or windows of two dims. ``rule`` gives the steps.
 
     Attributes:
-        is_signed: whether ``overloads`` have a signature, where the steps do not answer; those
+        is_signed: whether ``overloads`` have a signature for when the steps do not answer; those
             ``by_names`` have one anyway.
-        is_wrong_in_torch: torch derives a rule of the op that is not right on all placements.
+        is_wrong_in_torch: torch derives a rule for the op that is wrong on some placements.
 
     >>> row: BySteps = STEPS["pixel_shuffle.default"]
     >>> [step.row.op for step in row.steps((8, 4, 4), 2)]
@@ -318,12 +318,12 @@ class BySteps(_Derived):
         return (*(self.overloads if self.is_signed else ()), *self.by_names)
 
     def steps(self, shape: Shape, *args: Any) -> list[Step] | None:
-        """From the operand's shape and the arguments; None: none are known."""
+        """The steps, for the operand's shape and the arguments; None: none are known."""
         found: list[Step] | None = self.rule(shape, *args)
         return found
 
     def origins(self, shape: Shape, *args: Any) -> tuple[Shape, Origins] | None:
-        """Of the result the shape, and which dim of the operand each of its dims is."""
+        """The result's shape, and for each of its dims the operand's dim that it is unchanged."""
         steps = self.steps(shape, *args)
         now: Origins = tuple(range(len(shape)))
         for step in steps or ():
@@ -335,9 +335,9 @@ class BySteps(_Derived):
         return None if steps is None else (shape, now)
 
     def _pattern(self, shape: Shape, *args: Any) -> str | None:
-        """Each device runs the op on its rows. So a dim has a name where it goes through also of
-        twice the sizes: three channels in three groups stay as they are, and those of one device,
-        say one, are not three groups.
+        """Each device runs the op on its own rows. So a dim gets a name only if it is unchanged
+        with twice the sizes too: three channels in three groups are unchanged, but one device's
+        part, say one channel, is not three groups.
         """
         some, others = (self.origins(tuple([k * n for n in shape]), *args) for k in (1, 2))
         if some is None or others is None:

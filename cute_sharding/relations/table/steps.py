@@ -20,7 +20,7 @@ def _step(op: str, *args: Any) -> Step:
 
 
 def _regrouped(onto: Shape, order: Sequence[int], result: Shape) -> list[Step]:
-    """The last dims under another shape, in another order, and as other dims again."""
+    """The last dims, viewed as ``onto``, permuted, and viewed as ``result``."""
     return [
         _step("Tensor.view", onto),
         _step("torch.permute", tuple(order)),
@@ -42,7 +42,7 @@ def shuffled(x: Shape, factor: int) -> list[Step] | None:
 
 
 def unshuffled(x: Shape, factor: int) -> list[Step] | None:
-    """And back."""
+    """Rows and columns (H, r), (W, r) go to channels (C, r, r)."""
     if len(x) < 3 or factor < 1 or x[-2] % factor or x[-1] % factor:
         return None
     *batch, c, height, width = x
@@ -55,7 +55,7 @@ def unshuffled(x: Shape, factor: int) -> list[Step] | None:
 
 
 def interleaved(x: Shape, groups: int) -> list[Step] | None:
-    """The channels of several groups, the first of each and so on."""
+    """The channels of several groups, interleaved: the first of each group, and so on."""
     if len(x) < 3 or groups < 1 or x[1] % groups:
         return None
     images, channels, *sizes = x
@@ -64,7 +64,7 @@ def interleaved(x: Shape, groups: int) -> list[Step] | None:
 
 
 def squeezed(x: Shape, *dims: int | Sequence[int]) -> list[Step]:
-    """A copy without dims of size 1: of the tensor, not of what a device holds of it."""
+    """A copy without the dims of size 1 of the whole tensor (not of a local tensor)."""
     return [_step("torch.squeeze", *dims)]
 
 
@@ -111,7 +111,7 @@ def of_columns(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> list[Step] | None:
-    """Back to the sum of the windows that an element is in."""
+    """The sum, for each element, over the windows that contain it."""
     per = kernel[0] * kernel[1]
     if len(x) < 2 or x[-2] % per or any(n > 1 and s > 1 for n, s in zip(dilation, kernel)):
         return None

@@ -1,8 +1,8 @@
-"""Ops that have no relation here: torch answers for them, and a row says what is known of the op.
+"""Ops without a relation: torch's own rules answer, and a row states what is known of the op.
 
-docs/ops.md says how it is measured that torch's own rule is right on any cut. Beside those that are
-named here that is so of all that torch knows to be pointwise, in place or not, and of lists; and of
-those that draw.
+docs/ops.md describes how we measure that torch's rule is right on any cut. Beside the ops named
+here, it is right for all ops that torch lists as pointwise, in place or not, and on lists; and for
+ops that draw random numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Views, by DimMaps (:mod:`cute_sharding.relations.dim_map`).
 
-A row is for an op that torch has a view rule for; other overloads that do the same go ``by_names``.
-Strict rows are of views that raise where they are not free and ``implicit_redistribution="error"``;
-others redistribute under any setting, as torch's do. Rows without overloads are for functions of
-torch's dim_maps that come to the dispatcher as other ops.
+A row is for an op with a view rule in torch; other overloads with the same relation are in
+``by_names``. Strict rows are for views that raise if they are not free and
+``implicit_redistribution="error"``; others redistribute under any setting, as torch does. Rows
+without overloads are for functions in torch's dim_maps that reach the dispatcher as other ops.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ops that look at windows of the last dims, as pools, with their gradients, by names: the dims
-before these, images and channels, are free.
+"""Ops on windows of the last dims, such as pools, and their gradients, by names: the dims before
+these, images and channels, are free.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from cute_sharding.relations.table.row import Row
 
 
 def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
-    """An op over the last ``spatial`` dims, which its first operand has in the form that comes
-    first.
+    """The rule of an op over the last ``spatial`` dims. The first form is the first operand's.
 
     Args:
-        operands: for each tensor that comes in, "x" where its last dims are those of what the
-            windows are of, and "y" where they are one for each window; "=x" where the op reads the
-            sizes alone.
-        results: the same of what comes out.
+        operands: for each operand, "x" if its last dims are those of the image, and "y" if they
+            have one row for each window; "=x" if the op reads only the sizes.
+        results: the same for the results.
     """
 
     def rule(first: Shape, *_: Any, **__: Any) -> str | None:
