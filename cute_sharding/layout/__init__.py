@@ -1,9 +1,9 @@
 """CuTe layout algebra in row-major order, exact, on ints or sympy expressions. Imports no torch.
 
-- :mod:`.layout`: the value, a shape and a stride.
+- :mod:`.layout`: the Layout value, a shape and a stride.
 - :mod:`.algebra`: the operations, a file for each family.
-- :mod:`.symbolic`: what is proved of sizes and strides that are symbols.
-- :mod:`.size`: such sizes where code expects ints; what is not proved of them is asked.
+- :mod:`.symbolic`: proofs about sizes and strides that are symbols.
+- :mod:`.size`: symbolic sizes for code that expects ints; it asks an oracle what is not proved.
 """
 
 from cute_sharding.layout.algebra import (

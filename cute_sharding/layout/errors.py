@@ -1,8 +1,8 @@
-"""What the algebra raises. Both are ValueErrors: the arguments, not the machine, are at fault."""
+"""The algebra's errors. Both are ValueErrors: the arguments are at fault, not the machine."""
 
 from __future__ import annotations
 
-# At the end of what composition and the divides raise: examples of CuTe are column-major.
+# The end of the messages of composition and the divides, since CuTe's examples are column-major.
 ROW_MAJOR = "Layouts are row-major: reverse the modes of a layout that is written in CuTe's order"
 
 
@@ -18,7 +18,7 @@ class LayoutError(ValueError):
 
 
 class Undecided(LayoutError):
-    """The answer depends on a symbol, and nothing in hand settles it.
+    """The answer depends on a symbol, and no known fact decides it.
 
     Attributes:
         fact: the missing fact, in the syntax that :func:`cute_sharding.layout.assuming` takes.

@@ -180,7 +180,7 @@ class Layout:
         return f"{_text(self.shape)}:{_text(self.stride)}"
 
     def _repr_html_(self) -> str:
-        """Its text, and its values as a table where it has two modes, or one, of few numbers."""
+        """The text; and, with one or two modes of few numbers, the values as a table."""
         from cute_sharding._html import ROWS, table
 
         sizes = (*[1] * (2 - self.rank), *(mode.size for mode in self))
@@ -212,7 +212,7 @@ class Layout:
         ):
             flat = make(tuple(n for n, _ in self.leaves), tuple(d for _, d in self.leaves))
             return _at_coordinate(flat, coordinate, coordinate)
-        if len(modes) == 1 and type(self.shape) is tuple:  # that of the only mode
+        if len(modes) == 1 and type(self.shape) is tuple:  # a coordinate of the only mode
             return _at_coordinate(modes[0], coordinate, coordinate)
         raise LayoutError(
             f"coordinate {coordinate} does not fit {self!r}: give an index, {len(modes)} modes or "
@@ -220,7 +220,7 @@ class Layout:
         )
 
 
-# The slots' own setters: they pass by the __setattr__ that keeps a Layout immutable, and cost half
+# The slots' own setters: they bypass the __setattr__ that keeps a Layout immutable, and cost half
 # of object.__setattr__.
 _set_shape, _set_stride, _set_leaves = (
     Layout.__dict__[name].__set__ for name in ("shape", "stride", "_leaves")
@@ -229,8 +229,8 @@ _new = object.__new__
 
 
 def make(shape: IntTuple, stride: IntTuple, leaves: Leaves | None = None) -> Layout:
-    """A Layout from a shape and stride that are known to be congruent and checked, and its leaves
-    where they are at hand.
+    """A Layout of a shape and a stride that are known to be congruent and valid; with its leaves if
+    the caller has them.
     """
     layout = _new(Layout)
     _set_shape(layout, shape)
@@ -257,8 +257,8 @@ def make_layout(*layouts: Layout) -> Layout:
 
 
 def from_leaves(leaves: Any) -> Layout:
-    """The flat layout of (size, stride) pairs, outermost first: an int mode where there is only
-    one, ``1:0`` where there is none.
+    """The flat layout of (size, stride) pairs, outermost first: an int mode for a single pair,
+    ``1:0`` for none.
     """
     if not leaves:
         return make(1, 0)
@@ -285,7 +285,7 @@ def row_major(shape: IntTuple) -> IntTuple:
 
 
 def _checked(value: IntTuple, what: str, minimum: int | None) -> IntTuple:
-    """``value`` with lists as tuples and sympy Integers as ints; raises for anything that is no
+    """``value`` with lists as tuples and sympy Integers as ints; raises if an element is not an
     int.
     """
     if type(value) is int:
@@ -364,7 +364,7 @@ def _at_index(leaves: Leaves, index: Int, layout: Layout, *, extend: bool) -> In
             )
         return 0
     if type(index) is int and index == 0:
-        return 0  # also of an empty layout, as composition has it
+        return 0  # for an empty layout too, as in composition
     result: Int = 0
     for n, d in reversed(leaves[1:]):
         if type(n) is int and n == 0:

@@ -1,18 +1,18 @@
 """Sizes that are not known as numbers, for code that is written for ints.
 
-A :class:`Size` is a sympy expression in positive integer symbols that computes like an int. Its
-comparisons are answered at once, True or False, and never guessed:
+A :class:`Size` is a sympy expression in positive integer symbols that computes like an int. A
+comparison returns True or False at once, and never a guess:
 
 1. by proof, from the expressions and the facts in force (cute_sharding/layout/symbolic);
-2. else by what holds *now*, if there is someone to ask (:func:`asking`: a compiler, that knows the
-   sizes of the call it is compiling for, and can have the answer checked before each later call).
-   Asked is the weakest fact that settles the comparison: a divisibility that the comparison's
-   rounded quotients depend on, else the comparison itself (or, if that is about quotients of
-   quotients, the numbers). What was asked is a fact from then on;
+2. else by the *current* sizes, if there is an oracle (:func:`asking`), such as a compiler, which
+   knows the sizes of the call that it compiles for and can have the answer checked before each
+   later call. It is asked the weakest fact that decides the comparison: a divisibility on which
+   rounded quotients in it depend, else the comparison itself (or, with quotients of quotients, the
+   numbers). From then on the answer is a fact;
 3. else :class:`~cute_sharding.layout.errors.Undecided` is raised, which names that fact.
 
-So an algorithm on ints, given sizes, is a proof for all sizes that satisfy what was asked, and the
-same code serves both.
+So an algorithm on ints, run on Sizes, is a proof for all sizes for which the answers hold, and the
+same code serves ints and Sizes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cute_sharding.layout.symbolic import (
 
 
 class Oracle(Protocol):
-    """One who knows the sizes of the case at hand.
+    """An oracle, which knows the sizes of the current case.
 
     >>> class Sizes(Oracle):
     ...     def __init__(self, **sizes):
@@ -64,12 +64,12 @@ class Oracle(Protocol):
     """
 
     def holds(self, fact: Fact) -> bool | None:
-        """Whether ``fact`` holds in this case; None where that is not known. Nothing is promised by
-        asking.
+        """Whether ``fact`` holds in this case; None if that is not known. The question alone does
+        not make it a fact.
         """
 
     def assume(self, fact: Fact) -> None:
-        """Have it checked, from now on, that ``fact`` holds, which it does in this case."""
+        """Have ``fact``, which holds in this case, checked from now on."""
 
 
 _oracle: ContextVar[Oracle | None] = ContextVar("cute_sharding_oracle", default=None)
@@ -77,8 +77,8 @@ _oracle: ContextVar[Oracle | None] = ContextVar("cute_sharding_oracle", default=
 
 @contextmanager
 def asking(oracle: Oracle) -> Iterator[None]:
-    """Inside the ``with`` block, what cannot be proved is asked of ``oracle``; what it is asked is
-    a fact until the block ends.
+    """Inside the ``with`` block, ask ``oracle`` about comparisons that cannot be proved; the
+    answers are facts until the block ends.
 
     >>> class Eight(Oracle):  # every symbol is 8 now
     ...     def holds(self, fact):
@@ -102,16 +102,16 @@ def asking(oracle: Oracle) -> Iterator[None]:
 
 
 class Size:
-    """An integer that is known as a sympy expression in positive integer symbols, and computes like
-    an int; dims of a shape may be such.
+    """An integer that is a sympy expression in positive integer symbols and computes like an int;
+    sizes of a shape may be such.
 
-    Its comparisons are proved, or asked of the oracle that :func:`asking` names.
+    Comparisons are proved, or the oracle of :func:`asking` is asked.
 
     Attributes:
         expr: the expression.
 
     Raises:
-        Undecided: of a comparison: it is not proved, and there is nobody to ask who knows.
+        Undecided: a comparison is not proved, and no oracle knows it.
 
     >>> s = Size(symbol("s"))
     >>> (4 * s) % 4, 4 * s // 4, s + 1 > s
@@ -196,7 +196,7 @@ supply it: with assuming('s == 3'): ...
 
 
 def size(expr: Any) -> Int:
-    """An int where ``expr`` is a number, else a Size."""
+    """An int if ``expr`` is a number, else a Size."""
     expr = as_int(expr)
     return expr if type(expr) is int else Size(expr)
 
@@ -222,14 +222,14 @@ def _remainder(a: Any, b: Any) -> Int:
 
 
 def expression(value: Int, names: Iterable[tuple[Any, Any]] = ()) -> Any:
-    """The int, or the sympy expression in its simplest form, of a size; ``names`` as for
+    """A size as an int, or as a sympy expression in its simplest form; ``names`` as for
     :func:`~cute_sharding.layout.symbolic.simplified`.
     """
     return simplified(value.expr, names) if isinstance(value, Size) else value
 
 
 def is_multiple(a: Int, b: Int) -> bool:
-    """Whether ``b`` is known to divide ``a``; nothing is asked."""
+    """Whether ``b`` is known to divide ``a``; the oracle is not asked."""
     if type(a) is int is type(b):
         return a % b == 0
     if isinstance(a, Size) or isinstance(b, Size):
@@ -238,14 +238,14 @@ def is_multiple(a: Int, b: Int) -> bool:
 
 
 def is_same(a: Int, b: Int) -> bool:
-    """Whether ``a`` and ``b`` are known to be equal; nothing is asked."""
+    """Whether ``a`` and ``b`` are known to be equal; the oracle is not asked."""
     if isinstance(a, Size) or isinstance(b, Size):
         return prove(Fact("equal", _expr(a), _expr(b))) is True
     return bool(a == b)
 
 
 def is_at_most(a: Int, b: Int) -> bool:
-    """Whether ``a`` is no more than ``b``; False also where one who is asked does not know."""
+    """Whether ``a`` is at most ``b``; False if the oracle does not know."""
     try:
         return a <= b
     except Undecided:
@@ -255,12 +255,12 @@ def is_at_most(a: Int, b: Int) -> bool:
 
 
 def least(a: Int, b: Int) -> Int:
-    """The smaller one; nothing is asked: where that is not known, an expression."""
+    """The smaller one; an expression if it is not known which. The oracle is not asked."""
     return _chosen("Min", a, b) if isinstance(a, Size) or isinstance(b, Size) else min(a, b)
 
 
 def most(a: Int, b: Int) -> Int:
-    """The larger one; nothing is asked: where that is not known, an expression."""
+    """The larger one; an expression if it is not known which. The oracle is not asked."""
     return _chosen("Max", a, b) if isinstance(a, Size) or isinstance(b, Size) else max(a, b)
 
 
@@ -278,7 +278,7 @@ def _chosen(which: str, a: Int, b: Int) -> Int:
 
 
 def number(value: Int, choices: Iterable[int]) -> int:
-    """The one of ``choices`` that ``value`` is; asked where it is not known."""
+    """The one of ``choices`` that ``value`` is; the oracle is asked if that is not known."""
     if not isinstance(value, Size):
         return int(value)
     oracle = _oracle.get()
@@ -290,7 +290,7 @@ def number(value: Int, choices: Iterable[int]) -> int:
 
 
 def decide(fact: Fact) -> bool:
-    """Whether ``fact`` holds: proved, or asked.
+    """Whether ``fact`` holds: proved, or answered by the oracle.
 
     Raises:
         Undecided: neither.
@@ -332,13 +332,13 @@ def decide(fact: Fact) -> bool:
     if prove(fact) is not answer:
         raise LayoutError(
             f"the fact {asked} was asked and is not used; please report this"
-        )  # else it would be asked again and again
+        )  # else the same would be asked again and again
     return answer
 
 
 def _settling(fact: Fact) -> Fact:
-    """The fact to name where ``fact`` is undecided: a divisibility that would settle it,
-    or itself.
+    """The fact to name if ``fact`` is undecided: a divisibility that would decide it, or ``fact``
+    itself.
     """
     for candidate in candidates(fact):
         with forgetting_afterwards():
@@ -349,8 +349,8 @@ def _settling(fact: Fact) -> Fact:
 
 
 def _fix(oracle: Oracle, fact: Fact) -> None:
-    """Ask what numbers the symbols in ``fact`` are: where blocks of blocks do not divide, no weaker
-    fact says in short what is so.
+    """Ask for the numbers of the symbols in ``fact``: if blocks of blocks do not divide, no weaker
+    fact states the answer briefly.
     """
     import sympy
 

@@ -5,12 +5,12 @@ The operations are those of CuTe
 *exact*: each docstring states a post-condition, the result satisfies it for every index, and
 :class:`LayoutError` is raised where no result would.
 
-- :mod:`.modes`: coalesce, flatten and group: other modes, the same function.
-- :mod:`.compose`: composition; :mod:`.jumps`: the normal form it rests on.
+- :mod:`.modes`: coalesce, flatten and group: other modes for the same function.
+- :mod:`.compose`: composition; :mod:`.jumps`: the normal form that it uses.
 - :mod:`.divide`: complement, and the divides.
 - :mod:`.product`: the products.
 - :mod:`.inverse`: the right and the left inverse.
-- :mod:`.tiler`: what tiles, and how an operation goes by it mode by mode.
+- :mod:`.tiler`: tilers, and operations applied mode by mode.
 """
 
 from cute_sharding.layout.algebra.compose import ENUMERATION_LIMIT, composition

@@ -1,4 +1,4 @@
-"""Composition, ``A o B``: by arithmetic, of symbols by proof; rarely by enumeration."""
+"""Composition, ``A o B``: by arithmetic, for symbols by proof; rarely by enumeration."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def compose_leaves(
 def _composed(
     a: Layout, leaves: Sequence[tuple[Int, Int]], form: Jumps, b: Layout | None
 ) -> list[list[tuple[Int, Int]]]:
-    """Each jump of A must be passed over, never reached, or met exactly. Of symbols that is proved,
-    and where no proof is found the fact that is missing is the error.
+    """Each jump of A must be passed over, never reached, or met exactly. For symbols this is
+    proved; without a proof the error names the missing fact.
     """
     result: list[list[tuple[Int, Int]]] = []
     # For each jump, the largest sum of remainders that an index of B reaches.
@@ -100,7 +100,7 @@ def _composed(
                     whole, rest = divmod(d, q)
                     if rest and not (type(n) is int and n * rest < q + rest):
                         met = _met(q, n, rest)
-                else:  # of symbols: d is a multiple of q, or less than q
+                else:  # for symbols: d is a multiple of q, or less than q
                     whole, rest = (quotient(d, q), 0) if divides(q, d) else (0, d)
                     met = _met(q, n, rest)
                 value = value + c * whole
@@ -131,11 +131,11 @@ def _composed(
 
 
 def _met(q: Int, n: Int, rest: Int) -> Int | None:
-    """After how many of n steps, of which so much is left beyond multiples of q, they meet the next
-    multiple: None for never, 0 where it is between.
+    """The number of steps, of n, that reach the next multiple of q, where each step leaves ``rest``
+    beyond multiples of q. None: no number does; 0: the multiple lies between two steps.
 
     Raises:
-        Undecided: of symbols that is not known.
+        Undecided: for symbols this is not known.
     """
     if is_zero(rest) or is_nonnegative(q - 1 - (n - 1) * rest):
         return None
@@ -150,14 +150,14 @@ def _both(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str
 
 
 def _crossing(a: Layout, n: Int, d: Int, q: Int, run: Int) -> str:
-    """That a leaf crosses index ``q`` of A, after so many steps, for a message."""
+    """A part of a message: a leaf crosses index ``q`` of A after so many steps."""
     why = f"leaf {n}:{d} of B crosses {_boundary(a, q)}"
     return why if is_zero(run) else f"{why}, after {run} steps, and {run} does not divide {n}"
 
 
 def _boundary(a: Layout, q: Int) -> str:
-    """Where index ``q`` falls in A, for a message: the leaf that ends there and the one that
-    begins.
+    """A part of a message: the place of index ``q`` in A, by the leaf that ends there and the leaf
+    that begins.
     """
     reach: Int = 1
     inner = None
@@ -172,8 +172,8 @@ def _boundary(a: Layout, q: Int) -> str:
 def _compose_rarely(
     a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None, form: Jumps, clash: str
 ) -> list[list[tuple[Int, Int]]]:
-    """A composition that carries across a jump of A: an answer exists only if the jumps crossed
-    cancel, everywhere. Of symbols none is looked for.
+    """A composition that carries across a jump of A: a result exists only if the crossed jumps
+    cancel everywhere. For symbols we do not look for one.
 
     Carries are never negative, so jumps of one sign cannot cancel: the carry found is the proof
     that there is no answer.

@@ -1,6 +1,4 @@
-"""The complement, which fills a layout up, and the divides: A's indices as tiles of B and the
-rest.
-"""
+"""The complement, which fills up a layout, and the divides: A's indices by tiles of B and rest."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         modes.append((d, n))
     try:
         modes.sort()
-    except TypeError:  # comparing symbols
+    except TypeError:  # a comparison of symbols
         modes.sort(key=cmp_to_key(compare_modes))
     out: list[tuple[Int, Int]] = []  # (size, stride), innermost first
     current: Int = 1

@@ -54,7 +54,7 @@ def right_inverse(layout: Layout | int) -> Layout:
 
 
 def _parts(d: Int, n: Int, modes: list[tuple[Int, Int, Int]]) -> list[Int]:
-    """How much of mode n:d a chain may use: all of it, or as much as lets another mode go on."""
+    """Parts of mode n:d that a chain may use: all of it, or as much as lets another mode go on."""
     parts = [n]
     if type(n) is int and type(d) is int:
         parts += [e // d for e, _, _ in modes if type(e) is int and e % d == 0 and 1 < e // d < n]

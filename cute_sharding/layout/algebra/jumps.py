@@ -1,4 +1,4 @@
-"""The normal form on which all of composition rests.
+"""The normal form that all of composition uses.
 
 Let the leaves of A, innermost first, be ``n1:e1, n2:e2, ...`` and let ``Qk = n1 * ... * nk`` be the
 index at which leaf k is used up. Then, for every index x,

@@ -1,5 +1,5 @@
-"""Other modes, the same function: coalesce, flatten, group. And what other families do to lists of
-modes: merge neighbours, and order by stride.
+"""Other modes for the same function: coalesce, flatten, group. And helpers for lists of modes:
+merge neighbours, order by stride.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from cute_sharding.layout.symbolic import Int, is_less, is_nonnegative, is_zero
 
 
 def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
-    """The shortest layout of the same function.
+    """The shortest layout with the same function.
 
     Post-conditions: ``coalesce(L)(i) == L(i)`` for every index of L; the result has depth 0 or 1,
     no mode of size 1 unless that is all, and no two neighbours that could be one. With ``profile``,
@@ -100,7 +100,7 @@ def merge_neighbours(leaves: list[tuple[Int, Int]]) -> list[tuple[Int, Int]]:
 
 
 def compare_modes(a: tuple[Int, ...], b: tuple[Int, ...]) -> int:
-    """Order modes (stride, size, ...), with symbols, by proof."""
+    """Compare modes (stride, size, ...) for sorting; symbols are compared by proof."""
     for x, y in zip(a[:2], b[:2], strict=True):
         if x == y or is_zero(x - y):
             continue
@@ -108,8 +108,8 @@ def compare_modes(a: tuple[Int, ...], b: tuple[Int, ...]) -> int:
             return -1
         if is_less(y, x):
             return 1
-        # A tie in the making (x <= y): the size decides when the strides turn out equal, so the
-        # order of strides stands.
+        # x <= y is proved, but not x < y. If the strides are equal, the sizes decide; so the order
+        # of the strides stands.
         if is_nonnegative(y - x):
             return -1
         if is_nonnegative(x - y):

@@ -1,4 +1,4 @@
-"""What tiles a layout, and operations by it mode by mode."""
+"""Tilers of a layout, and operations applied mode by mode."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.layout import Layout, make_layout
 
 Tiler: TypeAlias = "Layout | int | Sequence[Tiler] | None"
-"""What tiles a layout: a layout, an int n for the layout n:1, None for "leave this mode", or a
-tuple of tilers, one a mode.
+"""A tiler of a layout: a layout, an int n for the layout n:1, None for "leave this mode", or a
+tuple of tilers, one for each mode.
 
 >>> tiler: Tiler = (2, None)
 >>> logical_divide(Layout((4, 16)), tiler)
@@ -21,7 +21,7 @@ tuple of tilers, one a mode.
 def by_mode(
     operation: Callable[[Layout, Tiler], Layout], a: Layout, tiler: Sequence[Tiler]
 ) -> Layout:
-    """``operation`` on each mode by its tiler; a mode without one, or with None, stays."""
+    """Apply ``operation`` to each mode with its tiler; a mode with no tiler or None stays."""
     if a.rank < len(tiler):
         raise LayoutError(f"the tiler {tiler} names {len(tiler)} modes; {a!r} has {a.rank}")
     modes = tuple(a)
@@ -32,9 +32,7 @@ def by_mode(
 
 
 def unzip(operation: Callable[[Layout, Tiler], Layout], a: Layout, tiler: Tiler) -> Layout:
-    """``operation`` mode by mode, the first halves gathered into mode 0 and the second halves into
-    mode 1.
-    """
+    """Apply ``operation`` mode by mode; gather the first halves in mode 0, the second in mode 1."""
     if tiler is None:
         return make_layout(Layout(1, 0), a)
     if not isinstance(tiler, (tuple, list)):

@@ -9,13 +9,13 @@ no rules of their own.
 
 Each module uses only those above it:
 
-- :mod:`.expressions`: ints and expressions in symbols: computed with, and read from text.
-- :mod:`.facts`: facts about them, and how they are said in text.
+- :mod:`.expressions`: arithmetic on ints and expressions in symbols, and reading them from text.
+- :mod:`.facts`: facts about them, and their text.
 - :mod:`.assumptions`: the facts in force.
-- :mod:`.coefficients`: what the coefficients of one expression prove.
+- :mod:`.coefficients`: proofs from the coefficients of one expression.
 - :mod:`.normal`: the normal form of an expression under those facts, and the simplest one.
 - :mod:`.proofs`: the predicates.
-- :mod:`.questions`: what to ask where no proof is found.
+- :mod:`.questions`: the facts to ask about if no proof is found.
 """
 
 from cute_sharding.layout.symbolic.assumptions import assuming, forgetting_afterwards, learn

@@ -1,4 +1,4 @@
-"""The facts in force: what a caller assumes, or has learnt, and what follows for symbols."""
+"""The facts in force: a caller's assumptions and learnt facts, as they apply to symbols."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts in force: substitutions for symbols (and, the other way, what each made-up symbol
-    stands for), and what is no substitution.
+    """Facts in force: substitutions for symbols (with the meaning of each symbol that they
+    introduce), and the facts that are no substitutions.
     """
 
     substitution: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
@@ -29,7 +29,7 @@ class Facts:
     zero: tuple[sympy.Expr, ...] = ()
     nonzero: tuple[sympy.Expr, ...] = ()
     indivisible: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
-    # (symbol, its smallest value), where that is not 1.
+    # (symbol, its smallest value), if that is not 1.
     least: tuple[tuple[sympy.Expr, int], ...] = ()
 
 
@@ -70,7 +70,7 @@ def forgetting_afterwards() -> Iterator[None]:
 
 
 def learn(fact: Fact) -> None:
-    """Take ``fact`` as given."""
+    """Add ``fact`` to the facts in force."""
     in_force.set(_with(in_force.get(), fact))
 
 
@@ -82,8 +82,8 @@ def _extend(facts: Facts, texts: tuple[str, ...]) -> Facts:
 
 @lru_cache(maxsize=1 << 12)
 def _with(facts: Facts, fact: Fact) -> Facts:
-    """``facts`` and ``fact``; the same object where both are, so that what follows from them is
-    looked up.
+    """``facts`` with ``fact`` added; the same pair gives the same object, so that caches keyed by
+    it are hit.
     """
     import sympy
 
@@ -91,7 +91,7 @@ def _with(facts: Facts, fact: Fact) -> Facts:
     if fact.relation == "divides":
         if not fact.holds:
             return replace(facts, indivisible=(*facts.indivisible, (a, b)))
-        # In lowest terms, s / 4 for 2 s / 8: a symbol that is a multiple is a substitution.
+        # In lowest terms, s / 4 for 2 s / 8: a symbol with a known divisor becomes a substitution.
         a, b = fraction(a / b)
         if isinstance(a, sympy.Symbol):
             multiple = sympy.Dummy(f"{a.name}_over", integer=True, positive=True)
@@ -152,8 +152,8 @@ def _at_least(facts: Facts, name: sympy.Symbol, value: int) -> Facts:
 def _substituted(
     facts: Facts, name: sympy.Symbol, value: sympy.Expr, meaning: tuple[Any, Any] | None = None
 ) -> Facts | None:
-    """``facts`` with ``name`` written as ``value``; where ``name`` is already written otherwise,
-    both are kept. ``meaning`` is what the symbol that ``value`` brings in stands for.
+    """``facts`` with ``name`` written as ``value``; if ``name`` is already written as something
+    else, both are kept. ``meaning``: what the symbol that ``value`` introduces stands for.
     """
     import sympy
 
@@ -209,7 +209,7 @@ def _substituted(
 
 
 def rewrite(expr: Int, facts: Facts) -> Any:
-    """``expr`` with the substitutions of ``facts`` made."""
+    """``expr`` with the substitutions of ``facts`` applied."""
     import sympy
 
     expr = sympy.sympify(expr)
@@ -219,7 +219,7 @@ def rewrite(expr: Int, facts: Facts) -> Any:
 
 
 def meant(expr: Any, facts: Facts) -> Any:
-    """``expr`` without symbols that a fact brought in."""
+    """``expr`` without symbols that facts have introduced."""
     for name, value in reversed(facts.meaning):
         expr = expr.xreplace({name: value})
     return expr

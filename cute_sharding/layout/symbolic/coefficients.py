@@ -1,5 +1,5 @@
-"""What the coefficients of one expression prove: its sign, for all values of its symbols, and what
-divides it.
+"""Proofs from the coefficients of one expression: its sign, for all values of its symbols, and its
+divisors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cute_sharding.layout.symbolic.expressions import fraction, is_integral
 
 
 def never_negative(e: Any) -> bool:
-    """Whether the integer ``e`` is never negative: above -1 at the bounds of what it rounds."""
+    """Whether the integer ``e`` is proved not negative: a bound below it is above -1."""
     import sympy
 
     if _rounds(e):
@@ -22,7 +22,7 @@ def never_negative(e: Any) -> bool:
 
 
 def always_positive(e: Any) -> bool:
-    """Whether the integer ``e`` is never 0 and never negative."""
+    """Whether the integer ``e`` is proved positive."""
     import sympy
 
     if _rounds(e):
@@ -37,7 +37,7 @@ def _rounds(e: Any) -> bool:
 
 
 def _bounds(e: Any) -> Iterator[Any]:
-    """Expressions without floor that ``e`` is never below."""
+    """Expressions without floor that are lower bounds of ``e``."""
     import sympy
 
     atoms = [
@@ -50,7 +50,7 @@ def _bounds(e: Any) -> Iterator[Any]:
             yield e
         return
     atom = min(atoms, key=str)
-    # Of unknown sign: sympy would decide Min and Max by it.
+    # Its sign is unknown: else sympy would use it to evaluate Min and Max.
     stand_in = sympy.Dummy("rounded", integer=True)
     try:
         poly = sympy.Poly(e.xreplace({atom: stand_in}), stand_in)
@@ -78,7 +78,7 @@ def _bounds(e: Any) -> Iterator[Any]:
 
 def _positive_coefficients(e: Any, *, strict: bool) -> bool:
     """Whether ``e`` is a polynomial, over a positive denominator, with non-negative coefficients
-    once each symbol is its smallest value and more; strict: and a positive constant.
+    once each symbol is written as its smallest value plus a rest; strict: and a positive constant.
     """
     return _positive_above(e, strict, in_force.get().least)
 
@@ -109,7 +109,7 @@ def _positive_above(e: Any, strict: bool, least: tuple[tuple[Any, int], ...]) ->
 
 
 def always_divides(n: Any, expr: Any, facts: Facts) -> bool | None:
-    """Whether ``n`` divides ``expr``, both in normal form; None where that is not seen."""
+    """Whether ``n`` divides ``expr``, both in normal form; None if there is no proof."""
     import sympy
 
     n, expr = sympy.sympify(n), sympy.sympify(expr)

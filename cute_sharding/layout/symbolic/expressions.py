@@ -1,4 +1,4 @@
-"""Ints and expressions in symbols: how they are computed with, and read from text."""
+"""Arithmetic on ints and expressions in symbols, and reading them from text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cute_sharding.layout.errors import LayoutError
 if TYPE_CHECKING:
     import sympy
 
-# A size or stride: an int or a sympy.Expr. sympy is imported only once an expression turns up.
+# A size or stride: an int or a sympy.Expr. sympy is imported only when an expression turns up.
 Int = Any
 
 
@@ -46,7 +46,7 @@ def fraction(expr: Any) -> tuple[Any, Any]:
     expr = sympy.sympify(expr)
     if not _is_polynomial(expr):
         return sympy.fraction(sympy.together(sympy.cancel(expr)))
-    # Nothing to cancel: the denominator is that of the coefficients, and sympy need not look for a
+    # Nothing cancels: the denominator is that of the coefficients, and sympy need not look for a
     # common factor, which takes far longer.
     expanded = sympy.expand(expr)
     coefficients = expanded.as_coefficients_dict().values()
@@ -83,7 +83,7 @@ def is_integral(numerator: Any) -> bool:
 
 
 def quotient(expr: Int, n: Int) -> Int:
-    """``expr / n`` where the division is known to be exact."""
+    """``expr / n``, for a division that is known to be exact."""
     if type(expr) is int and type(n) is int:
         return expr // n
     import sympy
@@ -92,9 +92,7 @@ def quotient(expr: Int, n: Int) -> Int:
 
 
 def ceil_quotient(expr: Int, n: Int) -> Int | None:
-    """``expr / n`` rounded up, where the quotient is an integer polynomial but for a constant; else
-    None.
-    """
+    """``expr / n`` rounded up, if that is an integer polynomial plus a constant; else None."""
     if is_static(expr, n):
         return -(-expr // n)
     import sympy
@@ -108,8 +106,8 @@ def ceil_quotient(expr: Int, n: Int) -> Int | None:
 
 
 def remainder(a: Int, b: Int) -> Any:
-    """``a`` modulo ``b``. Never sympy's Mod: of one in another it makes wrong expressions (1.14
-    squares the inner one), and it may not come to an end.
+    """``a`` modulo ``b``. Never sympy's Mod: for one Mod in another it builds wrong expressions
+    (1.14 squares the inner one), and it may not terminate.
     """
     import sympy
 
@@ -117,7 +115,7 @@ def remainder(a: Int, b: Int) -> Any:
 
 
 def _modulo(a: Int, b: Int) -> Any:
-    """sympy's Mod where it is right, so that what is read is what was written."""
+    """sympy's Mod where it is right, so that an expression reads as it was written."""
     import sympy
 
     a, b = sympy.sympify(a), sympy.sympify(b)

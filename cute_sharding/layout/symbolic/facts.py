@@ -1,4 +1,4 @@
-"""Facts: divisibilities, equalities and orders of expressions, and how they are said in text."""
+"""Facts: divisibilities, equalities and orders of expressions, and their text."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _RELATIONS: dict[str, Callable[[int, int], bool]] = {
 @dataclass(frozen=True)
 class Fact:
     """``left % right == 0`` ("divides"), ``left == right`` ("equal") or ``left <= right`` ("at
-    most"); or, where not ``holds``, that this is not so.
+    most"); or its negation, if ``holds`` is False.
 
     Its text is what :func:`assuming` reads.
 
     Attributes:
         relation: "divides", "equal" or "at most".
         left, right: ints or sympy expressions.
-        holds: whether the relation does.
+        holds: whether the relation holds.
 
     >>> print(Fact("divides", symbol("s"), 4), Fact("at most", symbol("s"), 8, holds=False))
     s % 4 == 0 s > 8
@@ -40,7 +40,7 @@ class Fact:
     holds: bool = True
 
     def is_true_of(self, left: int, right: int) -> bool:
-        """Whether it holds where its two sides are these numbers.
+        """Whether the fact is true if its two sides are these numbers.
 
         >>> Fact("divides", symbol("s"), 4).is_true_of(12, 4)
         True
@@ -60,7 +60,7 @@ class Fact:
 
 
 def parse_fact(text: str) -> Fact:
-    """The fact that ``text`` says, such as ``"s0 % 4 == 0"``, ``"s0 < s1"`` or ``"s0 != 4"``."""
+    """The fact in ``text``, such as ``"s0 % 4 == 0"``, ``"s0 < s1"`` or ``"s0 != 4"``."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
@@ -106,7 +106,7 @@ def _operand(value: Int) -> str:
 
 
 def _text(value: Int) -> str:
-    """``value`` with quotients rounded down as Python writes them."""
+    """``value`` as text, with rounded quotients as Python writes them."""
     if type(value) is int:
         return str(value)
     return str(_printer().doprint(value))

@@ -1,4 +1,4 @@
-"""The normal form of an expression under the facts in force, and the simplest form, to be shown."""
+"""The normal form of an expression under the facts in force, and the simplest form, to print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cute_sharding.layout.symbolic.expressions import Int, as_int, fraction
 
 def normal(expr: Int) -> Any:
     """``expr`` expanded under the facts in force, so that equal polynomials are equal objects.
-    Quotients that are rounded down stand as ``floor``.
+    Rounded quotients are written with ``floor``.
     """
     return _normalized(expr, in_force.get())
 
@@ -33,7 +33,7 @@ def _normalized(expr: Int, facts: Facts) -> Any:
 
 
 def _expanded(expr: Any) -> Any:
-    """Expanded and in lowest terms: of what has no symbol in a denominator it is that already."""
+    """``expr`` expanded and in lowest terms, as it already is if no denominator has a symbol."""
     import sympy
 
     has_denominator = any(power.exp.is_negative is not False for power in expr.atoms(sympy.Pow))
@@ -41,8 +41,8 @@ def _expanded(expr: Any) -> Any:
 
 
 def _floored(expr: Any, facts: Facts) -> Any:
-    """``expr`` with every rounded quotient as one of floor, in lowest terms, or as the quotient
-    where it is exact.
+    """``expr`` with every rounded quotient as a floor in lowest terms, or as the quotient if it is
+    exact.
     """
     import sympy
 
@@ -67,7 +67,7 @@ def _floor(numerator: Any, denominator: Any, facts: Facts) -> Any:
     ):
         numerator, denominator = sympy.expand(-numerator), sympy.expand(-denominator)
     elif not denominator.is_number and not always_positive(sympy.expand(denominator)):
-        # Of unknown sign: what follows is about positive ones.
+        # Its sign is unknown, and the steps below need a positive denominator.
         return sympy.floor(numerator / denominator)
     if numerator.is_polynomial() and all(
         c.is_negative for c in numerator.as_coefficients_dict().values()
@@ -76,11 +76,11 @@ def _floor(numerator: Any, denominator: Any, facts: Facts) -> Any:
     if denominator == 1 or always_divides(denominator, numerator, facts):
         return _expanded(numerator / denominator)
     for beyond in (sympy.expand(numerator).as_coeff_Add()[0], denominator - 1):
-        # What is a multiple but for a constant, or was rounded up to here.
+        # A multiple plus a constant, or a quotient that was rounded up to here.
         if beyond != 0 and always_divides(denominator, sympy.expand(numerator - beyond), facts):
             return _expanded((numerator - beyond) / denominator) + sympy.floor(beyond / denominator)
     if not denominator.is_number:
-        # What is a multiple of the denominator comes out: floor((s n + r) / s) = n + floor(r / s).
+        # Take out multiples of the denominator: floor((s n + r) / s) = n + floor(r / s).
         whole, rest = sympy.Integer(0), sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(numerator)):
             quotient, below = fraction(term / denominator)
@@ -98,11 +98,11 @@ def _floor(numerator: Any, denominator: Any, facts: Facts) -> Any:
 
 
 def simplified(expr: Int, names: Iterable[tuple[Any, Any]] = ()) -> Int:
-    """``expr`` in the simplest form that the facts in force allow, in the caller's symbols. Where
-    the facts make it an integer it may read as a fraction, such as ``s/4``.
+    """``expr`` in the simplest form under the facts in force, in the caller's symbols. If the facts
+    make it an integer it may read as a fraction, such as ``s/4``.
 
-    ``names`` are (expression, symbol) pairs: expressions that have a symbol of their own, to be
-    used where they are part of ``expr``.
+    ``names`` are (expression, symbol) pairs: an expression that is part of ``expr`` is replaced by
+    its symbol.
     """
     import sympy
 

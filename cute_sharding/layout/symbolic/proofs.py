@@ -18,7 +18,7 @@ from cute_sharding.layout.symbolic.expressions import Int, fraction
 from cute_sharding.layout.symbolic.facts import Fact
 from cute_sharding.layout.symbolic.normal import normal
 
-# Inequalities are added up in pairs while there are no more than these.
+# The most inequalities for which sums of two are tried.
 FACTS_ADDED = 6
 
 
@@ -63,7 +63,7 @@ def is_nonnegative(expr: Int) -> bool | None:
         return False
     if isinstance(e, (sympy.Min, sympy.Max)):
         parts = {is_nonnegative(part) for part in e.args}
-        # One that is negative settles it for the smallest, one that is not for the largest.
+        # A negative argument decides the sign of Min, a non-negative one that of Max.
         settling = isinstance(e, sympy.Max)
         if settling in parts:
             return settling
@@ -78,8 +78,8 @@ def is_nonnegative(expr: Int) -> bool | None:
 
 
 def _that_may_be_missing(e: Any) -> Iterator[Any]:
-    """The facts that something is not negative, and the sums of two, that may be all that is
-    missing to a proof about ``e``: they share symbols with it, and no Min or Max is left over.
+    """The known non-negative expressions, and sums of two, that may complete a proof about ``e``:
+    they share symbols with it, and no Min or Max remains.
     """
     import sympy
 
@@ -109,24 +109,20 @@ def is_less(a: Int, b: Int) -> bool | None:
 
 
 def divides(n: Int, expr: Int) -> bool | None:
-    """Whether ``n`` divides ``expr`` for every value of the symbols; ``n`` is taken to be
-    positive.
-    """
+    """Whether ``n`` divides ``expr`` for every value of the symbols; ``n`` must be positive."""
     if type(n) is int and type(expr) is int:
         return expr % n == 0
     return always_divides(normal(n), normal(expr), in_force.get())
 
 
 def prove(fact: Fact) -> bool | None:
-    """True where ``fact`` holds for every value of the symbols, False where it holds for none, else
-    None.
-    """
+    """True if ``fact`` holds for every value of the symbols, False if for none, else None."""
     return _proved(fact, in_force.get())
 
 
 @lru_cache(maxsize=1 << 14)
 def _proved(fact: Fact, _: Facts) -> bool | None:
-    """What :func:`prove` says under the facts in force, which are given to tell answers apart."""
+    """:func:`prove` under the facts in force, which are an argument so that they key the cache."""
     if fact.relation == "divides":
         answer = divides(fact.right, fact.left)
     elif fact.relation == "equal":
@@ -137,7 +133,7 @@ def _proved(fact: Fact, _: Facts) -> bool | None:
 
 
 def require(answer: bool | None, relation: str, left: Int, right: Int, context: str = "") -> bool:
-    """``answer`` where there is one, else :class:`Undecided` naming the fact of these."""
+    """``answer`` unless it is None; then raise :class:`Undecided`, which names the fact."""
     if answer is None:
         raise Undecided(str(Fact(relation, left, right)), context)
     return answer

@@ -1,5 +1,5 @@
-"""What to ask where no proof is found: a fact in lowest terms, and weaker ones that may settle
-it.
+"""The questions to ask if no proof is found: a fact in lowest terms, and weaker facts that may
+decide it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from cute_sharding.layout.symbolic.normal import normal
 
 
 def lowest_terms(fact: Fact) -> Fact:
-    """The same fact, in the caller's symbols, with what is common and positive on both sides left
-    out.
+    """The same fact in the caller's symbols, without common positive factors or terms of both
+    sides.
     """
     import sympy
 
@@ -35,8 +35,8 @@ def lowest_terms(fact: Fact) -> Fact:
 
 
 def is_involved(fact: Fact) -> bool:
-    """Whether ``fact`` is about rounded quotients of rounded quotients: proofs of such things take
-    long, and the fact is no help to anyone.
+    """Whether ``fact`` has rounded quotients of rounded quotients: proofs of such facts take long,
+    and they help no reader.
     """
     import sympy
 
@@ -55,7 +55,7 @@ def candidates(fact: Fact) -> list[Fact]:
     for side in (fact.left, fact.right):
         for atom in sorted(normal(side).atoms(sympy.floor), key=str):
             numerator, denominator = map(sympy.expand, fraction(atom.args[0]))
-            # Rounded up, if that is how it came about.
+            # The quotient rounded up, if that is where the expression comes from.
             above = sympy.expand(numerator - denominator + 1)
             multiple = min(numerator, above, key=lambda e: len(sympy.Add.make_args(e)))
             candidate = Fact("divides", meant(multiple, facts), meant(denominator, facts))
