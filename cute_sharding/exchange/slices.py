@@ -87,8 +87,8 @@ def keeps(exchange: Exchange, link: Link, d: int) -> bool:
 
 
 def ends_otherwise(exchange: Exchange, output: int) -> set[int]:
-    """The dims of a result that is a view which are every so-manieth row of a dim from end to end,
-    so that the row that follows in memory is one such step further; and on some device it is not.
+    """The dims of a result view with every n-th row of a whole operand dim, if some device does not
+    hold n operand rows for each result row: its next outer row is not one step after the last one.
     """
     (link,) = [link for link in exchange.move.links if link.target == output]
     operand, onto = exchange.sources[link.source], exchange.targets[output]

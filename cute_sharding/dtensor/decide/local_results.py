@@ -1,10 +1,10 @@
 """Results of ops lie in the order of their strides, on every rank.
 
-An op lays out its result as its operands lie. Where all lie as the strides of the whole say, so
-does the result, but for two things. An operand that is moved is expanded: then it has memory for
-every row on each device, and the op may go by its order and not by that of the others. Or torch
-says of the result other strides than the kernel makes: it says so of a device that computes
-nothing, by code of its own.
+A kernel lays out its result like its operands. If all local operands have the memory order of the
+global strides, so has the result, with two exceptions. A redistributed operand was expanded: now it
+has memory for every row on each device, and the kernel may follow its order instead of another
+operand's. Or torch predicts other strides than the kernel makes, since it predicts them with other
+code, on a device that computes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cute_sharding.relations.table.along import pointwise
 
 
 def in_order(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op whose results are new, with local results laid out as their strides say,
-    where it redistributes operands, or where its kernel may lay them out otherwise.
+    """The answer with local results laid out in the order of their global strides, if the op makes
+    new results and redistributes operands or has a kernel that may use another order.
     """
     wanted = found.redistribute_schema
     answer = wanted and answers.answer_of(wanted)
@@ -62,12 +62,12 @@ def in_order(found: Any, schema: OpSchema) -> Any:
 
 
 def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
-    """Whether the op's kernel may lay out its results otherwise than torch says. Of operands that
-    lie row by row none does, nor where the call says how results are to lie. Of others an op on
-    elements goes by the operands, one after the other; of the rest the table says which do, and of
-    what has no row nothing is known.
+    """Whether the op's kernel may lay out its results otherwise than torch predicts. No kernel does
+    if all operands are row-major, or if the call gives a memory format. Otherwise a pointwise op
+    follows the strides of its operands, the first operand first; for other ops the table says which
+    kernels do; for ops without a row it is unknown, so they may.
 
-    (Compilers lay out what they compute as torch says.)
+    (Compilers lay out their results as torch predicts.)
     """
     op, operands = schema.op, [spec.tensor_meta for spec in op_schemas.specs_of(schema)]
     if (

@@ -35,17 +35,17 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
-# Copies are known by weak references that take themselves out when the copy goes: whenever Python
-# collects it, also in the middle of any of this, or in another thread.
+# Weak references to copies. Each removes itself from its sets when Python collects the copy, which
+# may happen at any point of this code, or in another thread.
 Known: TypeAlias = "set[weakref.ref[Copy]]"
 
-# The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
+# All copies. If there are none, writes skip the check, which costs a fortieth of the op.
 LIVE: Known = set()
-# Those that are stale. Where there are none, no read asks.
+# The stale copies. If there are none, reads skip the check.
 _STALE: Known = set()
 
-# What a memory has where it is that of a copy, and where it is that of their source: those of its
-# copies that have all that was written to it.
+# Attributes of a memory: the copy that lies in it; and, on the memory of a source, those of its
+# copies that are up to date.
 _COPY, _FRESH = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
@@ -74,14 +74,13 @@ class Way(Protocol):
 
 
 class Copy:
-    """A result of a view op in other memory than the local tensor of the DTensor that was viewed.
-    It belongs to the memory in which it lies, and is gone with it; what it was moved from stays
-    till then.
+    """A result of a view op in other memory than the local tensor of the viewed DTensor. It is an
+    attribute of its own memory and lives as long; it keeps its source alive.
 
     Attributes:
-        way, number: how it was made, and which of the results it is.
+        way, number: how it was made, and the position of the result.
         source, spec: the local tensor that was moved, and its spec.
-        op: the call that made it. No two results of one call have a row in common.
+        op: the call that made it. Results of one call have no row in common.
     """
 
     __slots__ = (
@@ -114,11 +113,11 @@ class Copy:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a DTensor wrote to the source since, and could not tell this."""
+        """Whether a DTensor has written to the source and the write has not reached this copy."""
         return weakref.ref(self) in _STALE
 
     def moved(self) -> torch.Tensor | None:
-        """The local tensor that it is, whole; None where it is gone."""
+        """The copy as a whole local tensor; None if its memory is gone."""
         if isinstance(self._lies, weakref.ref):
             return self._lies()
         found = {}
@@ -133,7 +132,7 @@ class Copy:
         return local_tensors.local_tensor(found)
 
     def refresh(self) -> None:
-        """Have it be what the source now is. All ranks together."""
+        """Bring the copy up to date with its source. All ranks together."""
         moved = self.moved()
         if moved is not None:
             with torch.no_grad():
@@ -144,11 +143,11 @@ class Copy:
         _STALE.discard(weakref.ref(self))
 
     def take_back(self, moved: torch.Tensor) -> None:
-        """Have the source be what it, which lies in ``moved``, now is. All ranks together."""
+        """Write the copy's elements, in ``moved``, back to the source. All ranks together."""
         before = count_of_writes(self.source)
         self.way.back(self.number, moved, self.source)
         now = count_of_writes(self.source)
-        # Results of the op that had all else still do: no row of theirs was written to.
+        # Other results of the op stay up to date if they were: none of their rows was written to.
         for each in _there(self._fresh):
             if each.op is self.op and each._writes == before:
                 each._writes = now
@@ -156,7 +155,7 @@ class Copy:
     def check(self, writer: str, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: what is written to it cannot be taken to the source.
+            RuntimeError: a write to the copy cannot be taken back to the source.
         """
         spec = self.spec
         is_what = (
@@ -172,10 +171,9 @@ class Copy:
         self.way.check_back(writer, tensor)
 
     def alike(self) -> list[Copy]:
-        """Others of the source that have all that was written to it, and have what this one has, if
-        that is known. A write asks, after which only those that it reached have all: so however
-        many copies and writes there are, each copy is looked at once for each time that it was
-        brought up to date.
+        """The other copies of the source that are up to date and known to equal this one. After a
+        write only the copies that it reached are up to date. So each copy is examined once for each
+        time that it was brought up to date, however many copies and writes there are.
         """
         has = self.way.has
         if has is None:
@@ -189,9 +187,9 @@ def _there(copies: Known) -> list[Copy]:
 
 
 def _lying(moved: torch.Tensor, memory: Any) -> Any:
-    """Where a local tensor lies, by which it is found as long as there is the memory, and not kept:
-    a tensor would keep that for ever. In a graph there is no memory, and the tensor is kept while
-    that is traced.
+    """The place of a local tensor, which finds the tensor while its memory exists and does not keep
+    it alive; a reference to the tensor would. A tensor in a graph has no memory: it is kept while
+    the graph is traced.
     """
     if type(moved) is torch.Tensor:  # by far the most
         return [_place(-1, moved, memory)]
@@ -207,8 +205,8 @@ def _place(rank: int, x: torch.Tensor, memory: Any) -> tuple[Any, ...]:
 
 
 class Redistributed:
-    """The way of a view op whose operand ``local`` is redistributed from one spec to another first:
-    it makes one copy.
+    """The :class:`Way` of a view op that first redistributes its operand ``local`` from one spec to
+    another: it makes one copy.
     """
 
     def __init__(self, local: torch.Tensor, spec: DTensorSpec, wanted: DTensorSpec) -> None:
@@ -294,8 +292,8 @@ def may_be_told(local: torch.Tensor) -> bool:
 
 
 def outdate(memory: Any, by: Copy | None = None) -> None:
-    """The copies of what lies there have not what was written to it, but for ``by`` and the other
-    results of its op, and those that can be told what that one has.
+    """Mark the copies of the tensor in this memory as stale after a write to it. Not stale are
+    ``by``, the other results of its op, and copies equal to ``by``, which get its elements.
     """
     fresh: Known | None = getattr(memory, _FRESH, None)
     if fresh is None:
@@ -310,7 +308,7 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
                 outdate(local_tensors.storage_of(moved))
     for copy in _there(fresh):
         if id(copy.op) not in told:
-            # In this order: it is never in neither.
+            # Add before discarding: at any time the copy is in one of the sets.
             _STALE.add(weakref.ref(copy, _STALE.discard))
             fresh.discard(weakref.ref(copy))
             Reads.watch()

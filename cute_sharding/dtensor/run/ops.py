@@ -120,8 +120,8 @@ class Runner:
 
     @cached_property
     def _steps_fit(self) -> bool:
-        """Whether dims that are one in a result that is a view are one in a view on each device: of
-        every other row of a dim that is cut, not where devices have odd numbers of rows.
+        """Whether dims of a result that a global view may merge can be merged on each device too.
+        Counterexample: every other row of a cut dim, if devices have odd numbers of rows.
         """
         return not any(
             meta.shape[d] * meta.stride[d] in meta.stride

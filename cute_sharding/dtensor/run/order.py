@@ -61,10 +61,10 @@ def order_of(meta: Any) -> tuple[int, ...] | None:
 
 
 def memory_order(sizes: Sequence[int], *strides: Sequence[int]) -> tuple[int, ...]:
-    """Dims from the outermost to the innermost, as ``clone()`` lays them out (infer_dense_strides
-    of aten/src/ATen/ExpandUtils.cpp), and as ops on elements do those of several operands
-    (reorder_dimensions of TensorIterator.cpp), of which the first that tells two dims apart
-    decides: by stride, then by size; those that are expanded, of stride 0, stay where they stand.
+    """The dims from the outermost to the innermost, as ``clone()`` orders them (infer_dense_strides
+    of aten/src/ATen/ExpandUtils.cpp), and pointwise ops with several operands
+    (reorder_dimensions of TensorIterator.cpp). Two dims are compared by stride, then by size; the
+    first operand that tells them apart decides. Expanded dims, of stride 0, keep their place.
 
     >>> memory_order((12, 8), (1, 12)), memory_order((4, 8), (0, 1))
     ((1, 0), (0, 1))
@@ -85,7 +85,7 @@ def memory_order(sizes: Sequence[int], *strides: Sequence[int]) -> tuple[int, ..
 
 
 def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Sequence[int]]) -> int:
-    """Below 0 where ``inner`` lies within ``dim``, above 0 the reverse, 0 where nothing says."""
+    """Below 0 if ``inner`` lies within ``dim``, above 0 for the reverse, 0 if undecided."""
     for strides in operands:
         if strides[inner] and strides[dim]:
             if strides[inner] != strides[dim]:
@@ -96,7 +96,7 @@ def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Seq
 
 
 def long_dims(meta: TensorMeta) -> list[int]:
-    """The dims of more than one row, from the outermost to the innermost.
+    """The dims with more than one row, from the outermost to the innermost.
 
     >>> long_dims(TensorMeta(torch.Size((2, 1, 3)), (1, 2, 2), torch.float32))
     [2, 0]
@@ -106,7 +106,7 @@ def long_dims(meta: TensorMeta) -> list[int]:
 
 
 def long_dims_of_elements(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
-    """The same of what an op on elements makes, of that shape, of operands that are broadcast.
+    """:func:`long_dims` of a pointwise op's result of this shape, from broadcast operands.
 
     >>> row = TensorMeta(torch.Size((3,)), (1,), torch.float32)
     >>> matrix = TensorMeta(torch.Size((2, 3)), (1, 2), torch.float32)
@@ -129,7 +129,7 @@ def long_dims_of_elements(shape: Sequence[int], operands: Sequence[TensorMeta]) 
 
 
 def lies_row_by_row(meta: TensorMeta) -> bool:
-    """Whether the last dim lies innermost, the one before around it, and so on, without gaps."""
+    """Whether the tensor is row-major without gaps."""
     rows = row_major(tuple(meta.shape))
     return all(n == 1 or a == b for n, a, b in zip(meta.shape, meta.stride, rows))
 
@@ -138,9 +138,9 @@ _memory_order = lru_cache(maxsize=1 << 12)(memory_order)
 
 
 def lying_apart(meta: TensorMeta) -> TensorMeta:
-    """The TensorMeta of a copy: the same, unless elements share memory, as those of windows do;
+    """The TensorMeta of a copy: the same, unless elements share memory, as overlapping windows do;
     then with strides in the same order under which they do not. A view of such windows may be legal
-    by their own strides, but not by those of a copy.
+    with their own strides, but not with those of a copy.
 
     >>> meta = TensorMeta(torch.Size((5, 2)), (1, 1), torch.float32)
     >>> lying_apart(meta).stride
