@@ -44,7 +44,7 @@ class LinkMessage(NamedTuple):
         return LinkMessage(peer, self.link, self.runs)
 
     def share(self, first: int, stop: int, parts: int) -> LinkMessage | None:
-        """See :meth:`.flow.Message.share`; a box: rows of the dim that divides best."""
+        """See :meth:`.flow.Message.share`. Shares are rows of the dim that divides best."""
         size = self.size
         if first <= 0 and stop >= size:
             return self

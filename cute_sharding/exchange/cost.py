@@ -99,8 +99,8 @@ def received_by_digits(
 def most_local(
     shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...], least_of: Sequence[int] = ()
 ) -> int:
-    """The most elements that a device holds. Not always device 0's: of fewer rows, in shorter
-    pieces, a device may get more.
+    """The number of elements on the fullest device. This may not be device 0: if a cut before left
+    another device fewer rows, they are dealt in shorter pieces, and it may get more of them.
 
     Among devices that differ on the mesh dims ``least_of``, the one with the fewest counts: it
     receives most when they gather.

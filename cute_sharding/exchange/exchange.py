@@ -152,8 +152,8 @@ class Exchange:
 
     @cached_property
     def is_free(self) -> bool:
-        """Whether no rank is known to receive anything: all were looked at, or both shardings are
-        the same layout of the same ranks, whatever the shapes of the meshes are.
+        """Whether it is known that no rank receives anything: all ranks were examined, or both
+        shardings are the same layout on the same ranks, possibly under meshes of other shapes.
         """
         return not self.received_elements and (self._looks_at_all or self._is_one_layout)
 

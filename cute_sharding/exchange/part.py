@@ -240,8 +240,8 @@ def part_of_one(
     shapes: tuple[Shape, Shape],
     own: tuple[Copy, ...] | None = None,
 ) -> Part:
-    """The part with one operand and one result, which has all its rows: from the sizes of messages,
-    and copies; None: the operand is the send buffer, or the receive buffer is the result.
+    """The part with one operand and one complete result, from the sizes of messages and the copies;
+    copies of None: the operand is the send buffer, or the receive buffer is the result.
     """
     return Part(
         tuple(peers),

@@ -196,7 +196,7 @@ class Placed:
 
     @classmethod
     def of(cls, sharding: Sharding, ranks: Sequence[int] | None = None) -> Placed:
-        """From a sharding, on these ranks; by default on 0, 1, and so on.
+        """The tensor that lies as a sharding says, on these ranks; by default on 0, 1, and so on.
 
         Raises:
             ValueError: something is pending, so no rank holds elements of the tensor.

@@ -89,7 +89,7 @@ class ViewQuestion:
             return self._answered(self.row.view(known(shape), *known(arguments), **options))
 
     def _is_torchs(self, is_uncountable: bool) -> bool:
-        """Whether torch's rule, if there is one, answers: the sizes are symbols of no compiler, or
+        """Whether torch's rule, if there is one, answers: sizes are symbols without a compiler, or
         the mesh is one device. On one device every placement is right, and torch uses such a mesh
         as a stand-in: for an op without a rule it traces the decomposition there, and takes the
         placements it sees as true on the real mesh (_decompositions.py). So no answer may hold on

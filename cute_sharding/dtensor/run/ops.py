@@ -191,8 +191,8 @@ class Runner:
 
     @property
     def has(self) -> None:
-        """None: two results are not known to be equal. To compare them would cost as much as to
-        move them again.
+        """None: it is not known which results are equal. To compare two would cost as much as to
+        move one again.
         """
 
     def check_back(self, writer: str, tensor: Any) -> None:
