@@ -229,7 +229,8 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
         raise ValueError(f"{source} and {target} are not of one tensor")
     if any(isinstance(p, Partial) for p in target.placements):
         raise ValueError(
-            f"no plan to {target}: another mesh takes no Partial, give Shard or Replicate"
+            f"no plan to {target}: a target on another mesh must not be a Partial, give Shard "
+            "or Replicate"
         )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:
@@ -261,8 +262,8 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
     for m, (before, after) in enumerate(pairs):
         if before != after and isinstance(after, Partial):
             raise ValueError(
-                f"no plan from {before} to {after} on mesh dim {m}: a Partial is made of "
-                "the same Partial alone"
+                f"no plan from {before} to {after} on mesh dim {m}: only the same Partial can "
+                "become a Partial"
             )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:

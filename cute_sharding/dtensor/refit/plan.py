@@ -159,9 +159,9 @@ class RefitPlan(OfThisProcess, Refit):
         for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
             if not lie_alike(self._running.kept_view(k, given), x):
                 raise ValueError(
-                    f"into: {self.results[k].name!r} is in the memory of {self.operands[i].name!r} "
-                    "of the state, and would be written there while that is read: give it its own "
-                    "memory"
+                    f"into: {self.results[k].name!r} shares memory with {self.operands[i].name!r} "
+                    "of the state, and would be written while the state is read: give it its "
+                    "own memory"
                 )
 
     @contextmanager
@@ -214,8 +214,8 @@ class RefitPlan(OfThisProcess, Refit):
         kinds = sorted(found)
         if len(kinds) > 1:
             raise ValueError(
-                f"a refit between meshes of {' and '.join(kinds)} devices: both are to be of one "
-                "kind, move the tensors first"
+                f"a refit between meshes of {' and '.join(kinds)} devices: both need the same "
+                "device type, move the tensors first"
             )
 
     def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:
@@ -305,7 +305,7 @@ def plan_refit(
     >>> print(plan_refit(fused, source, {"*.weight": ((2,), [Shard(1)])}))
     refit of 3 tensors to 1, mesh (2,) of ranks 0, 1
       qkv.weight (16, 6) bfloat16 as [S(1)]: 3 pieces of q, k, v
-    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all said
+    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all covered
     """
     specs = {name: spec_of(name, given) for name, given in source.items()}
     if not specs:

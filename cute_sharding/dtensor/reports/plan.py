@@ -74,7 +74,7 @@ def plan_redistribution(
 
     Raises:
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the
-            message names the least that would do.
+            message names the smallest limit that is enough.
         NotImplementedError, RuntimeError: a pending reduction that cannot be done so.
 
     The method is in docs/redistribution.md.
@@ -107,8 +107,9 @@ def plan_redistribution(
             or (isinstance(before, Partial) and type(before) is not Partial)
         ):
             raise ValueError(
-                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's own "
-                "Partial can be reduced by plan, and nothing but itself made Partial"
+                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's "
+                "own Partial can be reduced by plan, and only the same Partial can become a "
+                "Partial"
             )
     chosen = network_in_force()
     by = Means(chosen, memory_limit, at_hand)
@@ -140,8 +141,8 @@ def _between(
         for m, p in enumerate(placements):
             if isinstance(p, Partial) and (name == "dst" or type(p) is not Partial):
                 raise ValueError(
-                    f"{name} has {p} on mesh dim {m}: between meshes only torch's own Partial is "
-                    "reduced by plan, and none is made"
+                    f"{name} has {p} on mesh dim {m}: between meshes, a plan reduces only "
+                    "torch's own Partial, and makes no Partial"
                 )
     sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
     pending = [

@@ -59,7 +59,7 @@ def redistribute(
     Raises:
         TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
         ValueError: the arguments do not fit together, slices of meshes that do not belong together,
-            or no plan keeps within ``memory_limit``; the message names the least that would do.
+            or no plan keeps within ``memory_limit``; the message names the smallest limit that is enough.
         RuntimeError: this rank's local tensor does not have the shape that the placements give.
 
     The method is in docs/meshes.md.
@@ -88,8 +88,8 @@ def _check_reduced(placements: Sequence[Placement], mesh: DeviceMesh) -> None:
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: another "
-                "mesh takes no Partial, give Shard or Replicate"
+                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: a "
+                "target on another mesh must not be a Partial, give Shard or Replicate"
             )
 
 
@@ -107,7 +107,7 @@ def _check(tensor: Any, mesh: DeviceMesh) -> None:
     if tensor.device_mesh.device_type != mesh.device_type:
         raise ValueError(
             f"redistribute from a mesh of {tensor.device_mesh.device_type} devices to one of "
-            f"{mesh.device_type} devices: both are to be of one kind, move the tensor first"
+            f"{mesh.device_type} devices: both need the same device type, move the tensor first"
         )
 
 
