@@ -59,7 +59,8 @@ def redistribute(
     Raises:
         TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
         ValueError: the arguments do not fit together, slices of meshes that do not belong together,
-            or no plan keeps within ``memory_limit``; the message names the smallest limit that is enough.
+            or no plan keeps within ``memory_limit``; the message names the smallest limit that is
+            enough.
         RuntimeError: this rank's local tensor does not have the shape that the placements give.
 
     The method is in docs/meshes.md.
