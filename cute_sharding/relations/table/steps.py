@@ -42,7 +42,7 @@ def shuffled(x: Shape, factor: int) -> list[Step] | None:
 
 
 def unshuffled(x: Shape, factor: int) -> list[Step] | None:
-    """And back."""
+    """Rows and columns (H, r), (W, r) go to channels (C, r, r)."""
     if len(x) < 3 or factor < 1 or x[-2] % factor or x[-1] % factor:
         return None
     *batch, c, height, width = x
@@ -64,7 +64,7 @@ def interleaved(x: Shape, groups: int) -> list[Step] | None:
 
 
 def squeezed(x: Shape, *dims: int | Sequence[int]) -> list[Step]:
-    """A copy without dims of size 1: of the tensor, not of what a device holds of it."""
+    """A copy without dims of size 1 of the global tensor; local dims of size 1 stay."""
     return [_step("torch.squeeze", *dims)]
 
 
@@ -111,7 +111,7 @@ def of_columns(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> list[Step] | None:
-    """Back to the sum of the windows that an element is in."""
+    """Each element becomes the sum of its copies in all windows."""
     per = kernel[0] * kernel[1]
     if len(x) < 2 or x[-2] % per or any(n > 1 and s > 1 for n, s in zip(dilation, kernel)):
         return None
