@@ -272,27 +272,29 @@ def plan_refit(
     *,
     memory_limit: int | None = None,
 ) -> RefitPlan:
-    """A plan for weights as another program has them, straight from shards to shards.
+    """Plan to convert weights to the names and shapes of another program, directly from shards to
+    shards.
 
     Args:
-        generator: ordinary torch code, from a dict of whole tensors by name to a dict of whole
-            tensors. Its views, permutes, slices, cats, stacks, splits, expands, repeats, rolls,
-            flips, pads, rows by number and one cast become one relation. It runs once, here, on
-            tensors without data.
-        source: the tensors that it takes, by name: DTensors, or their specs.
+        generator: ordinary torch code, which takes a dict of whole tensors by name, and returns a
+            dict of whole tensors. It may use views, permutes, slices, cats, stacks, splits,
+            expands, repeats, rolls, flips, pads, indices of row numbers, and one cast of each
+            source. ``plan_refit`` runs it once, on tensors without data.
+        source: the tensors that the generator takes, by name: DTensors, or their specs.
         target: for each result, by name or by a pattern of names (``"*.qkv_proj.weight"``), a pair
             of mesh and placements, a DTensor or a spec; or a function of name and tensor that
             returns mesh and placements.
-        memory_limit: the most bytes that a rank may hold beside the state and the results: buffers.
-            So the tensors go in more exchanges. By default what goes together is 64 MiB, or an
-            eighth of what a rank sends and receives, a GiB at the most.
+        memory_limit: the most bytes of buffers that a rank may hold, in addition to the state and
+            the results. With a limit, the tensors move in more exchanges. By default, one exchange
+            has an eighth of the bytes that a rank sends and receives, at least 64 MiB and at most 1
+            GiB.
 
     Returns:
         The plan: ``.run(state)``, ``.inverse()``, ``str()``, ``.to_dict()``.
 
     Raises:
-        cute_sharding.relations.NotOnlyMoved: a result is computed; the error names the op and the
-            result. It is a ValueError.
+        cute_sharding.relations.NotOnlyMoved: the generator computes new values. The error names the
+            op and the result, and is a ValueError.
         ValueError, TypeError, RuntimeError: the arguments do not fit together.
 
     The method is in docs/refit.md.
