@@ -84,7 +84,7 @@ def _say_unknown(flags):  # type: ignore[no-untyped-def]
     import warnings
 
     asked = "; ".join(f"{name}: did you mean {near}?" for name, near in flags.items())
-    message = f"cute_sharding has no such flag, and goes on without it: {asked}"
+    message = f"cute_sharding has no such flag, and ignores it: {asked}"
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:

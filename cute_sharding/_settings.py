@@ -291,7 +291,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
         is_on = asked[name] not in (setting.default, setting.off)
         if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
-                f"{setting.flag}={environment[setting.flag]!r} is about views, and views are "
+                f"{setting.flag}={environment[setting.flag]!r} has no effect while views are "
                 f"off: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"
             )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)

@@ -37,7 +37,7 @@ def section(row: Patch) -> list[str]:
         row.why,
         "",
         *(
-            [f"- what is replaced: entries of this dict: {row.entries.format('an op')}"]
+            [f"- replaced: entries of this dict: {row.entries.format('an op')}"]
             if row.entries
             else []
         ),
@@ -45,11 +45,11 @@ def section(row: Patch) -> list[str]:
         f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
         f"- no longer needed when: {row.until}",
         f"- a test that fails without it: `{row.test}`",
-        "- where a torch lacks it: "
+        "- if a release of torch lacks it: "
         + (
-            f"enable raises ({row.lacking})"
+            f"enable raises an error ({row.lacking})"
             if row.lacking
-            else "it is left out, with one warning that names it"
+            else "the package leaves it out, and warns once"
         ),
         "",
     ]
@@ -60,24 +60,22 @@ def page() -> str:
         [
             "# What is replaced in torch",
             "",
-            "Generated from `cute_sharding/dtensor/replaced/patches.py` by `make pages`; a "
-            "test fails when it is out of date.",
+            "`make pages` generates this page from `cute_sharding/dtensor/replaced/patches.py`, "
+            "and a test compares them.",
             "",
-            f"While the package is enabled it stands in for torch in {len(TABLE)} places, and in "
-            "no other (a test compares all of",
-            "torch before, while and after). `enable` replaces all that the settings need, or, "
-            "where it fails, nothing; `disable`",
-            "puts the very objects back. What belongs to the compiler, to state dicts and to "
-            "pictures is replaced once the program",
-            "has imported it.",
+            f"While the package is enabled, it replaces {len(TABLE)} objects of torch, and no "
+            "others. (A test compares all of torch before, during and after.) `enable` replaces "
+            "all objects that the settings need or, if it fails, none. `disable` restores all of "
+            "them. Objects of the compiler, of state dicts and of pictures are replaced after the "
+            "program has imported them.",
             "",
             *(line for row in TABLE for line in section(row)),
-            "# While what a program sends is watched",
+            "# While communication is recorded",
             "",
-            "Inside of `profile()`, `no_communication()` and a dry run the package replaces "
-            f"{len(WATCHED)} more places,",
-            "also when it is switched off. They note what runs, and do what torch does. All are "
-            "put back when nobody watches any longer.",
+            "Inside `profile()`, `no_communication()` and a dry run of `estimate`, the package "
+            f"replaces {len(WATCHED)} more objects, even if it is switched off. The "
+            "replacements note the ops and collectives that run, and otherwise do the same as "
+            "torch. At the end of the last such block, the package restores all of them.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]

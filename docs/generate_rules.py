@@ -245,28 +245,30 @@ def section_by_names() -> list[str]:
     return [
         "## Ops by names",
         "",
-        "The signature, as einsum writes it ([Ops](ops.md#signatures)), or what the rule says "
-        "that makes it of the op's arguments; and the reduction that a contracted dim leaves "
-        "pending, where it may be cut.",
+        "The second column has the signature of the op, as in einsum "
+        "([Ops](ops.md#signatures)). If a rule computes the signature from the arguments of the "
+        "op, the column describes the rule. The third column has the reduction of the `Partial` "
+        "that a sharded contracted dim leaves.",
         "",
-        "| aten overloads | signature | pending |",
+        "| aten overloads | signature | `Partial` |",
         "|---|---|---|",
         *[line_by_names(row) for row in TABLE if not (row.is_moved or isinstance(row, OfTorch))],
         "",
         "## Ops that torch answers for",
         "",
-        "No relation is written of these. *Any cut*: torch's own rule is right on any cut "
-        "([how that is measured](ops.md)).",
+        "These ops have no relation: PyTorch's rules decide their placements. The second column "
+        "has a *yes* if PyTorch's rule is right for all placements ([Ops](ops.md)).",
         "",
-        "| aten overloads | any cut | what is known |",
+        "| aten overloads | right for all placements | notes |",
         "|---|---|---|",
         *map(line_of_torch, torchs.ROWS),
         "",
-        "## What kernels want",
+        "## Arguments of kernels",
         "",
-        "Of local arguments beside the values of tensors; of these arguments, counted from 0.",
+        "On a shard, the kernels of these ops need other arguments than those of the whole tensor. "
+        "The second column has the conversion, with the numbers of the arguments, from 0.",
         "",
-        "| aten overloads | what |",
+        "| aten overloads | conversion |",
         "|---|---|",
         *[f"| {names_of(row)} | `{row.kernel!r}` |" for row in TABLE if row.kernel is not None],
         "",
@@ -279,19 +281,23 @@ def page() -> str:
         [
             "# The rule table",
             "",
-            "Generated from `cute_sharding/relations/table/views.py` by `make pages`; a test fails "
-            "when it is out of date.",
+            "`make pages` generates this page from `cute_sharding/relations/table/`, and a test "
+            "compares them.",
             "",
-            "Each op is a DimMap, and each DimMap a layout from the output's flat index to the "
-            "input's: reshapes keep the input's strides, permutations permute them,",
-            "broadcasts and repeats add modes of stride 0. In the DimMaps `in0` is input dim 0, "
-            "`(in0 in1)` their flattening, `x/(3,4)[0]` dim 0 of x split into (3, 4),",
-            "`1` a fresh dim of size 1.",
+            "## Views",
             "",
-            "*Strict* overloads raise where they are not free and "
-            '`implicit_redistribution="error"`; others redistribute. Those '
-            "of a *signature* go by the one that the DimMap says ([Ops](ops.md)).",
-            "(`view_as_complex` is read in units of real numbers.)",
+            "The table describes each view op by a DimMap, and each DimMap by a layout from the "
+            "flat index of the output to the flat index of the input. Reshapes keep the strides of "
+            "the input, permutations permute the strides, and broadcasts and repeats add modes of "
+            "stride 0.",
+            "",
+            "In a DimMap, `in0` is dim 0 of the input, and `(in0 in1)` is the flattening of dims 0 "
+            "and 1. `x/(3,4)[0]` is dim 0 of x after a split into (3, 4), and `1` is a new dim of "
+            "size 1. The rule of `view_as_complex` counts real numbers.",
+            "",
+            'A *strict* overload raises an error with `implicit_redistribution="error"` if it is '
+            "not free. All other overloads redistribute. An overload with the word *signature* "
+            "uses the signature that follows from the DimMap ([Ops](ops.md)).",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",
             "|---|---|---|---|---|",
@@ -301,11 +307,11 @@ def page() -> str:
             "",
             "## Movement ops",
             "",
-            "Generated from `movement.py` and `pads.py` of `cute_sharding/relations/table/`: of "
-            "which rows of the dim the results are made ([Movement](movement.md)); `.d0` is dim 0. "
-            "Rows that are not named come from nowhere.",
-            "The signature ([Ops](ops.md)) follows from them; beside it stand overloads that go by "
-            "it alone.",
+            "For each movement op, the column *rows* gives the rows of the operand from which the "
+            "rows of the result are made ([Movement](movement.md)). `.d0` is dim 0. Rows that the "
+            "column does not name do not come from the operand. The last column has the signature "
+            "that follows from the map of rows ([Ops](ops.md)), and overloads that use only the "
+            "signature.",
             "",
             "| op | aten overloads | example | rows | signature |",
             "|---|---|---|---|---|",

@@ -23,17 +23,17 @@ BUILT = {
         "cannot be done without communication",
     ),
     "unknown": (
-        "… of a DTensor of shape … to … on mesh … with placements …: whether that is free depends "
-        "on sizes that have no value while the program is compiled.",
-        "whether that is free depends on sizes",
+        "… of a DTensor of shape … to … on mesh … with placements …: whether the op is free "
+        "depends on sizes that have no value while the program is compiled.",
+        "whether the op is free depends on sizes",
     ),
     "communicates": (
         "… at … communicates, where nothing may be sent: … among … ranks.",
         "communicates, where nothing may be sent",
     ),
     "in_words": (
-        "… of …: the shape of the result depends on values, which each device has some of, so it "
-        "has no placements.",
+        "… of …: the shape of the result depends on values, of which each device has only "
+        "some, so the result has no placements.",
         "the shape of the result depends on values",
     ),
 }

@@ -285,11 +285,11 @@ exit code 2
 cute_sharding: shape (5,) has 5 elements, the tensor 4
 exit code 2
 cute_sharding: no plan from R to P(sum) on mesh dim 0: only torch's own Partial can be reduced
- > by plan, and nothing but itself made Partial
+ > by plan, and only the same Partial can become a Partial
 exit code 2
 cute_sharding: unknown links ['pigeon']: use nvlink, infiniband or Link(alpha, beta)
 exit code 2
 cute_sharding: no plan for (64, 64) on mesh (4,) holds at most 1,000 elements on every device:
- > the least that would do is memory_limit=2144
+ > the smallest limit that is enough is memory_limit=2144
 exit code 2""",
     )

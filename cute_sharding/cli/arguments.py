@@ -38,7 +38,7 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
     """The names and the sizes of mesh dims."""
     if "@" in text:
         raise UsageError(
-            f"{option} {text!r}: which ranks they are makes no difference here, write "
+            f"{option} {text!r}: ranks after @ have no effect here, write "
             f"{text.partition('@')[0].strip()}"
         )
     names, sizes = [], []
@@ -84,7 +84,7 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     ranks = [rank for run in runs for rank in run]
     for rank, times in Counter(ranks).items():
         if times > 1:
-            raise UsageError(f"{option} {text!r}: rank {rank} stands there twice, write it once")
+            raise UsageError(f"{option} {text!r}: rank {rank} is given twice, write it once")
     return names, Mesh(sizes, ranks)
 
 

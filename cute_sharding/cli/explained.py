@@ -67,18 +67,19 @@ def explain(
     torch: bool = False,
     **op: Numbers,
 ) -> Explanation:
-    """What a view or a movement op does to a sharding: who holds what before and after, whether it
-    is free, and what is sent where it is not. Nothing is communicated.
+    """Explain a view or a movement op of a sharded tensor: the elements of each device before and
+    after the op, whether the op is free, and its communication. Nothing is communicated.
 
     Args:
-        x: a DTensor or a :class:`~cute_sharding.sharding.Sharding`; or instead of it:
+        x: a DTensor or a :class:`~cute_sharding.sharding.Sharding`. Instead of it, give ``shape``,
+            ``mesh`` and ``placements``.
         shape: the tensor's global shape.
         mesh: the device mesh: sizes, or names with sizes, such as ``{"dp": 2, "tp": 4}``.
         placements: one for each mesh dim, as text (``"S(0), R"``) or as PyTorch's objects.
         torch: whether to add the result of PyTorch's own rule for the op (imports torch).
-        op: one op by its name, with its numbers: ``view``, ``permute``, ``expand`` or ``repeat``
-            with sizes, or a movement op as ``python -m cute_sharding explain --help`` lists them,
-            such as ``slice=(1, 1)`` for ``x[:, 1:]`` or ``roll=(0, 1)``.
+        op: one op as a keyword argument, with its numbers: ``view``, ``permute``, ``expand`` or
+            ``repeat`` with sizes, or a movement op as ``python -m cute_sharding explain --help``
+            lists them, such as ``slice=(1, 1)`` for ``x[:, 1:]`` or ``roll=(0, 1)``.
 
     Returns:
         The explanation: ``print`` it, or ask ``.is_free``, ``.output`` and ``.to_dict()``.

@@ -54,12 +54,12 @@ def draw(
     shape: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> Picture:
-    """A picture of the device of each element. For a view it shows before and after; for a
-    redistribution, also from one mesh to another, who sends how many elements to whom.
+    """Draw which device holds each element: before and after a view, or a redistribution. For a
+    redistribution, the picture also shows how many elements each device sends to each other device.
 
-    The picture is small for any tensor and mesh. Of a long dim it shows the first runs of rows of
-    the same devices and the last one, and names the runs that are left out. Nothing is
-    communicated, and the data of a tensor are not read.
+    The picture is small for any tensor and mesh. For a long dim, it shows the first runs of rows
+    and the last run, and says which runs it leaves out. Nothing is communicated, and the elements
+    of a tensor are not read.
 
     Args:
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
@@ -72,7 +72,7 @@ def draw(
             :class:`~cute_sharding.relations.View`.
         to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
             objects, torch's or ours. The plan is the one for a mesh that has all process groups.
-        mesh: the mesh of ``to``, where it is another than the tensor's: a DeviceMesh, a
+        mesh: the mesh of ``to``, if it is not the tensor's mesh: a DeviceMesh, a
             :class:`cute_sharding.exchange.Mesh`, or sizes, whose ranks are then 0 and those that
             follow.
         shape: of a layout ((devices), (local)), the tensor's shape: then it is drawn as the
@@ -87,7 +87,7 @@ def draw(
     Raises:
         TypeError: something else is to be drawn.
         ValueError: the arguments do not fit together.
-        LayoutError: the layout says no sharding of ``shape``, or has symbols.
+        LayoutError: the layout is not a sharding of ``shape``, or has symbols.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> picture = draw(Sharding((4, 6), (2,), (Shard(1),)), view=(24,), names=("tp",))
@@ -229,7 +229,8 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
         raise ValueError(f"{source} and {target} are not of one tensor")
     if any(isinstance(p, Partial) for p in target.placements):
         raise ValueError(
-            f"no plan to {target}: another mesh takes no Partial, give Shard or Replicate"
+            f"no plan to {target}: a target on another mesh must not be a Partial, give Shard "
+            "or Replicate"
         )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:
@@ -261,8 +262,8 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
     for m, (before, after) in enumerate(pairs):
         if before != after and isinstance(after, Partial):
             raise ValueError(
-                f"no plan from {before} to {after} on mesh dim {m}: a Partial is made of "
-                "the same Partial alone"
+                f"no plan from {before} to {after} on mesh dim {m}: only the same Partial can "
+                "become a Partial"
             )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:

@@ -28,26 +28,27 @@ def estimate(
     device: Literal["cuda", "cpu"] = "cuda",
     settings: Sequence[str] = tuple(SETTINGS),
 ) -> Estimate:
-    """What one step of a program would receive and hold, on stock PyTorch and with each flag. No
-    device is needed, no memory for the model, and no process for each rank.
+    """The bytes that one step of a program would receive and hold, with PyTorch alone and with each
+    flag. The estimate needs no device, no memory for the model, and no process for each rank.
 
-    ``step(mesh)`` gets a ``DeviceMesh``, makes a model, its batch and an optimizer, and returns a
-    function without arguments, which is one step. What it does before that is counted by itself.
-    Tensors have shapes and no elements. The mesh's devices are called "cpu", and so are tensors.
+    ``step(mesh)`` takes a ``DeviceMesh``, makes a model, its batch and an optimizer, and returns
+    one step: a function without arguments. The communication before the step is counted in a row of
+    its own. Tensors have shapes but no elements. The mesh and the tensors have the device type
+    "cpu".
 
     Args:
         step: a function at the top of a module, or its name: ``module:function``,
             ``file.py:function``.
-        mesh: how many devices each mesh dim has; with the names of the dims where the program uses
-            them, such as ``{"dp": 64, "tp": 8}``.
+        mesh: the number of devices of each mesh dim; with names if the program uses the names of
+            mesh dims, such as ``{"dp": 64, "tp": 8}``.
         network: the links, as in ``USE_CUTE_NETWORK``: ``infiniband,nvlink``, or
             ``flat:ALPHA,BETA``. By default NVLink in hosts of eight devices, and InfiniBand
             between.
-        layers: how many layers the model has, of which not all are run: ``step(mesh, layers=n)`` is
-            called for 2, 3 and 4. Where each further layer adds the same, the others are counted,
-            which is exact; else all are run.
-        rank: the rank that is run. Rank 0 holds the most of what is sharded unevenly.
-        device: "cuda": what a GPU would run over NCCL; "cpu": a CPU, over gloo.
+        layers: the number of layers of the model. ``step(mesh, layers=n)`` is called for 2, 3 and 4
+            layers. If each layer adds the same, the figures for all layers follow exactly.
+            Otherwise, all layers are run.
+        rank: the rank that is run. If shards are uneven, rank 0 holds the largest shards.
+        device: "cuda" runs the step as on GPUs over NCCL, and "cpu" as on CPUs over gloo.
         settings: which columns: of "PyTorch", "views", "redistribution", "movement", "all".
 
     Returns:
@@ -55,7 +56,7 @@ def estimate(
         rank of each collective receives, seconds are by the network's model (Chan et al. 2007).
 
     Raises:
-        ValueError: an argument is none of these, or the function cannot be imported by name.
+        ValueError: an argument has an unknown value, or the function cannot be imported by name.
         ImportError: the program cannot be imported, or has no such function.
         RuntimeError: a process ended without a result.
 

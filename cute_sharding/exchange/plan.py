@@ -212,8 +212,8 @@ def within_memory(
             for stages in ways
         )
         raise ValueError(
-            f"no plan for {what} holds at most {limit:,} elements on every device: the least that "
-            f"would do is memory_limit={least}"
+            f"no plan for {what} holds at most {limit:,} elements on every device: the smallest "
+            f"limit that is enough is memory_limit={least}"
         )
     return fitting
 

@@ -65,7 +65,8 @@ def buckets(
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
             raise ValueError(
-                f"memory_limit={limit}: {least} bytes at least are held at once, {held_are}: give "
+                f"memory_limit={limit}: {least} bytes at least are needed at once, for "
+                f"{held_are}: give "
                 "as much, or more devices"
             )
         at_once = before is not None and (

@@ -123,7 +123,7 @@ class Refit:
     >>> print(Refit(cat, (gate, up), (NamedTensor("gate_up", fused),)))
     refit of 2 tensors to 1, mesh (2,) of ranks 0, 1
       gate_up (8, 6) float32 as [S(0)]: 2 pieces of gate, up
-    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all said
+    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all covered
     """
 
     relation: Relation
@@ -354,7 +354,7 @@ class Refit:
         for name, left in self.unread.items():
             yield f"  {left:,} elements of {name} are in no result"
         total = sum(each.bytes for each in self.results)
-        said = "all said" if total == self.said_bytes else f"{self.said_bytes:,} said"
+        said = "all covered" if total == self.said_bytes else f"{self.said_bytes:,} covered"
         n = self.collectives
         yield (
             f"in all: {n} exchange{'s' * (n != 1)}, a rank receives {self.received_bytes:,} bytes "

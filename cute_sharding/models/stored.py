@@ -65,7 +65,8 @@ class Stored:
         if have != there:
             raise ValueError(
                 f"the checkpoint has {have} elements of {self.name!r}, in {len(chunks)} chunks, "
-                f"and its shape {self.shape} has {there}: it was not saved whole, save it again"
+                f"and its shape {self.shape} has {there}: the tensor was not saved completely, "
+                "save it again"
             )
 
     def bytes_of(self, chunk: int) -> int:

@@ -43,7 +43,9 @@ def relation_of_view(view: View) -> Relation:
       operand 0 (3,2):(1,3) -> result 0 (3,2):(2,1)
     """
     if view.rank < len(view.target):
-        raise NotOnlyMoved(f"each element of {view.output_shape} is several of the operand's")
+        raise NotOnlyMoved(
+            f"each element of {view.output_shape} comes from several elements of the operand"
+        )
     below = row_major(tuple(view.input_shape))
     sizes = tuple(view.sizes)
     modes = [

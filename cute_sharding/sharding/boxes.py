@@ -145,20 +145,21 @@ def boxes(
 
 
 def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[Box, Box], ...]:
-    """The elements of one global tensor that two devices both hold, for any shardings and meshes,
-    as boxes of each device.
+    """The elements of a global tensor that two devices both hold, as boxes of each device, for any
+    shardings and meshes.
 
     Args:
         a, b: each side's boxes, which do not overlap among themselves, as from
             ``Sharding.boxes`` or ``local_boxes``; or one box.
 
     Returns:
-        Pairs of a box of ``a`` and a box of ``b``: the same rows of the global tensor, with the
-            same loops there, and each side's own local offsets and steps. The number of pairs
-            grows with the number of sharded mesh dims, not with the rows.
+        Pairs of a box of the first device and a box of the second device. The boxes of a pair have
+            the same rows of the global tensor, and each has the local offsets and steps of its
+            device. The number of pairs grows with the number of sharded mesh dims, not with the
+            number of rows.
 
     Raises:
-        ValueError: boxes of tensors with different numbers of dims.
+        ValueError: the boxes have different numbers of dims.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> one = Sharding((12,), (2,), (Shard(0, split_factor=3),)).boxes((1,))  # 2 3, 6 7, 10 11

@@ -17,7 +17,8 @@ SUFFIXES = (".json", ".html", ".txt")
 
 
 class Profile:
-    """What :func:`profile` gives: all that was sent inside the block, by line of the program.
+    """The result of :func:`profile`: the communication inside the block, for each line of the
+    program.
 
     ``print`` shows a table. The values are bytes and seconds; of this rank, but for what the
     busiest rank received. Only :attr:`collectives` also count in elements.
@@ -115,22 +116,23 @@ class Profile:
 
 @contextmanager
 def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
-    """What the program sends inside the ``with`` block, and for which of its lines: with this
+    """Record the communication inside the ``with`` block, for each line of the program: with this
     package on or off, eager or compiled, forward and backward.
 
-    Nothing is installed outside of the block, and no op is changed in it. What is recorded is of
-    this rank and this thread, and of backwards that this thread starts; what the busiest rank
-    receives is known from plans, and from what all ranks of a collective receive alike. Bytes count
-    as ``cute_sharding.exchange.collectives`` says. On backends whose collectives run beside the
-    host, such as NCCL, measured seconds are those of the host.
+    Nothing is changed outside of the block. A profile records this rank and this thread, and the
+    backward passes that this thread starts. The bytes of the busiest rank are known for planned
+    redistributions, and for collectives in which all ranks receive the same.
+    ``cute_sharding.exchange.collectives`` says how bytes are counted. On backends whose collectives
+    run asynchronously, such as NCCL, measured seconds are those of the host.
 
-    Of a compiled program the collectives of its graphs are seen as they run. Their lines are those
-    of the graph's nodes where these are run one by one (the backends ``eager`` and ``aot_eager``);
-    what Inductor has compiled is put under the line that calls the compiled program.
+    In a compiled program, a profile records the collectives of the graphs. With the backends
+    ``eager`` and ``aot_eager``, it knows the line of each collective. With Inductor, it lists all
+    collectives under the line that calls the compiled program.
 
     Args:
-        network: by which seconds are modelled, as of :func:`cute_sharding.enable`; by default that
-            of the settings, else NVLink within hosts of eight devices and InfiniBand between.
+        network: the network that gives the modeled seconds, as for :func:`cute_sharding.enable`. By
+            default the network of the settings, or NVLink within hosts of eight devices and
+            InfiniBand between.
 
     Returns:
         A :class:`Profile`.

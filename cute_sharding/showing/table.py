@@ -146,7 +146,7 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
     kept = [row if width >= WIDE else (*row[:6], *row[8:]) for row in rows]
     table = aligned(kept, width, {1, 2, 3, 4}, {1: 14, 2: 8}, {3: 8, 4: 16})
     notes = [note, *_blocks(row[3] for row in kept[1:])]
-    return ["What is sent, the most first", *table, *_wrapped(notes, width)]
+    return ["Communication, the most bytes first", *table, *_wrapped(notes, width)]
 
 
 def _other(line: Line, theirs: Other) -> str:

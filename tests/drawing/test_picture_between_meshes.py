@@ -252,7 +252,7 @@ def test_ranks_left_out_of_the_legend():
         (lambda plan, of: draw(plan, names=("dp",)), "and a ExchangePlan has two: draw plan.named"),
         (lambda plan, of: draw(of, mesh=(3,)), "mesh= is the mesh of to="),
         (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows one change"),
-        (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh takes no Partial"),
+        (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh must not be a Partial"),
         (lambda plan, of: draw(of, to="R, R", mesh=(3,)), "2 placements"),
         (lambda plan, of: draw(of, to=of, mesh=(3,)), "give a mesh of (2,)"),
         (lambda plan, of: draw(plan.source, shape=(4, 6)), "shape= goes with a Layout"),

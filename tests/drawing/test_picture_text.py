@@ -361,7 +361,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to="P"),
             ValueError,
-            "a Partial is made of the same Partial alone",
+            "only the same Partial can become a Partial",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to=[3]),

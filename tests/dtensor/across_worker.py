@@ -234,7 +234,7 @@ def slices_of_meshes():
     try:
         cute_sharding.redistribute(x, whole["half"], [Shard(0)])
     except ValueError as error:
-        assert "nothing says which is meant" in str(error)
+        assert "the pair of slices is not clear" in str(error)
     else:
         raise AssertionError("slices that do not belong together")
 

@@ -219,7 +219,7 @@ def what_does_not_fit(folder):
         (
             {"w": DTensor.from_local(torch.zeros(6, 2), line, [Partial()])},
             ValueError,
-            "nothing is loaded as terms of a sum",
+            "load_checkpoint does not load a Partial",
         ),
     ):
         raised(lambda s=state: load_checkpoint(s, folder), kind, words)

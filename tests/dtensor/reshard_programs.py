@@ -227,7 +227,7 @@ def no_more_is_held_than_the_plan_says():
             assert torch.equal(x.to_local(), (full + i).chunk(4, 1)[mine])
         if limit == held * 3 // 2:
             assert len(plan.packed) > 3 and any(each.follows_at_once for each in plan.packed)
-    with raises(ValueError, r"memory_limit=1: \d+ bytes at least are held"):
+    with raises(ValueError, r"memory_limit=1: \d+ bytes at least are needed"):
         cute_sharding.reshard(sizes, "S(1)", other, memory_limit=1)
 
 
@@ -271,9 +271,9 @@ def what_is_refused_leaves_all_as_it_was():
     reshard = cute_sharding.reshard
     with raises(ValueError, "given for 'b.d', 'e\\*', and no DTensor of the state"):
         reshard(state, {"a": "R", "b": {"d": "R"}, "e*": "R"})
-    with raises(ValueError, "a and d are one tensor, and are to lie in two ways"):
+    with raises(ValueError, "a and d are one tensor, but have different target placements"):
         reshard({**state, "d": x}, {"a": "R", "d": "S(1)"})
-    with raises(ValueError, r"a is to be P\(sum\)|a is to be Partial|takes no Partial"):
+    with raises(ValueError, r"a is to be P\(sum\)|a is to be Partial|must not be a Partial"):
         reshard(state, {"a": "P"})
     with raises(ValueError, "placements of 'a'.* names dim 5"):
         reshard(state, {"a": "S(5)"})
@@ -336,7 +336,7 @@ def what_ranks_outside_take_for_something_else():
             cute_sharding.reshard(state, "R", two)
             assert inside or torch.equal(state["a"].to_local(), full)
         else:
-            with raises(RuntimeError, "not those that this rank, which is outside, knows"):
+            with raises(RuntimeError, "not those that this rank, outside of the mesh, has"):
                 cute_sharding.reshard(state, "R", two)
             assert state["a"].device_mesh == one
 

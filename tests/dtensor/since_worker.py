@@ -224,9 +224,9 @@ def what_is_refused():
     state = {"w": distribute_tensor(torch.ones(8, 4), line, [Shard(0)])}
     plan = cute_sharding.plan_reshard(state, "S(1)")
     held = plan.run(dict(state))
-    with raises(ValueError, "give into=, what the run has given that sent the rest"):
+    with raises(ValueError, "pass as into= the result of the run that sent the others"):
         plan.run(state, since=copied(state))
-    with raises(ValueError, "w is in the memory of the state itself.*keep a copy"):
+    with raises(ValueError, "w shares memory with the state.*keep a copy"):
         plan.run(state, into=held, since=state)
     with raises(ValueError, "when this was planned: plan again"):
         plan.run(state, into=copied(state))

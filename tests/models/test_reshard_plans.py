@@ -116,7 +116,7 @@ def test_no_rank_holds_more_than_the_limit(seed):
     plan = plan_models(model)
     if not plan.packed:
         return
-    with pytest.raises(ValueError, match="bytes at least are held at once") as refused:
+    with pytest.raises(ValueError, match="bytes at least are needed at once") as refused:
         plan_models(model, -1)
     least = int(str(refused.value).split(": ")[1].split()[0])
     for limit in (least, least + 7, (least + plan.peak_bytes) // 2, plan.peak_bytes, None):
@@ -177,9 +177,13 @@ def test_what_changes_nothing_costs_nothing():
 
 def test_what_is_refused():
     one = PlacedTensor.of((4,), (2,), "S(0)")
-    with pytest.raises(ValueError, match="the shape stays, and nothing becomes Partial"):
+    with pytest.raises(
+        ValueError, match="the target needs the same shape, and must not become Partial"
+    ):
         plan_models([("w", one, PlacedTensor.of((5,), (2,), "S(0)"))])
-    with pytest.raises(ValueError, match="the shape stays, and nothing becomes Partial"):
+    with pytest.raises(
+        ValueError, match="the target needs the same shape, and must not become Partial"
+    ):
         plan_models([("w", one, PlacedTensor.of((4,), (2,), "P"))])
     with pytest.raises(ValueError, match="give a name of torch's with its bits"):
         PlacedTensor.of((4,), (2,), "R", "half")

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """What a load has done.
+    """The result of :func:`load_checkpoint`.
 
     Attributes:
-        missing_keys: names of the state that the checkpoint has not; they are as they were.
+        missing_keys: names of the state that the checkpoint does not have; these tensors are
+            unchanged.
         unexpected_keys: names of the checkpoint that no rank's state has.
-        read_bytes, received_bytes: what this rank has read of storage, and been sent by others.
-        collectives: in how many exchanges.
+        read_bytes, received_bytes: the bytes that this rank has read from storage, and received
+            from other ranks.
+        collectives: the number of exchanges.
 
     >>> Loaded((), ("step",), 4096, 1024, 1).unexpected_keys
     ('step',)
@@ -63,37 +65,41 @@ def load_checkpoint(
     progress: bool = False,
     group: ProcessGroup | None = None,
 ) -> Loaded:
-    """Load a checkpoint into the tensors of ``state``, in place, from whatever mesh and placements
-    it was saved and to whatever they are on now.
+    """Load a checkpoint into the tensors of ``state``, in place. The meshes and placements of the
+    checkpoint and of the state may differ.
 
-    Each chunk that some rank needs is read once, by one rank, and ranks have read about as much;
-    what others need of it they are sent, each element once, of many tensors together. To be called
-    by all ranks of ``group``. Pipeline stages may have other states than one another.
+    Exactly one rank reads each chunk that some rank needs, and all ranks read about the same number
+    of bytes. An exchange for many tensors sends the elements to the ranks that need them, each
+    element once. Call it on all ranks of ``group``. The ranks may have different states, for
+    example in pipeline stages.
 
     Args:
-        state: a module, or what else has ``state_dict`` and ``load_state_dict``; or a nest of dicts
-            and lists of those, of tensors and of objects, as torch.distributed.checkpoint takes it.
-        checkpoint: the path of a checkpoint of torch.distributed.checkpoint, or a
-            ``StorageReader`` of one; or the path of a state dict of full tensors that
-            ``torch.save`` has written, which the first rank alone reads, and may alone have.
-        refit: ordinary torch code from the checkpoint's tensors by name, whole, to those of
-            ``state``, as :func:`plan_refit` takes it.
-        strict: names that only one of both has are an error, before anything is read.
-        memory_limit: the most bytes that a rank may hold beside ``state`` (and beside what it has
-            mapped of a file). So it is read and exchanged in more parts. By default a part has
-            64 MiB, or an eighth of what a rank reads, sends and receives.
+        state: a module, or another object with ``state_dict`` and ``load_state_dict``; or nested
+            dicts and lists of such objects, tensors and other objects, as for
+            torch.distributed.checkpoint.
+        checkpoint: the path of a checkpoint of torch.distributed.checkpoint, or a ``StorageReader``
+            of one; or the path of a state dict of full tensors that ``torch.save`` has written,
+            which only the first rank needs and reads.
+        refit: a generator, as for :func:`plan_refit`: ordinary torch code, which takes the whole
+            tensors of the checkpoint by name, and returns those of ``state``.
+        strict: raise an error, before anything is read, for names that only the state or only the
+            checkpoint has.
+        memory_limit: the most bytes that a rank may hold in addition to ``state`` and to mapped
+            files. With a limit, the checkpoint is loaded in more parts. By default, a part has an
+            eighth of the bytes that a rank reads, sends and receives, at least 64 MiB and at most 1
+            GiB.
         progress: show a bar of tensors, on the first rank, by tqdm.
-        group: the ranks that read; by default all.
+        group: the process group of the ranks that load; by default all ranks.
 
     Returns:
-        ``.missing_keys`` and ``.unexpected_keys`` as ``load_state_dict`` gives them, and what was
-            read and received.
+        ``.missing_keys`` and ``.unexpected_keys`` as ``load_state_dict`` returns them, and the
+            bytes that this rank read and received.
 
     Raises:
         ValueError, TypeError: names or shapes differ, or the arguments do not fit together. Nothing
             has been read.
-        RuntimeError: reading or sending has failed. On all ranks, where it has failed on one; the
-            error names the tensors that are loaded, and those that are as they were.
+        RuntimeError: reading or sending failed on some rank; all ranks raise this error. It names
+            the loaded tensors, and the unchanged tensors.
 
     The method is in docs/checkpoints.md.
 

@@ -30,7 +30,7 @@ class Ranks:
         if self.this not in self.all:
             raise ValueError(
                 f"rank {self.this} is not in the group that loads, of ranks {self.all}: call "
-                "load_checkpoint on these alone"
+                "load_checkpoint only on these ranks"
             )
 
     @property

@@ -97,8 +97,8 @@ def checked_names(wanted: Wanted, said: Said, objects: Collection[str], strict: 
     if wrong:
         raise ValueError(
             f"the checkpoint does not fit the state: {'; '.join(wrong)}. Nothing was read. "
-            "strict=False leaves out names that only one of both has, and refit= says what "
-            "tensors are of others"
+            "strict=False skips names that only one of the two has, and refit= converts "
+            "tensors of other names or shapes"
         )
     return names
 

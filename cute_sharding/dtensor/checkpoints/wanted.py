@@ -103,8 +103,8 @@ def want_of(leaf: Leaf) -> Want | None:
     rank, mesh, spec = process_groups.this_rank(), tensor.device_mesh, tensor._spec
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(
-            f"{leaf.name!r} is {text(tensor.placements)}: nothing is loaded as terms of a sum, "
-            "redistribute it to Shard or Replicate first"
+            f"{leaf.name!r} is {text(tensor.placements)}: load_checkpoint does not load a "
+            "Partial, redistribute it to Shard or Replicate first"
         )
     if mesh.get_coordinate() is None:
         return None

@@ -62,8 +62,7 @@ def gated(
         )
         raise RuntimeError(
             f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
-            f"{text(spec.placements)} ({argument}), which it cannot do rightly, as far as is "
-            "known. "
+            f"{text(spec.placements)} ({argument}), for which it is not known to be right. "
             "Redistribute it first, "
             f".redistribute(placements={list(without(kinds, spec.placements))!r}), and write to "
             "the result; or take the op that gives a new tensor."

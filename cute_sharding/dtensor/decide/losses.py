@@ -55,9 +55,10 @@ def outside_loss_parallel(run: Callable[..., Any]) -> Callable[..., Any]:
         if torch.ops.aten.nll_loss_forward.default not in registry.op_handlers():
             return run(*args, **kwargs)
         raise RuntimeError(
-            f"{run}: an op that writes to a Partial, within loss_parallel. F.cross_entropy with "
-            "label_smoothing, which does so, would have a wrong gradient there. Redistribute what "
-            "is written to first; or take it outside of loss_parallel, or without label_smoothing."
+            f"{run}: an op that writes to a Partial, within loss_parallel. For example, "
+            "F.cross_entropy with label_smoothing would have a wrong gradient. Redistribute "
+            "the written tensor first, move the op out of loss_parallel, or leave "
+            "label_smoothing out."
         )
 
     return refusing

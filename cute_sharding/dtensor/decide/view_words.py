@@ -89,7 +89,8 @@ def unknown(asked: Asked, fact: str) -> str:
     return (
         f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
         f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
-        "that is free depends on sizes that have no value while the program is compiled. It could "
+        "the op is free depends on sizes that have no value while the program is compiled. It "
+        "could "
         f"be decided if this were known: {fact}. Say so before the view, if it holds: "
         f"torch._check({fact}); or redistribute the tensor first to "
         f"{text(unsharded(placements))}; or let views do so themselves: "

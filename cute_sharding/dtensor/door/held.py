@@ -34,14 +34,13 @@ from cute_sharding.sharding.meeting import count_rows, rows_held
 
 
 def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
-    """The boxes that a rank holds of a DTensor (or of one with that spec), for any placements:
-    global offset, size and local offset of each dim, as strided runs. Each element of its local
-    tensor is in one box.
+    """The boxes that a rank holds of a DTensor, for any placements: global offset, size and local
+    offset of each dim, as strided runs. Each element of the rank's local tensor is in one box.
 
-    A strided shard is one box that says how it repeats (:class:`cute_sharding.Box`), or a few boxes
-    if sizes do not divide. A rank without elements, or outside of the mesh, has no box. On a
-    sub-mesh the boxes are those of the slice that has this process. A tensor without dims is one
-    box without dims. The boxes of a ``Partial`` say that their elements are terms of a reduction.
+    An even strided shard is one box with loops (:class:`cute_sharding.Box`), and an uneven one is a
+    few boxes. A rank without elements, or outside of the mesh, has no box. If the mesh is a slice
+    of a larger mesh, the boxes are those of the slice that has this process. A tensor without dims
+    is one box without dims. For a ``Partial``, ``box.pending`` names the reduction.
 
     Nothing is communicated.
 
@@ -50,7 +49,7 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
         rank: a global rank; by default this process's.
 
     Raises:
-        TypeError: ``tensor`` is neither.
+        TypeError: ``tensor`` is neither a DTensor nor a spec.
         ValueError: a placement is of an unknown kind; sizes are symbols, while a program is
             compiled; the local tensor has other sizes than its placements give; or all ranks run in
             this process and ``rank`` is None.

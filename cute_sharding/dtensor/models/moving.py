@@ -209,9 +209,9 @@ class Bucket:
         """
         raise RuntimeError(
             f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh}, and their "
-            "placements there are not those that this rank, which is outside, knows; or the "
+            "placements there are not those that this rank, outside of the mesh, has; or the "
             "tensors differ. Give the same tensors, placements and memory_limit on all ranks, "
-            "and redistribute results of ops to placements that you name first"
+            "and first redistribute results of ops to explicit placements"
         )
 
 

@@ -32,26 +32,27 @@ def plan_reshard(
     dtype: torch.dtype | None = None,
     network: Network | None = None,
 ) -> ReshardPlan:
-    """How the tensors of ``source`` get to where ``target`` says: in which exchanges, with what
-    received and held; and, between DTensors, a plan that runs as often as is wanted.
+    """Plan how the tensors of ``source`` move to the meshes and placements of ``target``: the
+    exchanges, and the bytes that ranks receive and hold. A plan between DTensors can run any number
+    of times.
 
     Args:
-        source: a state as :func:`reshard` takes it. Only how its DTensors lie is looked at, so they
-            may be on meta. Or a dict of :class:`cute_sharding.Spec` by name, for meshes that
-            are not there: such a plan is only shown.
+        source: a state, as for :func:`reshard`. Its DTensors may be on the meta device. Or a dict
+            of :class:`cute_sharding.Spec` by name, whose meshes need not exist: such a plan cannot
+            run.
         target: as ``placements`` of :func:`reshard`; or a state or dict of the same form, whose
-            tensors say mesh, placements and dtype.
-        mesh, memory_limit, dtype: as :func:`reshard` has them.
-        network: the links, by which the plan is timed.
+            tensors give mesh, placements and dtype.
+        mesh, memory_limit, dtype: as for :func:`reshard`.
+        network: the links that give the times of the plan.
 
     Returns:
         The plan: ``.packed``, ``.collectives``, ``.received_bytes`` (of the busiest rank),
             ``.lower_bound``, ``.received_by_link``, ``.peak_bytes``, ``.coverage``, ``.seconds``,
-            ``str()``, ``.to_dict()``. Between DTensors also ``.run(state)``, and for ranks that
-            only have or only want ``.send(state)`` and ``.receive()``: no planning, and nothing is
-            sent but elements. With ``into=`` they write to tensors that are there, and with
-            ``since=`` only what has changed is sent. On the CPU, without a limit, the memory for
-            messages stays with the plan until ``.free()``.
+            ``str()``, ``.to_dict()``. A plan between DTensors also has ``.run(state)``,
+            ``.send(state)`` for ranks that only have the source, and ``.receive()`` for ranks that
+            only need the target. These plan nothing, and send only elements. With ``into=`` they
+            write to existing tensors, and with ``since=`` they send only changed elements. On the
+            CPU, without a limit, the plan keeps its buffers until ``.free()``.
 
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`reshard`.
@@ -123,8 +124,8 @@ def _grouped(places: Sequence[Place], targets: Targets) -> list[Group]:
         group = found.setdefault(keys[mine], Group([], Specs(current, target)))
         if group.specs.target != target:
             raise ValueError(
-                f"{group.places[0].name} and {place.name} are one tensor, and are to lie in two "
-                "ways: give them the same placements"
+                f"{group.places[0].name} and {place.name} are one tensor, but have different "
+                "target placements: give both the same placements"
             )
         group.places.append(place)
     return list(found.values())

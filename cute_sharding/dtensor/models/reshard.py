@@ -26,43 +26,43 @@ def reshard(
     progress: bool = False,
     dtype: torch.dtype | None = None,
 ) -> T:
-    """The DTensors of ``state`` in other placements, on any mesh: many tensors in few exchanges.
+    """Move the DTensors of ``state`` to other placements, on any mesh: many tensors in few
+    exchanges.
 
-    Every rank receives what it needs and does not hold, each element once, and of all tensors that
-    go together one message from each peer. What is pending is finished first, tensor by tensor. A
-    tensor that stands in several places moves once, and is one tensor after it. To be called by all
-    ranks of all the meshes with the same names and arguments; a rank of none sends and receives
-    nothing, and has DTensors without data.
+    Every rank receives exactly once each element that it needs and does not hold, in one message
+    from each peer for all tensors that move together. Each ``Partial`` is reduced first. If
+    ``state`` has a tensor in several places, the tensor moves once, and stays one tensor. Call it
+    on all ranks of all meshes with the same names and arguments. A rank outside of all meshes gets
+    DTensors without data.
 
     Args:
-        state: a module, an optimizer, or a nest of dicts, lists and tuples of those and of tensors.
-            It is changed in place: parameters stay the objects that they are, so that optimizers
-            and programs that have them go on; other DTensors are replaced where they stand. Plain
-            tensors, and all else, are left alone. What an optimizer has beside a parameter goes
-            where that goes.
-        placements: a function of name and DTensor; or a dict from names, or patterns of names (as
-            in fnmatch; the first that fits), to placements, or a nest of the same form as
-            ``state``; or placements for all. A tensor of which nothing is said, or None, stays. A
-            DTensor in the place of placements says mesh and dtype as well.
-        mesh: of the same kind of device; by default that of each tensor.
-        memory_limit: the most bytes that a device may hold of it: sources, targets and buffers. So
-            the tensors go in more exchanges, what shrinks first, and old memory is freed as new
-            arrives. By default what goes together is 64 MiB, or an eighth of what a device sends
-            and receives.
+        state: a module, an optimizer, or nested dicts, lists and tuples of modules, optimizers and
+            tensors. It is changed in place. A parameter stays the same object, so an optimizer of
+            the parameter remains valid, and the optimizer's state of the parameter moves too. Other
+            DTensors are replaced. Plain tensors and other objects stay.
+        placements: a function of name and DTensor; a dict from names, or patterns of names (as in
+            fnmatch; the first that fits), to placements; a nested structure of the same form as
+            ``state``; or placements for all tensors. A tensor without placements, or with None,
+            stays. If you give a DTensor instead of placements, its mesh and dtype apply too.
+        mesh: the target mesh, of the same device type; by default the mesh of each tensor.
+        memory_limit: the most bytes of sources, targets and buffers that a device may hold. With a
+            limit, the tensors move in more exchanges, and each source is freed when its target is
+            complete. By default, the tensors of one exchange have an eighth of the bytes that a
+            device sends and receives, at least 64 MiB and at most 1 GiB.
         progress: show a bar of tensors, on the first rank, by tqdm.
-        dtype: what floating point tensors become (but what goes with a parameter). They travel in
-            the smaller of the two.
+        dtype: the new dtype of floating point tensors (except an optimizer's state). A tensor is
+            sent in the smaller of the two dtypes.
 
     Returns:
-        ``state``; of a tensor or a tuple, another one.
+        ``state``; if it is a tensor or a tuple, a new one.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together or the state, a tensor has a
-            gradient, or no plan keeps within ``memory_limit``. Nothing has moved.
-        RuntimeError: a local tensor is not of the shape that its placements give: nothing has
-            moved. Or something has failed meanwhile: the error's ``moved`` and ``left`` name the
-            tensors that have moved wholly, and those that are as they were.
-        ImportError: ``progress``, and tqdm is not installed.
+            gradient, or no plan keeps within ``memory_limit``. No tensor has moved.
+        RuntimeError: a local tensor does not have the shape that its placements give, and no tensor
+            has moved; or the move failed. The attributes ``moved`` and ``left`` of the error name
+            the tensors that have moved completely, and those that are unchanged.
+        ImportError: ``progress`` is True, and tqdm is not installed.
 
     The method is in docs/models.md.
 

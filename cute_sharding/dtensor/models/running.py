@@ -89,8 +89,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             return into
         if since is not None:
             raise ValueError(
-                "run(since=...) sends only what has changed: give into=, what the run has given "
-                "that sent the rest"
+                "run(since=...) sends only changed elements: pass as into= the result of the "
+                "run that sent the others"
             )
         return self.run_with(State(state))
 
@@ -325,8 +325,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         for i, k, x in meetings(given, onto):
             if i != k or not self._is_kept(i, given[i], x):
                 raise ValueError(
-                    f"into: {self.names[k][0]} is in the memory of {self.names[i][0]} of the "
-                    "state, and would be written there while that is read: give it its own memory"
+                    f"into: {self.names[k][0]} shares memory with {self.names[i][0]} of the "
+                    "state, and would be written while the state is read: give it its own memory"
                 )
 
     def _is_kept(self, i: int, given: torch.Tensor, onto: torch.Tensor) -> bool:
@@ -380,8 +380,8 @@ def _check_apart(
     for i, x in before.items():
         if x.numel() and x.data_ptr() == given[i].data_ptr():
             raise ValueError(
-                f"since: {names[i][0]} is in the memory of the state itself, so nothing of it "
-                "differs: keep a copy, such as x.clone() of each tensor"
+                f"since: {names[i][0]} shares memory with the state, so no element differs: "
+                "keep a copy, such as x.clone() of each tensor"
             )
 
 

@@ -154,7 +154,7 @@ def _check_mesh(name: str, tensor: DTensor, mesh: Any) -> None:
     if mesh.device_type != tensor.device_mesh.device_type:
         raise ValueError(
             f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and is to go to one "
-            f"of {mesh.device_type} devices: both are to be of one kind, move the tensor first"
+            f"of {mesh.device_type} devices: both need the same device type, move the tensor first"
         )
 
 
@@ -162,6 +162,6 @@ def _check_finished(name: str, mesh: DeviceMesh, placements: Sequence[Placement]
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"{name} is to be {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: another "
-                "mesh takes no Partial, give Shard or Replicate"
+                f"{name} is to be {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: a "
+                "target on another mesh must not be a Partial, give Shard or Replicate"
             )

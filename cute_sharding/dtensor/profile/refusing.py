@@ -73,19 +73,19 @@ def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
 def no_communication(
     *, action: Literal["raise", "warn"] = "raise", allow_explicit: bool = False
 ) -> Iterator[None]:
-    """Nothing is sent inside the ``with`` block: the first collective raises, before it is sent, on
-    all ranks alike. The message says for which line and op it is, why, and what would avoid it.
+    """Raise an error at the first collective inside the ``with`` block, on all ranks, before
+    anything is sent. The message names the line, the op, the reason, and what would avoid the
+    collective.
 
     Args:
-        action: "warn" gives a RuntimeWarning instead, and sends: once for each op of a line, and
-            once for its gradient.
-        allow_explicit: let pass what the program asks for itself: ``redistribute()``,
-            ``full_tensor()``, the functions of ``torch.distributed``. What is left is what ops,
-            views, slices and their gradients send.
+        action: "warn" gives a RuntimeWarning instead of an error: once for each op of a line, and
+            once for the gradient of the op.
+        allow_explicit: permit communication that the program asks for: ``redistribute()``,
+            ``full_tensor()``, and the functions of ``torch.distributed``.
 
     Raises:
-        CommunicationError: a RuntimeError; something was to be sent.
-        ValueError: another action.
+        CommunicationError: a collective was about to run. This is a RuntimeError.
+        ValueError: ``action`` has another value.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh

@@ -159,9 +159,9 @@ class RefitPlan(OfThisProcess, Refit):
         for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
             if not lie_alike(self._running.kept_view(k, given), x):
                 raise ValueError(
-                    f"into: {self.results[k].name!r} is in the memory of {self.operands[i].name!r} "
-                    "of the state, and would be written there while that is read: give it its own "
-                    "memory"
+                    f"into: {self.results[k].name!r} shares memory with {self.operands[i].name!r} "
+                    "of the state, and would be written while the state is read: give it its "
+                    "own memory"
                 )
 
     @contextmanager
@@ -214,8 +214,8 @@ class RefitPlan(OfThisProcess, Refit):
         kinds = sorted(found)
         if len(kinds) > 1:
             raise ValueError(
-                f"a refit between meshes of {' and '.join(kinds)} devices: both are to be of one "
-                "kind, move the tensors first"
+                f"a refit between meshes of {' and '.join(kinds)} devices: both need the same "
+                "device type, move the tensors first"
             )
 
     def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:
@@ -272,27 +272,29 @@ def plan_refit(
     *,
     memory_limit: int | None = None,
 ) -> RefitPlan:
-    """A plan for weights as another program has them, straight from shards to shards.
+    """Plan to convert weights to the names and shapes of another program, directly from shards to
+    shards.
 
     Args:
-        generator: ordinary torch code, from a dict of whole tensors by name to a dict of whole
-            tensors. Its views, permutes, slices, cats, stacks, splits, expands, repeats, rolls,
-            flips, pads, rows by number and one cast become one relation. It runs once, here, on
-            tensors without data.
-        source: the tensors that it takes, by name: DTensors, or their specs.
+        generator: ordinary torch code, which takes a dict of whole tensors by name, and returns a
+            dict of whole tensors. It may use views, permutes, slices, cats, stacks, splits,
+            expands, repeats, rolls, flips, pads, indices of row numbers, and one cast of each
+            source. ``plan_refit`` runs it once, on tensors without data.
+        source: the tensors that the generator takes, by name: DTensors, or their specs.
         target: for each result, by name or by a pattern of names (``"*.qkv_proj.weight"``), a pair
             of mesh and placements, a DTensor or a spec; or a function of name and tensor that
             returns mesh and placements.
-        memory_limit: the most bytes that a rank may hold beside the state and the results: buffers.
-            So the tensors go in more exchanges. By default what goes together is 64 MiB, or an
-            eighth of what a rank sends and receives, a GiB at the most.
+        memory_limit: the most bytes of buffers that a rank may hold, in addition to the state and
+            the results. With a limit, the tensors move in more exchanges. By default, one exchange
+            has an eighth of the bytes that a rank sends and receives, at least 64 MiB and at most 1
+            GiB.
 
     Returns:
         The plan: ``.run(state)``, ``.inverse()``, ``str()``, ``.to_dict()``.
 
     Raises:
-        cute_sharding.relations.NotOnlyMoved: a result is computed; the error names the op and the
-            result. It is a ValueError.
+        cute_sharding.relations.NotOnlyMoved: the generator computes new values. The error names the
+            op and the result, and is a ValueError.
         ValueError, TypeError, RuntimeError: the arguments do not fit together.
 
     The method is in docs/refit.md.
@@ -305,7 +307,7 @@ def plan_refit(
     >>> print(plan_refit(fused, source, {"*.weight": ((2,), [Shard(1)])}))
     refit of 3 tensors to 1, mesh (2,) of ranks 0, 1
       qkv.weight (16, 6) bfloat16 as [S(1)]: 3 pieces of q, k, v
-    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all said
+    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all covered
     """
     specs = {name: spec_of(name, given) for name, given in source.items()}
     if not specs:

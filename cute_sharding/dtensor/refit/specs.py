@@ -55,7 +55,7 @@ def spec_of(name: str, given: Any) -> Spec:
     if chains_of_spec(spec) != chains_of_placements(*said):
         raise RuntimeError(
             f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} is "
-            "sharded in another order than these placements say by themselves: redistribute it to "
+            "sharded in an order of mesh dims that is not left to right: redistribute it to "
             "Shard or Replicate placements first"
         )
     return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)
@@ -75,7 +75,7 @@ def target_of(target: Target, name: str, shape: tuple[int, ...], dtype: torch.dt
         found = next((target[pattern] for pattern in patterns if pattern in target), None)
         if found is None:
             raise ValueError(
-                f"the target says nothing of result {name!r}: it has "
+                f"the target has no entry for result {name!r}: it has "
                 f"{', '.join(map(repr, target)) or 'no names'}. Add the name, or a pattern like '*'"
             )
     if isinstance(found, tuple) and len(found) == 2:

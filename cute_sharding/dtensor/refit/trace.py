@@ -72,7 +72,7 @@ def traced(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]])
             raise
         raise NotOnlyMoved(
             "the generator reads values, or moves tensors to a device, while it is traced on "
-            f"tensors that have none ({error}). Let it only move elements: {_MOVES}"
+            f"tensors without values ({error}). Let it only move elements: {_MOVES}"
         ) from error
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
@@ -152,7 +152,7 @@ class _Tracing(TorchDispatchMode):
         if ours and not any("Tensor" in str(x.type) for x in func._schema.returns):
             raise NotOnlyMoved(
                 f"the generator reads values: aten.{name}, of {self._named(ours)}, while it is "
-                "traced on tensors that have none. Decide by shapes, or before the refit"
+                "traced on tensors without values. Decide by shapes, or before the refit"
             )
 
     def _on_sources(

@@ -213,8 +213,8 @@ class Installed:
         if patch not in self.missing:
             self.missing.append(patch)
             logger.warning(
-                "torch %s has no %s, or the program has put another in its place: "
-                "cute_sharding does not correct it (see docs/patches.md)",
+                "torch %s has no %s, or the program has replaced it: cute_sharding does not "
+                "correct it (see docs/patches.md)",
                 torch.__version__,
                 patch.name,
             )
@@ -229,9 +229,9 @@ def require(names: Iterable[Name]) -> None:
     for name in names:
         if name.lacking and name.is_lacking():
             raise RuntimeError(
-                f"torch {torch.__version__} has no {name.name}, or the program has put another in "
-                f"its place: {name.lacking}. Take a release that was checked, enable before that "
-                "is replaced, or leave cute_sharding off"
+                f"torch {torch.__version__} has no {name.name}, or the program has replaced it: "
+                f"{name.lacking}. Install a release that was tested, call enable before the "
+                "program replaces it, or leave cute_sharding off"
             )
 
 

@@ -35,16 +35,18 @@ _RULES: dict[str, Any] = {
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
-    why="It names the arguments by which torch caches a propagation, in C++ and for each thread. "
-    "Here it also names a keyword that no call passes, so that no thread finds answers of the "
-    "other rules. For ops that torch decomposes, torch's infos name no arguments.",
+    why="This dict names the arguments by which torch caches a propagation, in C++ and for each "
+    "thread. With this package, an entry also names a keyword that no call passes. So after "
+    "the package is switched on or off, no thread finds cached answers of the other rules. For "
+    "ops that torch decomposes, torch's own entries name no arguments.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
-    why="The same for ops that have a rule for one mesh dim.",
+    why="This dict names the arguments of ops that have a rule for one mesh dim, as "
+    "op_to_schema_info does for other ops.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
@@ -55,8 +57,9 @@ PROPAGATION = Patch(
     module=_TENSOR,
     attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
     file="torch/distributed/tensor/_sharding_prop.py",
-    why="torch's rules for other ops are wrong on some _StridedShard placements, and on averages "
-    "of blocks of different sizes. Our rules answer first, and pass on what torch gets right.",
+    why="torch's rules for ops beside views are wrong on some _StridedShard placements, and for "
+    "averages over blocks of different sizes. The rules of this package decide first, and use "
+    "torch's rules where these are right.",
     until="tests/dtensor/decide/test_ops.py passes with ops=False",
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops could not be kept from placements on which torch's rules are wrong",
@@ -65,11 +68,12 @@ HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
-    why="Functions for single ops that skip the propagator. Convolutions, argmin and argmax use "
-    "it here. Batch norms and max(dim, out=) write to arguments without torch noticing. An "
+    why="This dict has functions for single ops that skip the propagator. Convolutions, argmin and "
+    "argmax have entries here. Batch norms and max(dim, out=) write to arguments without torch "
+    "noticing. An "
     "in-place squeeze changes only the shape. t_, transpose_ and unsqueeze_ have no rule. "
     "Operators on bits end in _, so x >> 2 returns x. Some nodes of autograd make plain zeros, "
-    "and torch refuses the op that meets them; here they are taken as replicas.",
+    "and torch raises an error for an op with such zeros; this package treats them as replicas.",
     until="each op has a rule in the propagator, and its schema says what it writes to; autograd "
     "makes what it needs as its gradients are",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
@@ -82,8 +86,9 @@ LOSSES = Patch(
     file="torch/distributed/tensor/parallel/loss.py",
     entries="the handler of {}",
     why="The functions behind loss_parallel raise for strided shards, and for targets that are "
-    "sharded differently from the logits. Our slices and views give such placements, where "
-    "torch's give replicas. Replaced once the program imports it.",
+    "sharded differently from the logits. Slices and views of this package give such "
+    "placements where torch gives replicas. The package replaces these functions once the "
+    "program imports them.",
     until="loss_parallel takes what it is given to placements that it can do with",
     test="tests/dtensor/replaced/test_given_placements.py::test_loss_parallel_of_next_tokens",
 )
@@ -91,10 +96,11 @@ LOCAL_MAP = Patch(
     module=_TENSOR + ".experimental._func_map",
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
-    why="local_map raises if an input has other placements than it names. Our slices and views "
-    "keep shards that torch's replicate, so the input is redistributed first. And for uneven "
-    "shards, torch takes the size of a rank's own rows, times the number of ranks, as the global "
-    "size. Replaced once the program imports it.",
+    why="local_map raises an error if an input has other placements than local_map names. Slices "
+    "and views of this package keep shards where torch replicates, so the package "
+    "redistributes the input first. For uneven shards, torch also computes a wrong global "
+    "size: the number of rows of one rank, times the number of ranks. The package replaces "
+    "local_map once the program imports it.",
     until="local_map redistributes its inputs unless it is told not to, and knows uneven shards",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
@@ -102,10 +108,11 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises for a DTensor with other placements, such as our slices and "
-    "views keep; it is redistributed first. It refuses strided shards of different sizes, and "
-    "does not follow the order that split factors encode. And it gives the n-th shard to the n-th "
-    "rank of a process group, whose ranks ascend; placements mean the rank at coordinate n. "
+    why="distribute_tensor raises an error for a DTensor with other placements, such as slices and "
+    "views of this package have; the package redistributes it first. distribute_tensor also "
+    "raises an error for strided shards of different sizes, and does not follow the order that "
+    "split factors encode. And it gives the n-th shard to the n-th rank in ascending order, "
+    "although placements mean the rank at coordinate n. "
     "Programs import the function by name, so it gets other code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
     "scatters by the mesh's coordinates",
@@ -115,8 +122,9 @@ COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="A DTensor sees tensor_split as slices, because torch decomposes it first. If the op is "
-    "known, all its parts share one exchange. A kernel at the dispatch key PythonTLSSnapshot, "
+    why="A DTensor sees tensor_split as slices, because torch decomposes it first. If DTensor sees "
+    "tensor_split as one op, all its parts share one exchange. A kernel at the dispatch key "
+    "PythonTLSSnapshot, "
     "which only tensors of Python classes have, notes the op, and decomposes it as torch does.",
     until="DTensor meets tensor_split as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
@@ -127,9 +135,10 @@ TAIL = Patch(
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
     why="Writes to slices of sharded dims are lost: torch replicates the input of the slice, and "
-    "the write goes to the copy. Here the step that ends an op begins with two tests, which "
-    "follow such writes. C++ keeps the function from its first call on, so it gets other code. A "
-    "torch without its sources keeps its own code, with one warning.",
+    "the write goes to the copy. This package lets the last step of an op follow such writes, "
+    "by two tests at its beginning. C++ keeps the function from its first call on, so the "
+    "package replaces its code. A torch without its sources keeps its own code, with one "
+    "warning.",
     until="torch writes through views of redistributed inputs, or refuses to",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes could not be followed",
@@ -159,9 +168,9 @@ REDISTRIBUTE = Patch(
     module=_TENSOR + "._redistribute",
     attribute="redistribute_local_tensor.__code__",
     file="torch/distributed/tensor/_redistribute.py",
-    why="The function that redistributes, called by DTensor.redistribute, by full_tensor and "
-    "from_local, and for the arguments of ops. Each of them has imported it by name, as programs "
-    "may have, so it gets other code.",
+    why="This function redistributes a local tensor, for DTensor.redistribute, full_tensor and "
+    "from_local, and for the arguments of ops. All callers have imported the function by name, "
+    "so the package replaces its code.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
@@ -169,9 +178,8 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher.redistribute_local_args",
     file="torch/distributed/tensor/_dispatch.py",
-    why="The dispatcher's step that redistributes the arguments of an op. It does not know which "
-    "ops have rules of ours, whose arguments are redistributed by plan, and it does not "
-    "redistribute keyword arguments (masks).",
+    why="This step of the dispatcher redistributes the arguments of an op. torch's step does not "
+    "plan redistributions, and does not redistribute keyword arguments (masks).",
     test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
 )
 
@@ -182,10 +190,10 @@ UNFLATTEN = Patch(
     attribute="DTensor.__tensor_unflatten__",
     file="torch/distributed/tensor/_api.py",
     why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
-    "cannot leave a compiled program or enter one: torch takes them for an order. torch also "
-    "makes a new symbol for each size of a local tensor. Here the placements give that size. And "
-    "torch loads from the disk the graph that a rank with other sizes compiled. Here graphs of "
-    "ranks are kept apart if ranks may hold different numbers of rows.",
+    "cannot leave a compiled program or enter one, because torch reads them as an order. torch "
+    "also makes a new symbol for each size of a local tensor, although the placements give "
+    "this size. And torch may load from disk the graph of a rank with other sizes; this "
+    "package keeps the graphs of ranks apart if ranks may hold different numbers of rows.",
     until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read, "
     "and keys of graphs hold the sizes of local tensors",
     test="tests/dtensor/compiled/test_views_returned.py"
@@ -195,8 +203,8 @@ LOCAL_SHAPES = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="torch computes local sizes of symbolic global ones with guards on whether they divide; "
-    "here no guards are added.",
+    why="torch adds guards when it computes local sizes from symbolic global sizes. This package "
+    "adds no guards.",
     until="torch computes local shapes of SymInts without guards",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_sequences_that_divide_and_others_have_one_graph",
@@ -217,7 +225,8 @@ EXPANSION = Patch(
     why="torch compares every way to shard an op's inputs, even if they can stay as they are. Each "
     "way adds guards on symbolic sizes. On _StridedShard placements each way needs a search, and a "
     "mesh of three dims has a thousand ways: detach takes half a minute from 2.14 on, and "
-    "arithmetic ten seconds in 2.13. Here the placements that the inputs have are tried first.",
+    "arithmetic ten seconds in 2.13. This package first tries the placements that the inputs "
+    "already have.",
     until="torch tries the placements at hand first, or plans for _StridedShard without a search",
     test="tests/dtensor/decide/test_strategies.py"
     "::test_an_op_on_what_a_view_made_is_not_weighed_against_"
@@ -236,8 +245,9 @@ SAVED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_write_items__",
     file="torch/distributed/tensor/_api.py",
-    why="The part of a DTensor that a rank saves. torch describes it as one box, and a strided "
-    "shard is not one box. Here each run of rows is a box.",
+    why="This method describes the part of a DTensor that a rank saves. torch describes the part "
+    "as one box, but a strided shard is not one box. With this package, each run of rows is a "
+    "box.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 LOADED = Patch(
@@ -245,7 +255,8 @@ LOADED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_chunk_list__",
     file="torch/distributed/tensor/_api.py",
-    why="The part of a DTensor that a rank loads, in the same way.",
+    why="This method describes the part of a DTensor that a rank loads, also with a box for each "
+    "run of rows.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 PARTS = Patch(
@@ -253,15 +264,16 @@ PARTS = Patch(
     module=_TENSOR,
     attribute="DTensor.__get_tensor_shard__",
     file="torch/distributed/tensor/_api.py",
-    why="The part of the local tensor that is one of those boxes.",
+    why="This method returns the part of a local tensor that is one box of a checkpoint.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",
     attribute="_distribute_tensors",
     file="torch/distributed/_state_dict_utils.py",
-    why="After all ranks were sent a whole state dict, this keeps each rank's part. torch narrows "
-    "it to one box. Replaced once the program imports it.",
+    why="After all ranks have received a whole state dict, this function keeps the part of each "
+    "rank. torch keeps one box, but a strided shard is not one box. The package replaces the "
+    "function once the program imports it.",
     until="torch narrows to the runs of rows of a strided shard",
     test="tests/dtensor/extras/test_state.py::test_state_dicts",
 )
@@ -270,7 +282,7 @@ PICTURES = Patch(
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
     why="Pictures of strided shards show one box for each device. Programs import the function by "
-    "name, from another module, so it gets other code, once the program imports it.",
+    "name, so the package replaces its code, once the program imports it.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
@@ -293,8 +305,8 @@ CLASS_RULES = Patch(
     attribute="find_torch_dispatch_rule.__code__",
     file="torch/_library/simple_registry.py",
     why="A rule for an op and a class of tensors is called before the class itself. While there "
-    "is a watcher, all ops have one for DTensors: it notes the op, and leaves it to DTensor. C++ "
-    "keeps the function from its first call on, so it gets other code.",
+    "is a watcher, all ops have one for DTensors: the rule notes the op, and DTensor runs it. "
+    "C++ keeps the function from its first call on, so the package replaces its code.",
     test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
 CALLS = Patch(

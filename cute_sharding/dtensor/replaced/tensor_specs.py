@@ -114,9 +114,9 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     if isinstance(placement, (Replicate, Partial)):
         return None
     raise RuntimeError(
-        f"placement {placement!r} is of a kind that is not known here, "
+        f"placement {placement!r} is of an unknown class, "
         f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
-        "first, which is left to torch"
+        "first, by torch's own redistribution"
     )
 
 
@@ -193,7 +193,7 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     order = spec.shard_order
     if any(isinstance(p, StridedShard) for p in spec.placements):
         raise NotImplementedError(
-            f"placements {spec.placements} in the shard order {order}: say the order by "
+            f"placements {spec.placements} in the shard order {order}: give the order by "
             "_StridedShard alone, or by Shard placements and an order"
         )
     return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])

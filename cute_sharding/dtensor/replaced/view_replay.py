@@ -161,8 +161,9 @@ def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[
     else:
         raise RuntimeError(
             f"a compiled program returns several views, here of shape {tuple(view.shape)}, of one "
-            "DTensor that it makes and does not return, which torch does not compile. Return that "
-            "DTensor, too, or .clone() of each view, or take the views outside of the program."
+            "DTensor that it makes and does not return, which torch cannot compile. Also "
+            "return that DTensor, or return .clone() of each view, or take the views outside "
+            "of the program."
         )
     return replace(info, base_idx=at, view_meta_sequence=_replay(view, base))
 
@@ -252,9 +253,10 @@ def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
                 raise RuntimeError(
                     f"a compiled program has a view of shape {tuple(like.shape)} of a DTensor of "
                     f"shape {tuple(base.shape)} and placements {list(base.placements)}, and the "
-                    "view ops that have made it are not known, as it is detached from one, or is "
-                    "an input itself; torch makes it again by as_strided, which DTensors refuse. "
-                    "Return view.clone() in its place, or take the view outside of the program."
+                    "view ops that made it are not known, because it was detached, or is an "
+                    "input. torch would make it again by as_strided, which DTensor does not "
+                    "support. Return view.clone() instead, or take the view outside of the "
+                    "program."
                 ) from error
         if view.requires_grad and not target_requires_grad:
             return view.detach()

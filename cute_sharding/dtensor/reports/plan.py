@@ -39,33 +39,33 @@ def plan_redistribution(
     groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
 ) -> RedistributionPlan | ExchangePlan:
-    """The plan of a redistribution of a tensor of global ``shape`` on ``mesh`` from the placements
-    ``src`` to ``dst``. Sizes need not divide.
+    """Plan the redistribution of a tensor of global ``shape`` on ``mesh`` from the placements
+    ``src`` to ``dst``. Shards may be uneven.
 
     Nothing is communicated, and no process group is needed. ``cute_sharding.redistribute`` runs
-    this plan, with the same ``memory_limit``; and so does ``DTensor.redistribute`` under
-    ``enable(redistribution=True)``, without a limit. Backends other than gloo also pad blocks of
-    different sizes, for collectives of their own.
+    this plan, with the same ``memory_limit``. With ``enable(redistribution=True)``,
+    ``DTensor.redistribute`` also runs this plan, without a limit. On backends other than gloo,
+    uneven blocks may be padded.
 
     Args:
         shape: the global shape.
-        mesh: a DeviceMesh, or its sizes, whose ranks are then 0 and those that follow; or a
-            :class:`cute_sharding.exchange.Mesh`, which says the ranks.
-        src, dst: a placement for each mesh dim, applied left to right: Shard, _StridedShard,
-            Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same. Or as text, as
-            DTensor prints them: ``"S(0), R"``.
-        target_mesh: the mesh of ``dst``, as ``mesh`` is given; by default that one.
+        mesh: a DeviceMesh; or sizes, with ranks from 0 on; or a
+            :class:`cute_sharding.exchange.Mesh`, which has ranks.
+        src, dst: a placement for each mesh dim, from left to right: Shard, _StridedShard,
+            Replicate, or Partial (in ``dst`` only if ``src`` has the same Partial). Or text as
+            DTensor prints it: ``"S(0), R"``.
+        target_mesh: the mesh of ``dst``, in the same forms as ``mesh``; by default ``mesh``.
         memory_limit: the most elements that a device may hold at once: source, target and buffers.
-            Exchanges are cut into rounds to keep within it.
-        groups: the sets of two or more mesh dims whose ranks have a process group together; each
-            mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and
-            of a DeviceMesh with process groups those that it has.
-        network: latency and time per element of each mesh dim. By default what programs choose
-            their plans by (without its latency): that of ``enable(network=...)`` or
-            ``USE_CUTE_NETWORK``, else NVLink within hosts of eight devices and InfiniBand between
-            (:meth:`Network.default`); links that have a name are timed for elements of ``itemsize``
-            bytes.
-        itemsize: the bytes of an element, by which the plan is shown; all counts are of elements.
+            Exchanges run in rounds to keep within the limit.
+        groups: the sets of two or more mesh dims that have a common process group; each single mesh
+            dim always has a group. By default all sets, as after ``prepare_groups(mesh)``, or the
+            existing groups of a DeviceMesh.
+        network: latency and time per element of each mesh dim. By default that of
+            ``enable(network=...)`` or ``USE_CUTE_NETWORK``, or NVLink within hosts of eight devices
+            and InfiniBand between (:meth:`Network.default`). A running program chooses its plans by
+            the same network without its latency. Links with a name are timed for elements of
+            ``itemsize`` bytes.
+        itemsize: the bytes of an element, for the printed plan; all counts are of elements.
 
     Returns:
         The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``,
@@ -74,8 +74,8 @@ def plan_redistribution(
 
     Raises:
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the
-            message names the least that would do.
-        NotImplementedError, RuntimeError: a pending reduction that cannot be done so.
+            message names the smallest limit that is enough.
+        NotImplementedError, RuntimeError: a Partial cannot be reduced in this way.
 
     The method is in docs/redistribution.md.
 
@@ -107,8 +107,9 @@ def plan_redistribution(
             or (isinstance(before, Partial) and type(before) is not Partial)
         ):
             raise ValueError(
-                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's own "
-                "Partial can be reduced by plan, and nothing but itself made Partial"
+                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's "
+                "own Partial can be reduced by plan, and only the same Partial can become a "
+                "Partial"
             )
     chosen = network_in_force()
     by = Means(chosen, memory_limit, at_hand)
@@ -140,8 +141,8 @@ def _between(
         for m, p in enumerate(placements):
             if isinstance(p, Partial) and (name == "dst" or type(p) is not Partial):
                 raise ValueError(
-                    f"{name} has {p} on mesh dim {m}: between meshes only torch's own Partial is "
-                    "reduced by plan, and none is made"
+                    f"{name} has {p} on mesh dim {m}: between meshes, a plan reduces only "
+                    "torch's own Partial, and makes no Partial"
                 )
     sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
     pending = [

@@ -26,17 +26,18 @@ from cute_sharding.exchange.cost import DEVICES
 
 
 def stats(*, reset: bool = False) -> Stats:
-    """Counts since the last reset: for each op, who answered and the elements received, beside
-    those of PyTorch's rules; under "redistribute", the redistributions by plan.
+    """Counts since the last reset: for each op, how its placements were decided, and the elements
+    that ranks receive, with this package and with PyTorch's rules. Under "redistribute" are the
+    planned redistributions.
 
     The result is a dict of dicts without zeros; an inner dict gives 0 for other keys.
-    ``stats().table()`` is the same as text. ``python -m cute_sharding stats PROGRAM`` runs a
+    ``stats().table()`` returns the counts as text. ``python -m cute_sharding stats PROGRAM`` runs a
     program and prints the table.
 
     DTensor caches propagations. So an op counts once for the same shapes and placements, with the
     elements of one run. A redistribution counts each time that it runs, and in a compiled program
-    once, when it is compiled. Redistributions of views count there, and as ``redistribution`` of
-    the view.
+    once, when it is compiled. Redistributions of views count under "redistribute", and as
+    ``redistribution`` of the view.
 
     Keys of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
     divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error) and
@@ -48,10 +49,11 @@ def stats(*, reset: bool = False) -> Stats:
     exchange of the missing elements) and ``stock`` (answered without ``movement``). Of
     redistributions: ``plan``, ``stock`` (left to PyTorch), and ``collectives`` of those by plan.
 
-    Elements of views, movement ops and redistributions by plan: ``received_elements`` by the
-    busiest device, ``received_by_all`` devices together. Where PyTorch's rules are compared:
-    ``compared_by_all`` of this package, ``stock_received_elements`` of rank 0 and
-    ``stock_received_by_all`` of PyTorch. PyTorch pads blocks to one size, and padding counts.
+    For views, movement ops and planned redistributions, ``received_elements`` counts the elements
+    that the busiest device receives, and ``received_by_all`` those that all devices together
+    receive. Where PyTorch's rules are compared: ``compared_by_all`` of this package,
+    ``stock_received_elements`` of rank 0 and ``stock_received_by_all`` of PyTorch. PyTorch pads
+    blocks to one size, and padding counts.
 
     Not compared are cases that raise in PyTorch (``stock_raises``), ops without a rule there,
     symbolic sizes, and kinds beyond a thousand.

@@ -179,9 +179,9 @@ def _exchanged(
 def _refuse(current: DTensorSpec) -> NoReturn:
     raise RuntimeError(
         f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, and its "
-        "placements there are not those that this rank, which is outside, knows: "
-        f"{text(current.placements)}. Ops may have other placements outside of their mesh: "
-        "redistribute their result to placements that you name, on its own mesh, first"
+        "placements there are not those that this rank, outside of the mesh, has: "
+        f"{text(current.placements)}. Results of ops may have other placements outside of their "
+        "mesh: first redistribute them to explicit placements on their own mesh"
     )
 
 

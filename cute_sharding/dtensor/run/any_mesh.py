@@ -29,37 +29,37 @@ def redistribute(
     *,
     memory_limit: int | None = None,
 ) -> DTensor:
-    """The tensor on ``mesh``: its own, the same ranks in another shape or order, or other ranks.
+    """Redistribute a tensor to ``mesh``: its own mesh, the same ranks in another shape or order, or
+    other ranks.
 
-    Every rank receives the elements that it needs and does not hold, each once. Ranks that hold the
-    same elements share the sending. A ``Partial`` is reduced on the way. Gradients go back the same
-    way. If a rank keeps all its elements, the result shares memory with ``tensor``, as in PyTorch:
-    clone it before you write into it.
+    Every rank receives exactly once each element that it needs and does not hold. Ranks that hold
+    the same elements share the sending. A ``Partial`` is reduced. Gradients move back to the mesh
+    of ``tensor``. If a rank keeps all its elements, the result shares memory with ``tensor``, as in
+    PyTorch: clone it before you write into it.
 
-    Call it on every rank of either mesh, also in the backward pass. A rank of neither does nothing,
-    and gets a DTensor without data. With a process group of all ranks of both meshes
-    (``prepare_groups(mesh, other)``, or where they are the whole world) it is one collective, else
-    one batch of point-to-point messages on the default group. (NCCL needs a first collective of the
-    whole group before those, or ``init_process_group(device_id=...)``.) A compiled program breaks
-    its graph here.
+    Call it on every rank of either mesh, also in the backward pass. A rank outside of both meshes
+    gets a DTensor without data. One collective sends the elements if one process group has all
+    ranks of both meshes (``prepare_groups(mesh, other)``), else one batch of point-to-point
+    messages. (NCCL needs a collective of the default group before, or
+    ``init_process_group(device_id=...)``.) A compiled program has a graph break here.
 
     Args:
         tensor: on any mesh, in any placements.
-        mesh: of the same kind of device. Where it is a slice of a mesh (``mesh["tp"]``), and ranks
-            of several such slices have the tensor, each of these slices gets it.
+        mesh: a mesh of the same device type. If it is a slice (``mesh["tp"]``), and ranks of
+            several slices have the tensor, each of these slices gets the tensor.
         placements: one for each dim of ``mesh``, no Partial; as text, ``"S(0), R"``; by default
             replicas.
         memory_limit: the most elements that a rank may hold of the tensor, the result and buffers.
-            The exchange, and that of the gradient, runs in as many rounds as that takes; by default
-            in one. The same on every rank.
+            The exchanges of the tensor and of its gradient run in rounds. Give the same limit on
+            every rank.
 
     Returns:
         A DTensor of the same global shape, strides and dtype.
 
     Raises:
-        TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
-        ValueError: the arguments do not fit together, slices of meshes that do not belong together,
-            or no plan keeps within ``memory_limit``; the message names the least that would do.
+        TypeError: ``tensor`` is not a DTensor, or ``placements`` are not placements.
+        ValueError: the arguments, or slices of meshes, do not fit together, or ``memory_limit`` is
+            too small; the message names the smallest limit that is enough.
         RuntimeError: this rank's local tensor does not have the shape that the placements give.
 
     The method is in docs/meshes.md.
@@ -88,8 +88,8 @@ def _check_reduced(placements: Sequence[Placement], mesh: DeviceMesh) -> None:
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: another "
-                "mesh takes no Partial, give Shard or Replicate"
+                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: a "
+                "target on another mesh must not be a Partial, give Shard or Replicate"
             )
 
 
@@ -107,7 +107,7 @@ def _check(tensor: Any, mesh: DeviceMesh) -> None:
     if tensor.device_mesh.device_type != mesh.device_type:
         raise ValueError(
             f"redistribute from a mesh of {tensor.device_mesh.device_type} devices to one of "
-            f"{mesh.device_type} devices: both are to be of one kind, move the tensor first"
+            f"{mesh.device_type} devices: both need the same device type, move the tensor first"
         )
 
 

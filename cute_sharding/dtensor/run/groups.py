@@ -32,27 +32,27 @@ def prepare_groups(
     timeout: timedelta | None = None,
     pg_options: Any = None,
 ) -> None:
-    """Make process groups of several mesh dims together, so that a redistribution over them is one
-    exchange of the missing elements.
+    """Make process groups that span several mesh dims, so that a redistribution over these mesh
+    dims is one exchange of the missing elements.
 
-    A mesh has a group for each of its dims. Without groups of several dims, a change on several
-    dims at once goes from group to group: right, in more steps, and it may move elements more than
-    once. ``mesh["a", "b"]._flatten()`` makes the group of the named dims.
+    A mesh has a group for each of its dims. Without groups of several dims, a redistribution over
+    several mesh dims takes more steps, and may move elements more than once. ``mesh["a",
+    "b"]._flatten()`` makes the group of the named dims.
 
     Call it on every rank of the world, also outside of the mesh, with the same arguments and at the
     same point of the program: for example after ``init_process_group`` and before the first step.
-    Compiled programs are compiled anew. Existing groups are not made again. If the mesh is a slice
-    of a larger one, every slice gets its groups. They end with the default group.
+    Compiled programs are compiled again. Existing groups are not made again. If the mesh is a slice
+    of a larger mesh, every slice gets groups. The groups end with the default group.
 
-    With other meshes among the arguments, the ranks of ``mesh`` and of each of them get a group
-    together. :func:`cute_sharding.redistribute` between the two is then one collective.
+    If you pass another mesh, the ranks of ``mesh`` and of the other mesh get a common group.
+    :func:`cute_sharding.redistribute` between the two is then one collective.
 
     Args:
         mesh: the mesh.
         dims: sets of mesh dims, by number or name, like ``("dp", "tp")``; by default every set of
             two or more dims of more than one device. Or other meshes.
-        timeout: of the groups' collectives; by default that of the mesh's own groups.
-        pg_options: of the groups' backend, as ``torch.distributed.new_group`` takes them.
+        timeout: the timeout of the groups' collectives; by default that of the mesh's own groups.
+        pg_options: the options of the groups' backend, as for ``torch.distributed.new_group``.
 
     Raises:
         ValueError: the mesh has no such dim, or a set has fewer than two.

@@ -330,8 +330,8 @@ def _changes(
         wanted: Any = after[m]
         if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
             raise ValueError(
-                f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: no "
-                f"contributions of equal devices reduce to a given result by {after[m]}"
+                f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: "
+                f"equal terms on all devices cannot reduce to a given value by {after[m]}"
             )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     return _Changes(dims, pending, foreign, made)
@@ -349,6 +349,7 @@ def _check_masks(
     for m, placement in enumerate(before):
         if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
             raise NotImplementedError(
-                f"the mask of {placement} on {mesh_dim_text(m, names)} lies as the elements lie, "
-                "so it cannot stay Partial while they move: redistribute it to Replicate first"
+                f"the mask of {placement} on {mesh_dim_text(m, names)} fits only the present "
+                "placements, so the tensor cannot stay Partial while its elements move: "
+                "redistribute it to Replicate first"
             )

@@ -61,8 +61,8 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
             if seen != theirs and not {*ranks}.isdisjoint(seen):
                 raise ValueError(
                     f"{mesh} and {other} are slices of larger meshes, and the ranks {ranks} of the "
-                    f"one are on several slices of the other, {theirs} and {seen}: nothing says "
-                    "which is meant. Redistribute on the larger mesh"
+                    f"one are on several slices of the other, {theirs} and {seen}: the pair of "
+                    "slices is not clear. Redistribute on the larger mesh"
                 )
     one, two = (Mesh(tuple(of.shape), tuple(r)) for of, r in zip((mesh, other), found))
     return Meshes(one, two)

@@ -63,38 +63,38 @@ def enable(
     """Switch the package on, from the next op on, in every thread.
 
     Args:
-        implicit_redistribution: for views that no placements of the output make free.
-            ``"replicate"`` (or True) replicates the mesh dims that block the view and keeps the
-            others, as PyTorch's rules for views that may communicate do. ``"cheapest"``
-            redistributes to the placements that make it free for the fewest elements received.
-            ``"error"`` (or False) raises, for strict views (``view`` and friends, hence also
-            ``reshape``), an error that names such placements. The log names each line once, at
-            level INFO.
-        redistribution: run every redistribution of DTensor by plan (``redistribute``,
-            ``full_tensor``, and those of ops' inputs): each missing element moves once. Without it
-            the inputs of views, the inputs of ops that have a row, and redistributions that
-            PyTorch is known to get wrong are by plan, and PyTorch runs all others.
-        views: False leaves view ops to PyTorch, for ``redistribution`` alone, but for those that
-            work in place (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``).
-        ops: other ops take the placements that views leave by their signatures
-            (docs/ops.md). With False, PyTorch's rules answer, and a fallback redistributes first
-            where these are not known to be right. Without ``views`` it does nothing.
-        movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move the
-            elements that a device lacks, in one exchange, or none; PyTorch gathers the dim. Writes
-            to a slice reach its tensor.
-        network: plans are chosen and shown by it, as a Network or text (docs/flags.md). By
-            default NVLink within hosts of eight devices and InfiniBand between.
+        implicit_redistribution: for views that are not free. ``"replicate"`` (or True) replicates
+            the input on the mesh dims that block the view, as PyTorch does for views that may
+            communicate. ``"cheapest"`` redistributes the input to the placements that receive the
+            fewest elements. ``"error"`` (or False) raises an error for strict views (``view``,
+            ``reshape``), which names placements of the input for which the view is free. At level
+            INFO, the log names each line once.
+        redistribution: plan every redistribution (``redistribute``, ``full_tensor``, and those of
+            the operands of ops), so that each missing element moves once. With False, the package
+            plans only redistributions of views' inputs, of the operands of ops with a signature,
+            and those that PyTorch is known to get wrong.
+        views: with False, PyTorch runs view ops, except in-place view ops (``squeeze_``, ``t_``,
+            ``transpose_``, ``unsqueeze_``). Use False to switch on ``redistribution`` alone.
+        ops: use signatures to choose the placements of ops beside views (docs/ops.md). With False,
+            PyTorch's rules choose, and a fallback redistributes the operands first if the rules are
+            not known to be right. Without ``views``, this argument has no effect.
+        movement: for slices, splits, cat, roll, flip, pad and unfold of a sharded dim, send a
+            device only the elements that it lacks, in one exchange at most. PyTorch gathers the
+            dim. Writes to a slice reach the sliced tensor.
+        network: the network by which plans are chosen and shown, as a Network or text
+            (docs/flags.md). By default, NVLink within hosts of eight devices and InfiniBand between
+            hosts.
 
     Raises:
-        ValueError, TypeError: an argument has another value; or ``movement`` without ``views`` and
-            ``ops``.
-        RuntimeError: this PyTorch is older than the oldest that was checked.
+        ValueError, TypeError: an argument has an unknown value, or ``movement`` is on without
+            ``views`` and ``ops``.
+        RuntimeError: this PyTorch is older than the oldest supported release.
 
-    A newer PyTorch than the newest that was checked gives one RuntimeWarning in a process. A second
-    call changes the settings. If a call fails, everything is as it was.
+    If this PyTorch is newer than the newest tested release, the first call warns. A second call
+    changes the settings. If a call fails, the settings stay as they were.
 
-    PyTorch caches some calls by thread, and other threads may go on with the old settings for
-    these. So change settings before threads run programs.
+    PyTorch caches some calls in each thread, and other threads may use the old settings for cached
+    calls. So change settings before other threads run ops.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -114,7 +114,7 @@ def enable(
 
 
 def disable() -> None:
-    """Go back to PyTorch's rules, from the next op on. If they are in force, it does nothing.
+    """Switch the package off, so that PyTorch's rules apply from the next op on.
 
     >>> enable()
     >>> disable()
@@ -136,8 +136,8 @@ def enabled(
 ) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and the settings before it afterwards.
 
-    The settings are those of the process. Blocks of two threads that overlap, neither inside the
-    other, undo one another's.
+    Settings belong to the process, not to a thread. If the blocks of two threads overlap, the end
+    of one block changes the settings of the other.
 
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`enable`.

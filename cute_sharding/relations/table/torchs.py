@@ -45,7 +45,7 @@ ROWS: tuple[OfTorch, ...] = (
         ("empty_like.default", "fill_.Scalar"),
         carries_any_cut=True,
         leaves_pending=True,
-        note="new values, which torch leaves pending where the operand is",
+        note="new values; a Partial if the operand is a Partial",
     ),
     OfTorch(
         ("equal.default", "is_same_size.default"),
@@ -70,23 +70,27 @@ ROWS: tuple[OfTorch, ...] = (
             for others in ("List", "ScalarList")
         ),
         commutes=True,
-        note="two of them, of different tensors, may as well come one before as after the other",
+        note="two of these ops on different tensors may run in either order",
     ),
     OfTorch(
         ("masked_fill_.Scalar",),
         smooths_labels=True,
-        note="what smoothing of labels does to a sum over classes",
+        note="used by label smoothing, on a sum over classes",
     ),
     OfTorch(
         ("cudnn_batch_norm.default", "miopen_batch_norm.default"),
         writes=("running_mean", "running_var"),
         note="batch norms of backends",
     ),
-    OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="keeps the slopes that it drew"),
-    OfTorch(("pow.Scalar",), own_order=True, note="makes rows, in whatever order the operand lies"),
+    OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="saves its random slopes"),
+    OfTorch(
+        ("pow.Scalar",),
+        own_order=True,
+        note="makes contiguous rows from any strides of the operand",
+    ),
     OfTorch(
         ("tensor_split.sections", "tensor_split.indices"),
         made_of="slice.Tensor",
-        note="taken apart before a DTensor meets it",
+        note="decomposed before DTensor sees it",
     ),
 )

@@ -31,7 +31,7 @@ class Odd(Placement):
 
 
 COORDINATES = [*product(range(2), repeat=2)]
-REFUSED = "is of a kind that is not known here, Odd"
+REFUSED = "is of an unknown class, Odd"
 
 
 def odd(shape=(8, 6)):

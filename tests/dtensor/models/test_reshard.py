@@ -82,10 +82,10 @@ def test_what_is_written_is_apart_from_what_is_read():
         for i, name in enumerate(("x", "y"))
     }
     plan = cute_sharding.plan_reshard(state, "S(1)")
-    with pytest.raises(ValueError, match="into: y is in the memory of x of the state"):
+    with pytest.raises(ValueError, match="into: y shares memory with x of the state"):
         plan.run(state, into=crossed)
     refit = cute_sharding.plan_refit(dict, state, {"*": (line, "S(1)")})
-    with pytest.raises(ValueError, match="into: 'y' is in the memory of 'x' of the state"):
+    with pytest.raises(ValueError, match="into: 'y' shares memory with 'x' of the state"):
         refit.run(state, into=crossed)
     # What a run gives may be in the memory of the source, as a part of it.
     whole = {"x": local_on(square, [Replicate()] * 2, torch.arange(64.0).view(8, 8))}

@@ -120,7 +120,8 @@ def test_a_plan_as_text():
         "  attn.qkv_proj.weight (48, 8) bfloat16 as [R, S(0)]: 3 pieces of q, k, v\n"
         "  norm.weight (8,) float32 as [R, R]: 1 piece of norm\n"
         "  8 elements of bias are in no result\n"
-        "in all: 1 exchange, a rank receives 352 bytes at the most; 800 bytes of results, all said"
+        "in all: 1 exchange, a rank receives 352 bytes at the most; 800 bytes of results, all "
+        "covered"
     )
 
 
@@ -183,7 +184,7 @@ def test_a_limit_of_memory_makes_more_exchanges():
     assert [len(each.parts(4)) for each in every] == [1, 3, 9, 9]
     assert sum(sum(part.receives) for part in every[1].parts(4)) == every[1].received_by(4)
     assert every[1].inverse().memory_limit == 9 * 128
-    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes at least are held at once"):
+    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes at least are needed at once"):
         plan(127)
 
 
@@ -203,7 +204,7 @@ def test_what_is_refused():
         ("a refit of no tensors", ValueError, (turn, {}, onto)),
         ("'x' is a Tensor: give a DTensor", TypeError, (turn, {"x": torch.ones(2)}, onto)),
         (
-            "the target says nothing of result 'y': it has 'z'",
+            "the target has no entry for result 'y': it has 'z'",
             ValueError,
             (turn, ok, {"z": onto["*"]}),
         ),
