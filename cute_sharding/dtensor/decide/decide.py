@@ -15,7 +15,10 @@ other ops are answered in the order of :func:`decide`:
 6. *Signature*: torch has no rule of its own, and the op has a signature.
 7. *Torch*: its rule is right, unless the signature receives less (:func:`_torchs_or_less`).
 8. *Signature*: the placements are of kinds that only views make.
-9. *Gate*: torch's rule, after the placements on which it is not known to be right are replicated.
+9. *Torch*: a pointwise op without a signature.
+10. *Gate*: torch's rule, after the placements on which it is not known to be right are replicated.
+
+How data then moves is in :mod:`..run`.
 
 If a result without dims is pending, it is reduced together with the op (:mod:`.scalars`).
 

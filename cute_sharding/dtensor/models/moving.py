@@ -271,7 +271,14 @@ def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor 
     if way.source.pending:
         by, placed = means(spec.mesh), way.source.placed
         network = Network.of_programs(tuple(spec.mesh.shape), by.network)
-        plan = plan_exchange(placed, way.source.pending, way.target.placed, network, *by[1:])
+        plan = plan_exchange(
+            placed,
+            way.source.pending,
+            way.target.placed,
+            network,
+            groups=by.groups,
+            native=by.native,
+        )
         local = run(plan.steps, local, spec.mesh)
     return local.resolve_conj().resolve_neg()
 

@@ -335,7 +335,9 @@ def _redistributed(
     for chains, pending, kept, target in how:
         shape = tuple(islice(remaining, len(target)))
         held = Held(chains, pending, kept)
-        plans.append(plan_steps(shape, sizes, held, target, network, *by[1:]))
+        plans.append(
+            plan_steps(shape, sizes, held, target, network, groups=by.groups, native=by.native)
+        )
     return run_together(plans, operands, mesh)
 
 

@@ -274,7 +274,7 @@ def prepare(
     shown = Network.of(mesh, by.network) if timed is None else timed
 
     def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
-        steps = plan_steps(shape, mesh, start, goal, network, *by[1:])
+        steps = plan_steps(shape, mesh, start, goal, network, by.memory_limit, by.groups, by.native)
         return RedistributionPlan(shape, mesh, start, Held(goal), steps, shown)
 
     foreign = changes.foreign
