@@ -9,11 +9,10 @@ for all devices at once what comparing rows answers for two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
@@ -24,8 +23,7 @@ from cute_sharding.sharding.deal import pieces_of
 Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     devices: dict[int, tuple[Mode, ...]]  # of each mesh dim, outermost first
     local: tuple[Mode, ...]
 

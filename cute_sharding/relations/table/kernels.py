@@ -8,17 +8,16 @@ op's arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class AlignedMask:
+class AlignedMask(NamedTuple):
     """The mask, argument ``at``, begins each row at an address that the kernel can load from."""
 
     at: int
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """The first ``tensors`` lie in one memory format, and argument ``number`` is how many images
     they have.
     """
@@ -27,16 +26,14 @@ class Images:
     number: int
 
 
-@dataclass(frozen=True)
-class LeadingSizes:
+class LeadingSizes(NamedTuple):
     """The first two of the sizes, argument ``sizes``, are those of the tensor, argument ``of``."""
 
     of: int
     sizes: int
 
 
-@dataclass(frozen=True)
-class Channels:
+class Channels(NamedTuple):
     """The sizes of a bias, argument ``sizes``, where there is one, are the channels of the tensor,
     argument ``of``.
     """
@@ -50,8 +47,7 @@ class Matrices:
     """The first argument lies row by row, or not, as the whole does."""
 
 
-@dataclass(frozen=True)
-class MeanGradient:
+class MeanGradient(NamedTuple):
     """The gradient of a loss whose reduction is argument ``reduction``: of a mean, it is divided by
     the number of elements of the second argument.
     """
