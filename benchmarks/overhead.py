@@ -80,6 +80,8 @@ def measure(program: Callable[[], object], calls: int, rounds: int) -> dict[str,
     machine is not as fast as it was a second ago.
     """
     ratios: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+    # A turn takes a millisecond and more: of what takes less the clock itself would be measured.
+    in_a_turn = max(calls // TURNS, int(50e-3 / timed(program, 50)))
     gc.disable()
     for _ in range(rounds):
         seconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
@@ -89,7 +91,7 @@ def measure(program: Callable[[], object], calls: int, rounds: int) -> dict[str,
                 arguments = SETTINGS[setting]
                 if arguments is not None:
                     cute_sharding.enable(**arguments)
-                seconds[setting].append(timed(program, calls // TURNS))
+                seconds[setting].append(timed(program, in_a_turn))
         for setting in SETTINGS:
             ratios[setting].append(
                 statistics.median(seconds[setting]) / statistics.median(seconds["torch"])

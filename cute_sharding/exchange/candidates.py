@@ -5,9 +5,9 @@ two if the network is not flat.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 from math import prod
+from typing import NamedTuple
 
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.cost import within
@@ -19,8 +19,7 @@ from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, appended, cutting
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A redistribution to plan, and the means for it.
 
     Attributes:

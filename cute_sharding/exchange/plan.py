@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.exchange.cost import most_local, received
 from cute_sharding.exchange.network import Network
@@ -16,8 +16,7 @@ from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """What the devices hold: the chains, and (mesh dim, reduction) pairs on which each device has
     only a contribution. On the mesh dims ``kept`` it stays pending.
     """

@@ -50,7 +50,7 @@ def plan_steps(
     task = Task(shape, mesh, source, target, network, groups, native)
     if memory_limit is not None:
         return _within(memory_limit, task)
-    steps = _cheapest(replace(task, shape=nominal(shape, mesh, source, target, groups)))
+    steps = _cheapest(task._replace(shape=nominal(shape, mesh, source, target, groups)))
     steps = tuple([replace(step, shape=shape) for step in steps])
     if not all(_is_right(step) and task.admits(step.mesh_dims) for step in steps):
         steps = _cheapest(task)

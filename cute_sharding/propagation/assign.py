@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from operator import itemgetter
+from typing import NamedTuple
 
 from cute_sharding.exchange.cost import local_elements, rows_of_devices
 from cute_sharding.exchange.network import Chosen
@@ -25,8 +26,7 @@ from cute_sharding.sharding.deal import are_even
 ALL = -1  # stands for all operands whose reductions stay pending together
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """The parts of each operand and each result, on each mesh dim, and how many elements the
     busiest device receives on the way.
 
@@ -51,8 +51,7 @@ class Assignment:
     differ: bool = False
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """The role of one mesh dim: the name that it cuts and the split factor; or the operand whose
     reduction stays pending (ALL: all that stay pending together) and its op; or neither.
     """
@@ -119,7 +118,7 @@ def assign(
     if not isinstance(linear, Linear):
         linear = Linear(tuple(linear))
     elif linear.operands is None:
-        linear = replace(linear, operands=tuple(range(len(operands))))
+        linear = linear._replace(operands=tuple(range(len(operands))))
     fitted = signature.fitted([operand.shape for operand in operands])
     question = _Question(fitted, operands, mesh, reduce, linear, filled, shares, empty, network)
     return _assigned(question, spare)[1]

@@ -12,8 +12,7 @@ split factor; with most factors the first two devices already lack rows, and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.by_links import missed
@@ -28,8 +27,7 @@ Cuts: TypeAlias = "tuple[Cut, ...]"
 MOST, EVERY = 256, 64
 
 
-@dataclass(frozen=True)
-class FreeCuts:
+class FreeCuts(NamedTuple):
     """The search for cuts, one for each mesh dim, of the one result of ``move``, for which nothing
     is received.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.cost import received_elements
 from cute_sharding.exchange.network import Chosen, Network
@@ -18,8 +17,7 @@ from cute_sharding.sharding.chains import Cut, chains_of
 Part: TypeAlias = "Cut | str"
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An operand of an op: its global shape, and what each mesh dim does to it.
 
     Attributes:

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 ONE, NONE, UNREAD = "1", "0", "_"
 
@@ -47,8 +47,7 @@ LINEAR = ("sum", "avg")
 COPIED = (*LINEAR, "product", "max", "min", "band", "bor", "bxor")
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """The operands whose pending reductions may stay pending: reducing the results gives the same
     as reducing these operands first.
 

@@ -9,11 +9,10 @@ digits answers for all devices at once; a comparison of rows answers for two dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
@@ -24,9 +23,8 @@ from cute_sharding.sharding.deal import pieces_of
 Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
 
 
-@dataclass(frozen=True)
-class Digits:
-    devices: dict[int, tuple[Mode, ...]]  # for each mesh dim, outermost first
+class Digits(NamedTuple):
+    devices: dict[int, tuple[Mode, ...]]  # of each mesh dim, outermost first
     local: tuple[Mode, ...]
 
     def beyond(self, near: frozenset[int]) -> Digits:

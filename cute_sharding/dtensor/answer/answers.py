@@ -7,9 +7,9 @@ is an attribute of the schema that the answer redistributes to: the only one put
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,8 +49,7 @@ __all__ = [
 Prepare = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What running an op needs beside torch's answer.
 
     Attributes:
@@ -69,7 +68,7 @@ class Answer:
     """
 
     by_plan: bool = False
-    keywords: dict[str, tuple[DTensorSpec, DTensorSpec]] = field(default_factory=dict)
+    keywords: Mapping[str, tuple[DTensorSpec, DTensorSpec]] = MappingProxyType({})
     prepare: Prepare | None = None
     takes_all: bool = False
     read: Callable[[Any], None] | None = None
@@ -87,7 +86,7 @@ def answer_of(schema: OpSchema) -> Answer | None:
 
 def _with(schema: OpSchema, **changes: Any) -> OpSchema:
     """The schema, which must be one that we made, with these fields changed in its answer."""
-    setattr(schema, _NAME, replace(answer_of(schema) or Answer(), **changes))
+    setattr(schema, _NAME, (answer_of(schema) or Answer())._replace(**changes))
     return schema
 
 
@@ -99,7 +98,7 @@ def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
     copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
     copied.op = wanted.op  # the function that runs in place of the op, if there is one
     answer = answer_of(wanted)
-    return _with(copied, **vars(answer)) if answer else copied
+    return _with(copied, **answer._asdict()) if answer else copied
 
 
 def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:

@@ -106,7 +106,9 @@ class Place(Protocol):
         """The redistributions of its operands by torch's own rule. Raises what that raises."""
 
 
-_notes: list[tuple[str, str]] = []  # (op, outcome), not yet added up
+# Not yet added up: (op, outcome), and kinds of redistributions that ran by plan. To append is
+# atomic, so no lock is needed, which would take longer.
+_notes: list[tuple[str, str] | Kind] = []
 _counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # (op, outcome) -> count
 _places: list[tuple[str, Place]] = []  # (op, place), only the first MOST_PLACES
 _moves: Counter[Kind] = (
@@ -117,7 +119,7 @@ _lock = fork_safe_lock()
 
 
 def count(op: str, outcome: str) -> None:
-    _notes.append((op, outcome))  # atomic, so no lock is needed, which would take longer
+    _notes.append((op, outcome))
     if len(_notes) > MOST_NOTES:
         _add_up()
 
@@ -128,17 +130,22 @@ def count_place(op: str, place: Place) -> None:
         _places.append((op, place))
 
 
-def _add_up() -> None:
-    with _lock:
-        while _notes:
-            _counts[_notes.pop()] += 1
-
-
 def count_moves(kind: Kind) -> None:
     """Count a redistribution of that kind that runs by plan."""
+    _notes.append(kind)
+    if len(_notes) > MOST_NOTES:
+        _add_up()
+
+
+def _add_up() -> None:
     global _moved
     with _lock:
-        _moves[kind] += 1
+        while _notes:
+            note = _notes.pop()
+            if isinstance(note, Kind):
+                _moves[note] += 1
+            else:
+                _counts[note] += 1
         if len(_moves) > MOST_KINDS:  # too many kinds of sizes to compare with torch
             for known, times in _moves.items():
                 _moved = _moved.plus(known.moved, times)
@@ -187,6 +194,7 @@ def aside() -> Iterator[Counted]:
             found.outcomes.update({key: n for key, n in now.items() if n})
             found.places.extend(_places)
         finally:
+            _notes.clear()
             _counts.clear()
             _counts.update(kept[0])
             _moves.clear()

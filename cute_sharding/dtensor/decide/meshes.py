@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
@@ -232,8 +231,7 @@ def _shares_as(read: OpSchema, wanted: OpSchema) -> bool:
 # -- when it runs ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """An op with its arguments as given, and with the same arguments described on one mesh."""
 
     given: OpSchema

@@ -76,7 +76,7 @@ def _all_redistributed(
     settings = in_force()
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
-        wanted = [Wanted(x, *_settled(before, after, settings)) for x, before, after in moves]
+        wanted = [Wanted(one[0], *_settled(*one, settings)) for one in moves]
         some = [i for i, one in enumerate(wanted) if _is_planned(*one, settings, answered)]
         counted = settings.redistribution or not answered
         together = exchanged_together([wanted[i] for i in some], counted=counted)
@@ -89,9 +89,10 @@ def _all_redistributed(
 
 
 def _settled(
-    current: DTensorSpec, target: DTensorSpec, settings: Settings
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, settings: Settings
 ) -> tuple[DTensorSpec, DTensorSpec]:
-    if not dispatch_modes.is_tracing():
+    # What is traced with symbols is no plain tensor.
+    if type(local) is torch.Tensor or not dispatch_modes.is_tracing():
         return current, target
     tag(settings)  # dynamo calls this before it looks into a cache
     return symints.settled_spec(current), symints.settled_spec(target)
@@ -116,7 +117,7 @@ def redistribute(
     how = {"async_op": async_op, "is_explicit": is_explicit}
     if settings is None:
         return stock(local, current, target, **how, **options)
-    current, target = _settled(current, target, settings)
+    current, target = _settled(local, current, target, settings)
     if _is_planned(local, current, target, settings, answered):
         counted = settings.redistribution or not answered
         try:
@@ -151,14 +152,20 @@ def _is_planned(
         tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
     ):
         return False
-    shape = tuple(current.shape)
-    is_symbolic = symints.is_symbolic(shape)
     # Not torch's: placements from views, which torch would misread or move wrongly; strided shards
     # of symbolic sizes, whose rows torch counts one by one.
     is_wanted = (
         settings.redistribution
         or answered
-        or (is_symbolic and any(map(tensor_specs.split_factors, (current, target))))
+        or (
+            any(map(tensor_specs.split_factors, (current, target)))
+            and symints.is_symbolic(*current.shape)
+        )
         or not is_torchs(current, target)
     )
-    return is_wanted and (not is_symbolic or symints.numbers_at_hand(shape) is not None)
+    return is_wanted and not _lacks_numbers(current.shape)
+
+
+def _lacks_numbers(shape: Sequence[Any]) -> bool:
+    """Whether some size is a symbol without a value."""
+    return symints.is_symbolic(*shape) and symints.numbers_at_hand(tuple(shape)) is None

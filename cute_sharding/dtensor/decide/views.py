@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
@@ -31,8 +30,7 @@ from cute_sharding.relations.table import VIEWS, ByDimMap
 from cute_sharding.relations.view import View
 
 
-@dataclass(frozen=True)
-class ViewQuestion:
+class ViewQuestion(NamedTuple):
     """The question what placements a view needs and gives.
 
     Args:

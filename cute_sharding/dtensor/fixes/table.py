@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.versions import RELEASES
 from cute_sharding.dtensor.door.cuts import (
@@ -40,8 +40,7 @@ class Remedy(Enum):
     FUNCTION = "torch's function for the op runs, and its results have the placements it leaves"
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(NamedTuple):
     """One bug.
 
     Attributes:

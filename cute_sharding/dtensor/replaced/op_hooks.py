@@ -97,29 +97,23 @@ def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
     found, none = {}, RuntimeSchemaInfo()
     for op in with_rules().difference(named):
         info = schema_info(op) or none
-        keywords = info.static_kwargkey or []
-        lacking = _of_results(op).difference(keywords)
+        keywords, of_op = info.static_kwargkey or [], _keywords(op)
+        lacking = _KINDS_OF_RESULTS.intersection(of_op).difference(keywords)
         if lacking:
             named_too = [*keywords, *sorted(lacking), _OURS]
             found[op] = RuntimeSchemaInfo(info.static_argnum, named_too, info.needs_pytree)
-        elif not (keywords and _has_one_of(op, keywords)):
+        elif of_op.isdisjoint(keywords):
             found[op] = _kept_apart(info.static_argnum, bool(keywords), info.needs_pytree)
     return found
 
 
 @cache
-def _of_results(op: Any) -> frozenset[str]:
-    """The keywords of an op that determine its results' dtype and layout."""
-    return _KINDS_OF_RESULTS.intersection(
-        [each.name for each in op._schema.arguments if each.kwarg_only]
-    )
+def _keywords(op: Any) -> frozenset[str]:
+    return frozenset([each.name for each in op._schema.arguments if each.kwarg_only])
 
 
+# The keywords of ops that determine the dtype and layout of results.
 _KINDS_OF_RESULTS = frozenset(("dtype", "output_dtype", "layout", "memory_format"))
-
-
-def _has_one_of(op: Any, keywords: Sequence[str]) -> bool:
-    return any(each.kwarg_only and each.name in keywords for each in op._schema.arguments)
 
 
 @lru_cache(maxsize=1 << 8)

@@ -330,7 +330,8 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
     first = [_WithConstant().visit(statement) for statement in ast.parse(statements).body]
     for node in (node for statement in first for node in ast.walk(statement)):
         ast.copy_location(node, body[0])  # so that the other statements keep their lines
-    after = 1 if ast.get_docstring(tree.body[0]) is not None else 0  # type: ignore[arg-type]
+    documented = ast.get_docstring(tree.body[0], clean=False)  # type: ignore[arg-type]
+    after = 0 if documented is None else 1
     body[after:after] = first
     found: dict[str, Any] = {}
     exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)

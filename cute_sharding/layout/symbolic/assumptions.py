@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cute_sharding.layout.symbolic.expressions import Int, fraction
 from cute_sharding.layout.symbolic.facts import Fact, parse_fact
@@ -16,10 +15,9 @@ if TYPE_CHECKING:
     import sympy
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts in force: substitutions for symbols (with the meaning of each symbol that they
-    introduce), and the facts that are no substitutions.
+class Facts(NamedTuple):
+    """Facts in force: substitutions for symbols (and, the other way, what each made-up symbol
+    stands for), and what is no substitution.
     """
 
     substitution: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
@@ -90,18 +88,18 @@ def _with(facts: Facts, fact: Fact) -> Facts:
     a, b = sympy.sympify(fact.left), sympy.sympify(fact.right)
     if fact.relation == "divides":
         if not fact.holds:
-            return replace(facts, indivisible=(*facts.indivisible, (a, b)))
-        # In lowest terms, s / 4 for 2 s / 8: a symbol with a known divisor becomes a substitution.
+            return facts._replace(indivisible=(*facts.indivisible, (a, b)))
+        # In lowest terms, s / 4 for 2 s / 8: a symbol that is a multiple is a substitution.
         a, b = fraction(a / b)
         if isinstance(a, sympy.Symbol):
             multiple = sympy.Dummy(f"{a.name}_over", integer=True, positive=True)
             substituted = _substituted(facts, a, b * multiple, (multiple, a / b))
             if substituted is not None:
                 return substituted
-        return replace(facts, divisible=(*facts.divisible, (a, b)))
+        return facts._replace(divisible=(*facts.divisible, (a, b)))
     if fact.relation == "equal":
         if not fact.holds:
-            return replace(facts, nonzero=(*facts.nonzero, a - b))
+            return facts._replace(nonzero=(*facts.nonzero, a - b))
         for target, value in ((a, b), (b, a)):
             substituted = (
                 _substituted(facts, target, value) if isinstance(target, sympy.Symbol) else None
@@ -123,7 +121,7 @@ def _with(facts: Facts, fact: Fact) -> Facts:
             )
             if substituted is not None:
                 return substituted
-        return replace(facts, zero=(*facts.zero, a - b))
+        return facts._replace(zero=(*facts.zero, a - b))
     if fact.holds and isinstance(b, sympy.Symbol) and a.is_Integer:
         return _at_least(facts, b, int(a))
     if not fact.holds and isinstance(a, sympy.Symbol) and b.is_Integer:
@@ -135,7 +133,7 @@ def _with(facts: Facts, fact: Fact) -> Facts:
         and dict(facts.least).get(a, 1) == b
     ):
         return _with(facts, Fact("equal", a, b))
-    return replace(facts, nonnegative=(*facts.nonnegative, b - a if fact.holds else a - b - 1))
+    return facts._replace(nonnegative=(*facts.nonnegative, b - a if fact.holds else a - b - 1))
 
 
 def _at_least(facts: Facts, name: sympy.Symbol, value: int) -> Facts:
@@ -145,8 +143,8 @@ def _at_least(facts: Facts, name: sympy.Symbol, value: int) -> Facts:
     if symbol_part.is_Symbol and coefficient.is_Integer and coefficient > 0:
         known = dict(facts.least)
         known[symbol_part] = max(known.get(symbol_part, 1), -(-value // int(coefficient)))
-        return replace(facts, least=tuple(known.items()))
-    return replace(facts, nonnegative=(*facts.nonnegative, name - value))
+        return facts._replace(least=tuple(known.items()))
+    return facts._replace(nonnegative=(*facts.nonnegative, name - value))
 
 
 def _substituted(
@@ -199,8 +197,7 @@ def _substituted(
     )
     if value.is_Symbol and smallest > 1:
         least[value] = max(least.get(value, 1), smallest)
-    return replace(
-        facts,
+    return facts._replace(
         substitution=(*facts.substitution, (written, value)),
         meaning=facts.meaning if meaning is None else (*facts.meaning, meaning),
         nonnegative=nonnegative,

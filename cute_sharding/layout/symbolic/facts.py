@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.symbolic.expressions import Int, fraction, parse_expr
@@ -18,8 +17,7 @@ _RELATIONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """``left % right == 0`` ("divides"), ``left == right`` ("equal") or ``left <= right`` ("at
     most"); or its negation, if ``holds`` is False.
 

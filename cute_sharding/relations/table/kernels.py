@@ -8,37 +8,34 @@ arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class AlignedMask:
-    """The mask, argument ``at``, must start rows at addresses that the kernel can load from."""
+class AlignedMask(NamedTuple):
+    """The mask, argument ``at``, begins each row at an address that the kernel can load from."""
 
     at: int
 
 
-@dataclass(frozen=True)
-class Images:
-    """The first ``tensors`` arguments must have the same memory format; argument ``number`` is the
-    number of their images.
+class Images(NamedTuple):
+    """The first ``tensors`` lie in one memory format, and argument ``number`` is how many images
+    they have.
     """
 
     tensors: int
     number: int
 
 
-@dataclass(frozen=True)
-class LeadingSizes:
-    """The first two of the sizes, argument ``sizes``, must be those of the tensor ``of``."""
+class LeadingSizes(NamedTuple):
+    """The first two of the sizes, argument ``sizes``, are those of the tensor, argument ``of``."""
 
     of: int
     sizes: int
 
 
-@dataclass(frozen=True)
-class Channels:
-    """The bias's sizes, argument ``sizes``, if there is a bias, must be the channels of the tensor
-    ``of``.
+class Channels(NamedTuple):
+    """The sizes of a bias, argument ``sizes``, where there is one, are the channels of the tensor,
+    argument ``of``.
     """
 
     of: int
@@ -50,9 +47,8 @@ class Matrices:
     """The first argument must be row-major locally if and only if the whole tensor is."""
 
 
-@dataclass(frozen=True)
-class MeanGradient:
-    """The gradient of a loss whose reduction is argument ``reduction``: for a mean it is divided by
+class MeanGradient(NamedTuple):
+    """The gradient of a loss whose reduction is argument ``reduction``: of a mean, it is divided by
     the number of elements of the second argument.
     """
 
