@@ -242,6 +242,13 @@ def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
     return schema.op if found.redistribute_schema is None else found.redistribute_schema.op
 
 
+def finished_by(found: Any) -> tuple[DTensorSpec, ...]:
+    """Of each number that what runs in the op's place finishes, the spec with what is pending."""
+    wanted = getattr(found, "redistribute_schema", None)
+    answer = None if wanted is None else answer_of(wanted)
+    return () if answer is None else answer.reduced
+
+
 def specs_of_results(found: OutputSharding) -> list[Any]:
     """The specs of an op's results; None for a result that is no DTensor."""
     output = found.output_spec

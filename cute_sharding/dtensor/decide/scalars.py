@@ -50,7 +50,10 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
         finished,
         schema,
         partial(_run, answers.kernel_of(found, schema), pending),
-        reduced=tuple([spec for spec, of in zip(specs, pending) if of is not None]),
+        reduced=(
+            *answers.finished_by(found),
+            *[spec for spec, of in zip(specs, pending) if of is not None],
+        ),
     )
 
 

@@ -212,9 +212,7 @@ def _finished(found: Any) -> list[tuple[DTensorSpec, DTensorSpec]]:
     """The specs before and after of numbers that are reduced with the op; those of which the same
     is pending go together.
     """
-    wanted = getattr(found, "redistribute_schema", None)
-    answer = None if wanted is None else answers.answer_of(wanted)
-    kinds = Counter(answer.reduced if answer else ())
+    kinds = Counter(answers.finished_by(found))
     return [_replicated(spec, count) for spec, count in kinds.items()]
 
 

@@ -80,9 +80,10 @@ def of_call(
     sent: Sequence[Collective],
     network: Any,
     forward: Call | None = None,
+    calls: int | None = None,
 ) -> Cause:
-    """Of an op on DTensors; ``sent`` is what it sent, if anything; ``forward`` the op that it is
-    the gradient of.
+    """Of an op on DTensors; ``sent`` is what it sent, if anything, in so many ``calls``; None: in a
+    part of one. ``forward`` is the op that it is the gradient of.
     """
     name = name_of(call)
     seen = dict.fromkeys(note.moved for note in notes)
@@ -105,12 +106,29 @@ def of_call(
     cause = cause._replace(torch=_other(theirs), package=_other(ours))
     if not sent:
         return cause._replace(why=_free(name, theirs))
-    ask = Ask(call.when.settings, network)
+    ask, why = Ask(call.when.settings, network), _why(name, cause, now, call.when.settings, schema)
+    now = _as_recorded(now, sent, calls)
     if call.backward:
-        todo = _around(name, schema, now, forward, ask) or _of_gradient(call)
+        todo = (
+            _around(name, schema, now, forward, ask)
+            or _of_forward(name, forward, ask)
+            or _of_gradient(call)
+        )
     else:
         todo = _avoiding(schema, now, call.when.settings, ask)
-    return cause._replace(why=_why(name, cause, now, call.when.settings, schema), todo=todo)
+    return cause._replace(why=why, todo=todo)
+
+
+def _as_recorded(
+    now: Answered | Exception, sent: Sequence[Collective], calls: int | None
+) -> Answered | Exception:
+    """With what a call received on the busiest rank, where the rule does not say it."""
+    busiest = [one.itemsize * one.busiest for one in sent if one.busiest is not None]
+    if isinstance(now, Exception) or now.other.received is not None or not calls:
+        return now
+    if len(busiest) < len(sent) or sum(busiest) % calls:
+        return now
+    return now._replace(other=Other(sum(busiest) // calls))
 
 
 def _asked(ask: Callable[[], Answered]) -> Answered | Exception:
@@ -241,8 +259,12 @@ def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
             "autograd adds the gradients of a tensor that several ops use: its placement decides "
             "in which of theirs they come",
         )
-    of = "" if source.place is None else f" of line {source.place.line}"
-    return (f"a gradient{of}: the placements come from its forward op; change those",)
+    line = "" if source.place is None else f" line {source.place.line}"
+    if isinstance(source, Call):
+        of = f" of{line}" if line else ""
+        return (f"a gradient{of}: the placements come from its forward op; change those",)
+    of = f"{name_of(source)}(){' in' if line else ''}{line}"
+    return (f"the gradient of {of}: without that call, or with other placements, it is not sent",)
 
 
 def _around(
@@ -256,8 +278,7 @@ def _around(
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS or not isinstance(now, Answered):
         return ()
-    line = "" if forward.place is None else f" in line {forward.place.line}"
-    op, said = f"{name_of(forward)}{line}", []
+    op, said = _at_line(forward), []
     for way in ways_around(schema, now.moved, of, ask):
         there = _in([*map(str, way.placements)])
         if way.operand is None:
@@ -273,6 +294,23 @@ def _around(
             text += _mark(now, way.received)
         said.append(text)
     return tuple(said)
+
+
+def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
+    """The op that decides how a gradient lies, and what would avoid what that sends itself."""
+    of = None if forward is None else schema_of(forward)
+    if forward is None or of is None or name in _ADDS:
+        return ()
+    op = f"a gradient of {_at_line(forward)}"
+    ways = _avoiding(of, _asked(partial(ask, of)), forward.when.settings, ask)
+    if not ways:
+        return (f"{op}: the placements come from there; change those",)
+    return (f"{op}, which sends as well, and where the placements come from: {ways[0]}",)
+
+
+def _at_line(call: Call) -> str:
+    """An op, and where it is."""
+    return name_of(call) + ("" if call.place is None else f" in line {call.place.line}")
 
 
 def _of_pending(moved: Moved) -> tuple[str, ...]:
@@ -328,9 +366,11 @@ def _avoiding(
 
 
 def _mark(now: Answered, received: int) -> str:
-    """What stands behind a way that receives no less than the op does now."""
+    """What stands behind a way that receives no less than the op does now, or may not."""
     least = now.other.received
-    return "" if least is None or received < least else " (no less than now)"
+    if least is None:
+        return " (what it receives now is not known)"
+    return "" if received < least else " (no less than now)"
 
 
 def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:

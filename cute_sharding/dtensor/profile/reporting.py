@@ -35,8 +35,8 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
         sent = [profiler.collectives[i] for i in numbers]
         events = tuple([_event(one, note, meshes, chosen) for one, note in zip(sent, notes)])
         if isinstance(source, Call):
-            cause = of_call(source, notes, sent, chosen, profiler.forward_of(source))
             calls = profiler.calls[source]
+            cause = of_call(source, notes, sent, chosen, profiler.forward_of(source), calls)
         else:
             cause, calls = of_asked(source, chosen), _times(notes)
         lines.append(Line(cause, calls, events))

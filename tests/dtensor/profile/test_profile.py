@@ -13,6 +13,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from cute_sharding.dtensor.profile.asking import Answered
+from cute_sharding.dtensor.profile.causes import _as_recorded, _mark
+from cute_sharding.profiling import Collective, Other
 from cute_sharding.showing.table import aligned, text
 
 
@@ -266,9 +269,38 @@ def test_a_gradient_says_what_it_is(mesh):
         rows.redistribute(placements=[Shard(1)]).to_local().sum().backward()
     gradients = [line.cause for line in p.lines if line.cause.backward and line.events]
     assert {cause.kind for cause in gradients} == {"op", "asked"}
+    said = {
+        "op": "a gradient of slice in line {}, which sends as well, and where the placements come",
+        "asked": "the gradient of redistribute() in line {}: without that call, or with other",
+    }
     for cause in gradients:
-        said = f"a gradient of line {cause.place.line}: the placements come from its forward op"
-        assert cause.todo[-1].startswith(said)
+        assert cause.todo[-1].startswith(said[cause.kind].format(cause.place.line))
+
+
+def test_a_gradient_of_an_op_that_sends_says_what_that_op_avoids(mesh):
+    """Where none is known of the gradient's op."""
+    x = DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]).requires_grad_()
+    with cute_sharding.profile() as p:
+        torch.nn.functional.layer_norm(x, [8]).sum().full_tensor().backward()
+    forward, backward = [
+        next(line.cause for line in p.lines if line.cause.backward == which and line.events)
+        for which in (False, True)
+    ]
+    assert backward.todo == (
+        f"a gradient of native_layer_norm in line {forward.place.line}, which sends as well, and "
+        f"where the placements come from: {forward.todo[0]}",
+    )
+
+
+def test_what_an_op_receives_now_is_what_was_recorded_where_its_rule_does_not_say():
+    cause = Answered((), (), "", Other(None))
+    one = Collective("send", "", (0, 1), "float32", 4, 6, 6, 6, None)
+    two = one._replace(busiest=None)
+    assert _as_recorded(cause, [one, one], 2).other.received == 24
+    for sent, calls in (([one, two], 1), ([one], None), ([one], 5)):
+        found = _as_recorded(cause, sent, calls)
+        assert found.other.received is None
+        assert _mark(found, 8) == " (what it receives now is not known)"
 
 
 def with_gradient(y, placement):

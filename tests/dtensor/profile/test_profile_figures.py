@@ -106,6 +106,15 @@ def by_line(is_on, run):
     return line
 
 
+def test_the_weight_of_a_loss_is_counted(meshes):
+    """It is added up beside the loss."""
+    mesh = meshes[2, 2]
+    scores = DTensor.from_local(torch.zeros(2, 5), mesh, [Shard(0), Shard(0)])
+    classes = DTensor.from_local(torch.arange(4), mesh, [Shard(0), Replicate()])
+    line = by_line(True, lambda: torch.nn.functional.nll_loss(scores, classes))
+    assert line.of(line.cause.package) == line.received == 16
+
+
 def test_a_redistribution_of_several_collectives_is_asked_for_once(meshes):
     mesh = meshes[2, 2]
     x = sums(mesh, Shard(0), Shard(0))
