@@ -225,6 +225,7 @@ ROWS: tuple[Row, ...] = (
     Row(("put.default", "put_.default"), in_their_order(3, lambda x, *_: len(x))),
     Row(("nonzero_static.default",), in_their_order(1, lambda *_: 2)),
     Row(("embedding.default",), "{v} e, ... -> ... e", "sum"),
+    Row(("embedding_renorm_.default",), "[v] [e], [...] -> [v] [e]", note="of max_norm"),
     Row(("embedding_dense_backward.default",), embedding_backward, "sum"),
     Row(("_embedding_bag.default", "_embedding_bag_forward_only.default"), bags),
     Row(("_embedding_bag_backward.default",), bags_backward),

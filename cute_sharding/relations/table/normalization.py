@@ -107,8 +107,13 @@ ROWS: tuple[Row, ...] = (
         writes=_STATISTICS,
         own_order=True,
     ),
-    Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
-    Row(("batch_norm_backward.default",), batch_norm_backward_with_reserve, filled=True),
+    Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True, own_order=True),
+    Row(
+        ("batch_norm_backward.default",),
+        batch_norm_backward_with_reserve,
+        filled=True,
+        own_order=True,
+    ),
     # on no weights torch's kernel divides by 0
     Row(("_weight_norm_interface.default",), scaled("x, each -> x, each"), filled=True),
     Row(

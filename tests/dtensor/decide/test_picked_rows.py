@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from op_programs import S, assert_close, compare, values
 from readings import laid
-from simulation import distribute, mesh_of, ranks_of
+from simulation import distribute, mesh_of, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -45,6 +45,20 @@ LAID = [
     ((2, 2), [Shard(1), R], [Shard(0), R]),  # torch would cut the rows too, on the other mesh dim
     ((2, 2), [Shard(1), R], [Shard(1), R]),
 ]
+
+
+@pytest.mark.parametrize(("mesh", "rows", "numbers"), LAID, ids=str)
+def test_rows_that_are_scaled_to_a_largest_norm(mesh, rows, numbers):
+    def scaled(w, i):
+        table = w.detach().clone()
+        return F.embedding(i, table, max_norm=0.7), table
+
+    with plain():
+        wanted = scaled(values(9, 4), NUMBERS)
+    with ranks_of(mesh), cute_sharding.enabled():
+        found = scaled(distribute(values(9, 4), mesh, rows), distribute(NUMBERS, mesh, numbers))
+        for result, want in zip(found, wanted):
+            assert_close(result, want, f"{mesh} {rows} {numbers}")
 
 
 @pytest.mark.parametrize("flags", [{}, {"movement": True, "redistribution": True}], ids=str)
