@@ -45,7 +45,7 @@ from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
-from cute_sharding.dtensor.fixes.table import CUTS, Fix, Remedy, fix_of
+from cute_sharding.dtensor.fixes.table import ALL, CUTS, Fix, Remedy, fix_of
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
@@ -94,7 +94,20 @@ def decide(question: Question) -> Any:
         return _torchs_or_less(question)
     if (found := question.signed()) is not None:
         return found
-    return _torchs_or_less(question) if question.is_pointwise else question.gated((StridedShard,))
+    return _torchs_or_less(question) if question.is_pointwise else _gated(question)
+
+
+def _gated(question: Question) -> Any:
+    """The gate's answer. If the op writes, torch may refuse that too: then the written tensor has a
+    plain placement that the op cannot keep.
+    """
+    try:
+        return question.gated((StridedShard,))
+    except (RuntimeError, ValueError):
+        refused = _where_torch_refuses(question)
+        if refused is None:
+            raise
+        return refused
 
 
 def _fixed(question: Question, fix: Fix) -> Any:
@@ -152,14 +165,17 @@ def _moved_by_plan(question: Question, found: Any) -> Any:
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
-    """The answer by the op's signature if there is one, and else the gate's."""
+    """The answer by the op's signature if there is one, and else the gate's. If the op writes, a
+    pending operand is reduced too.
+    """
     if question.is_composite:
         raise NotImplementedError
     found = question.signed()
-    if found is None and question.is_sharded:
+    kinds = ALL if question.schema.op._schema.is_mutable else CUTS
+    if found is None and (question.is_sharded or (kinds is ALL and question.is_pending)):
         try:
-            found = question.gated(CUTS)
-        except Exception:  # torch did not refuse because of the shards
+            found = question.gated(kinds)
+        except Exception:  # torch did not refuse because of the placements
             return None
     return found
 

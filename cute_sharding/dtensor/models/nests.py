@@ -90,11 +90,13 @@ class State:
                 if isinstance(parameter, DTensor):
                     yield Place(like, parameter, None, like)
                 state = optimizer.state.get(parameter, {})
-                for key, value in list(state.items()):
-                    if isinstance(value, DTensor):
-                        of = f"{below}state.{name}.{key}"
-                        goes_with = like if value.shape == parameter.shape else of
-                        yield Place(of, value, partial(state.__setitem__, key), goes_with)
+                for place in self._walk(state, f"{below}state.{name}", _kept_where_it_is):
+                    goes_with = place.tensor.shape == parameter.shape
+                    yield place._replace(like=like) if goes_with else place
+
+
+def _kept_where_it_is(value: Any) -> None:
+    """What an optimizer has of a parameter is a dict, which is changed in place."""
 
 
 def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:

@@ -1,6 +1,7 @@
 """Ops that write to what is pending, or to ``out=``."""
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -188,3 +189,34 @@ def test_out_on_a_mesh_in_another_order_is_of_the_operands_mesh():
         torch.xlogy(x, 2.0, out=out)
         assert out.device_mesh == x.device_mesh
         assert_close(out, torch.xlogy(full, torch.tensor(2.0)), "xlogy")
+
+
+# Writes by index to x, of shape (6, 4): of rows 2 and 0, where values have to do with several.
+BY_INDEX = {
+    "filled": lambda x, rows, values: x.index_fill_(0, rows, 3.0),
+    "scattered": lambda x, rows, values: x.scatter_(1, rows.view(2, 1), 5.0),
+    "scattered values": lambda x, rows, values: x.scatter_(0, rows.view(1, 2), values),
+    "least": lambda x, rows, values: x.index_reduce_(0, rows, values[:2], "amin"),
+    "put": lambda x, rows, values: x.index_put_((rows,), values[:2], accumulate=True),
+    "assigned": lambda x, rows, values: x.__setitem__((slice(None), rows), values[:, :2]),
+}
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_what_torch_would_not_move_to_write_to(name):
+    """For such a write torch says to use the op that returns a new tensor, because the op cannot
+    keep the placement. Here the tensor is reduced or replicated, and the values are written back.
+    """
+    with plain():
+        rows, values = torch.tensor([2, 0]), number((6, 4)) - 9
+        expected = number((6, 4))
+        BY_INDEX[name](expected, rows, values)
+    placed = (Partial(), Shard(0), Shard(1), _StridedShard(0, split_factor=3))
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True, movement=True):
+        for of_x, of_values in [*product(placed, placed[1:3]), (Partial(), Replicate())]:
+            x = distribute(number((6, 4)) / (2 if of_x == Partial() else 1), (2,), [of_x])
+            BY_INDEX[name](
+                x, distribute(rows, (2,), [Replicate()]), distribute(values, (2,), [of_values])
+            )
+            assert x.placements == (of_x,)
+            assert_close(x, expected, (name, of_x, of_values))

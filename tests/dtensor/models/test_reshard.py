@@ -168,6 +168,25 @@ def test_an_optimizer_by_itself(alone):
         cute_sharding.reshard(optimizer, {name: "S(0)"})
 
 
+def test_lists_that_an_optimizer_has_of_a_parameter(alone):
+    """As Shampoo and SOAP have their statistics: each goes where the parameter goes if it has its
+    shape, and else by its own name; numbers stay.
+    """
+    weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 6), alone, [Shard(0)]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    averages = weight.detach().clone(), weight.detach() * 2
+    left = distribute_tensor(torch.ones(4, 4), alone, [Shard(0)])
+    optimizer.state[weight] = {"Q": [left, None, 3], "history": {"last": averages}}
+    plan = cute_sharding.plan_reshard(optimizer, {"0.0": "S(1)", "state.0.0.Q.0": "S(1)"})
+    assert sum(len(names) for names in plan.names) == 4
+    plan.run(optimizer)
+    state = optimizer.state[weight]
+    assert state["Q"][1:] == [None, 3]
+    for x in (weight, state["Q"][0], *state["history"]["last"]):
+        assert x.placements == (Shard(1),)
+    assert state["history"]["last"][1].full_tensor().tolist() == [[2.0] * 6] * 4
+
+
 def test_progress(alone, monkeypatch):
     state = [distribute_tensor(torch.ones(4, 4), alone, [Shard(0)]) for _ in range(3)]
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
