@@ -24,7 +24,7 @@ Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
 
 
 class Digits(NamedTuple):
-    devices: dict[int, tuple[Mode, ...]]  # of each mesh dim, outermost first
+    devices: dict[int, tuple[Mode, ...]]  # for each mesh dim, outermost first
     local: tuple[Mode, ...]
 
     def beyond(self, near: frozenset[int]) -> Digits:

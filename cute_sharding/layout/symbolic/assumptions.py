@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Facts(NamedTuple):
-    """Facts in force: substitutions for symbols (and, the other way, what each made-up symbol
-    stands for), and what is no substitution.
+    """Facts in force: substitutions for symbols (with the meaning of each symbol that they
+    introduce), and the facts that are no substitutions.
     """
 
     substitution: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
@@ -89,7 +89,7 @@ def _with(facts: Facts, fact: Fact) -> Facts:
     if fact.relation == "divides":
         if not fact.holds:
             return facts._replace(indivisible=(*facts.indivisible, (a, b)))
-        # In lowest terms, s / 4 for 2 s / 8: a symbol that is a multiple is a substitution.
+        # In lowest terms, s / 4 for 2 s / 8: a symbol with a known divisor becomes a substitution.
         a, b = fraction(a / b)
         if isinstance(a, sympy.Symbol):
             multiple = sympy.Dummy(f"{a.name}_over", integer=True, positive=True)

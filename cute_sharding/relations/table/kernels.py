@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class AlignedMask(NamedTuple):
-    """The mask, argument ``at``, begins each row at an address that the kernel can load from."""
+    """The mask, argument ``at``, must start rows at addresses that the kernel can load from."""
 
     at: int
 
 
 class Images(NamedTuple):
-    """The first ``tensors`` lie in one memory format, and argument ``number`` is how many images
-    they have.
+    """The first ``tensors`` arguments must have the same memory format; argument ``number`` is the
+    number of their images.
     """
 
     tensors: int
@@ -27,15 +27,15 @@ class Images(NamedTuple):
 
 
 class LeadingSizes(NamedTuple):
-    """The first two of the sizes, argument ``sizes``, are those of the tensor, argument ``of``."""
+    """The first two of the sizes, argument ``sizes``, must be those of the tensor ``of``."""
 
     of: int
     sizes: int
 
 
 class Channels(NamedTuple):
-    """The sizes of a bias, argument ``sizes``, where there is one, are the channels of the tensor,
-    argument ``of``.
+    """The bias's sizes, argument ``sizes``, if there is a bias, must be the channels of the tensor
+    ``of``.
     """
 
     of: int
@@ -48,7 +48,7 @@ class Matrices:
 
 
 class MeanGradient(NamedTuple):
-    """The gradient of a loss whose reduction is argument ``reduction``: of a mean, it is divided by
+    """The gradient of a loss whose reduction is argument ``reduction``: for a mean it is divided by
     the number of elements of the second argument.
     """
 
