@@ -5,14 +5,14 @@ a rank receives. The rule is that of :mod:`cute_sharding.exchange.collectives`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced import local_tensors, observing
 from cute_sharding.exchange import collectives
 from cute_sharding.exchange.collectives import Amount
 
@@ -308,14 +308,26 @@ def _sized(value: Any) -> Any:
 def sent_by(post: Posted) -> Sent:
     """What a call of the op sends."""
     row, ranks = post.of.row, post.ranks
-    call = Call(
-        observing.arguments_by_name(post.of.op, post.args, post.kwargs), len(ranks), post.at
+    here = partial(_numbers_on, ranks[post.at])
+    args, kwargs = (
+        here(post.args),
+        post.kwargs and dict(zip(post.kwargs, here([*post.kwargs.values()]))),
     )
+    call = Call(observing.arguments_by_name(post.of.op, args, kwargs), len(ranks), post.at)
     amounts = row.amounts(call)
     peer = call.given.get("dst", call.given.get("src")) if row.kind in MESSAGES else None
     if isinstance(peer, int):
         ranks = sorted({ranks[call.at], ranks[peer]})
     return Sent(row.kind, tuple(ranks), _flat(call.given[row.tensors])[0], together(amounts))
+
+
+def _numbers_on(rank: int, value: Any) -> Any:
+    """A call's arguments on one rank: under LocalTensorMode, sizes may differ from rank to rank."""
+    if isinstance(value, Sizes):
+        return Sizes(tuple(_numbers_on(rank, [*value.shape])), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_numbers_on(rank, each) for each in value]
+    return local_tensors.int_on(value, rank)
 
 
 def together(amounts: Sequence[Amount]) -> Amount:

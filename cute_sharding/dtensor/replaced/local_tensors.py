@@ -103,6 +103,12 @@ def local_int(values: dict[int, int]) -> Any:
     return torch.SymInt(LocalIntNode(values))
 
 
+def int_on(n: Any, rank: int) -> Any:
+    """An int of :func:`local_int` on one rank; any other value unchanged."""
+    node = getattr(n, "node", None)
+    return node._local_ints[rank] if isinstance(node, LocalIntNode) else n
+
+
 def leaves(*values: Any) -> list[Any]:
     return tree_leaves(values)
 

@@ -132,6 +132,12 @@ _ROWS = (
         "_local_tensors",
     ),
     (
+        "torch.distributed._local_tensor",
+        "LocalIntNode",
+        "what each rank sends, where all run in one process, could not be told",
+        "_local_ints",
+    ),
+    (
         "torch._ops",
         "OpOverload",
         "ops could not be told apart, or taken apart",

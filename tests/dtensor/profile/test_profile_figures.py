@@ -6,6 +6,7 @@ import pytest
 import stranger_programs
 import torch
 from profile_programs import run_as_far_as_it_goes
+from simulation import distribute, number, ranks_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -156,3 +157,13 @@ def test_an_op_that_torch_has_a_function_for_is_not_known(meshes):
     for is_on in (False, True):
         cause = by_line(is_on, lambda: x.argmax(0)).cause
         assert cause.torch.received is None and cause.package.received is None
+
+
+def test_all_ranks_in_one_process():
+    """Their messages differ in size: those of the first rank are counted."""
+    with ranks_of((4,)), cute_sharding.enabled(redistribution=True, movement=True):
+        x = distribute(number((8, 6)), (4,), [Shard(0)])
+        with cute_sharding.profile() as p:
+            x[1:5]
+    (row,) = p.to_dict()["lines"]
+    assert row["collectives"] == {"all-to-all": 1} and row["received_bytes"] == 24, row
