@@ -70,7 +70,7 @@ def plan_redistribution(
     Returns:
         The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``,
             ``.peak_elements``, ``.seconds``, ``.collectives``, ``str()``, ``.to_dict()``. Between
-            two meshes, an ``ExchangePlan`` of ``cute_sharding.exchange``, which has the same.
+            two meshes, an ``ExchangePlan`` (``cute_sharding.exchange.meshes``) with the same.
 
     Raises:
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the

@@ -64,7 +64,7 @@ def interleaved(x: Shape, groups: int) -> list[Step] | None:
 
 
 def squeezed(x: Shape, *dims: int | Sequence[int]) -> list[Step]:
-    """A copy without dims of size 1 of the global tensor; local dims of size 1 stay."""
+    """A copy without the dims of size 1 of the whole tensor (not of a local tensor)."""
     return [_step("torch.squeeze", *dims)]
 
 
@@ -111,7 +111,7 @@ def of_columns(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> list[Step] | None:
-    """Each element becomes the sum of its copies in all windows."""
+    """The sum, for each element, over the windows that contain it."""
     per = kernel[0] * kernel[1]
     if len(x) < 2 or x[-2] % per or any(n > 1 and s > 1 for n, s in zip(dilation, kernel)):
         return None
