@@ -69,10 +69,11 @@ def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
 
     (Compilers lay out their results as torch predicts.)
     """
-    op, operands = schema.op, [spec.tensor_meta for spec in op_schemas.specs_of(schema)]
+    op, specs = schema.op, op_schemas.specs_of(schema)
+    operands = [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
     if (
         is_tracing()
-        or any(meta is None for meta in operands)
+        or len(operands) < len(specs)
         or all(map(lies_row_by_row, operands))
         or op_schemas.place_of(op, "memory_format") is not None
     ):
