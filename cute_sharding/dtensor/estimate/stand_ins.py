@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from cute_sharding.dtensor.replaced.collective_ops import WAIT
 from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
 from cute_sharding.dtensor.replaced.local_tensors import FakeTensor, FakeTensorMode, leaves
-from cute_sharding.dtensor.replaced.observing import Observer, kind_of
+from cute_sharding.dtensor.replaced.observing import TAKING_APART, Observer, kind_of
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -72,7 +72,7 @@ def _is_of_torch(func: Any, kwargs: Any, frame: Any) -> bool:
     if func.overloadpacket is _RANGE:
         return _is_made_by("torch.distributed.", frame)
     is_on_meta = str(kwargs.get("device")) == "meta"
-    return is_on_meta and _is_made_by("torch.distributed.tensor._decompositions", frame)
+    return is_on_meta and _is_made_by(TAKING_APART, frame)
 
 
 def _is_made_by(modules: str, frame: Any) -> bool:
