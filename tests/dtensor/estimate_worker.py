@@ -130,7 +130,13 @@ def checks():
         "layers": layers,
         **{
             name: once(getattr(estimated_programs, name))
-            for name in ("reads_a_value", "runs_by_itself", "raises", "makes_a_mesh")
+            for name in (
+                "reads_a_value",
+                "runs_by_itself",
+                "raises",
+                "makes_a_mesh",
+                "takes_an_op_apart",
+            )
         },
     }
 

@@ -192,6 +192,16 @@ def runs_by_itself(mesh):
     x.redistribute(placements=at_last(mesh, R))
 
 
+def takes_an_op_apart(mesh):
+    """Of this loss torch has no rule: it finds one for the ops that it is made of."""
+    x, y = (distribute_tensor(torch.zeros(8), mesh, [Shard(0), Replicate()]) for _ in range(2))
+
+    def step():
+        torch.nn.functional.binary_cross_entropy_with_logits(x, y).full_tensor()
+
+    return step
+
+
 def makes_a_mesh(mesh):
     """Another mesh of the same ranks, inside the function."""
     other = init_device_mesh("cpu", (4,))

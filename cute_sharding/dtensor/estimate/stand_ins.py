@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from cute_sharding.dtensor.replaced.collective_ops import WAIT
 from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
 from cute_sharding.dtensor.replaced.local_tensors import FakeTensor, FakeTensorMode, leaves
-from cute_sharding.dtensor.replaced.observing import Observer, kind_of
+from cute_sharding.dtensor.replaced.observing import TAKING_APART, Observer, kind_of
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -53,7 +53,7 @@ class Fakes(Observer):
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # where others have an attribute
             return args[0].fake_device
         is_made = not (fake_mode() or tensors_in((args, kwargs)))
-        if not is_made or (func.overloadpacket is _RANGE and _is_of_distributed(sys._getframe(1))):
+        if not is_made or _is_of_torch(func, kwargs, sys._getframe(1)):
             result = func(*args, **kwargs)
         else:
             with self.mode:
@@ -64,13 +64,22 @@ class Fakes(Observer):
         return result
 
 
-def _is_of_distributed(frame: Any) -> bool:
-    """Whether torch.distributed makes it, and not the program: ranks of a mesh, and offsets of
-    shards, are numbers that it reads.
+def _is_of_torch(func: Any, kwargs: Any, frame: Any) -> bool:
+    """Whether DTensor makes a tensor for itself, and not for the program: ranks of a mesh and
+    offsets of shards, which are numbers that it reads, and operands without memory, on which it
+    takes an op apart to find its rule.
     """
+    if func.overloadpacket is _RANGE:
+        return _is_made_by("torch.distributed.", frame)
+    is_on_meta = str(kwargs.get("device")) == "meta"
+    return is_on_meta and _is_made_by(TAKING_APART, frame)
+
+
+def _is_made_by(modules: str, frame: Any) -> bool:
+    """Whether the innermost of the program's functions and of these is one of these."""
     while frame is not None:
         kind = kind_of(frame)
-        if kind.is_own or kind.called[0].startswith("torch.distributed."):
+        if kind.is_own or kind.called[0].startswith(modules):
             return not kind.is_own
         frame = frame.f_back
     return False

@@ -14,6 +14,7 @@ from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide import propagation
 from cute_sharding.dtensor.decide.places import redistribution_of
+from cute_sharding.dtensor.fixes.when import convolves_wrongly
 from cute_sharding.dtensor.profile.profiler import PLAIN, Call
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -32,6 +33,7 @@ from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.exchange.network import Network
 from cute_sharding.profiling import Moved, Other
+from cute_sharding.relations.table import ROWS
 
 EVERYTHING = Settings(redistribution=True, movement=True)
 
@@ -74,16 +76,23 @@ def _listed(value: Any) -> Any:
     return [_listed(each) for each in value] if isinstance(value, tuple) else value
 
 
-def _in(other: Other, schema: OpSchema) -> Other:
+def _in(other: Other, schema: OpSchema, *, by_torch: bool = False) -> Other:
     """What is received in an op; unknown of those that torch has functions of its own for, where
     these may send more than their rules say. That of a convolution
     (torch/distributed/tensor/_tp_conv.py) does where more than first dims are cut; that of its
-    gradient brings one operand to another's placements.
+    gradient brings one operand to another's placements. With this package on, those that torch
+    gets wrong go by its rule.
     """
-    if schema.op not in registry.op_handlers():
+    function, row = registry.op_handlers().get(schema.op), ROWS.get(registry.name_of(schema.op))
+    if function is None:
         return other
-    placements = [p for spec in op_schemas.specs_of(schema) for p in spec.placements]
+    if not (row and row.has_function) and function.__module__.startswith("cute_sharding."):
+        return other  # it goes by its rule
+    specs = op_schemas.specs_of(schema)
     is_search = op_schemas.place_of(schema.op, "dim") is not None
+    if not (by_torch or is_search) and convolves_wrongly(specs, len(schema.args_schema)):
+        return other
+    placements = [p for spec in specs for p in spec.placements]
     is_gradient = len(schema.op._schema.returns) > 1
     cuts_first = all(getattr(p, "dim", 0) == 0 for p in placements)
     is_known = cuts_first and not is_search and not is_gradient
@@ -97,7 +106,7 @@ def by_torch(schema: OpSchema, network: Any) -> Answered:
         moved = _moved(schema, found)
         plans = [stock_plan(*redistribution_of(spec, to.placements)) for spec, to in moved]
         other = together([of_stock(plan, spec, network) for plan, (spec, _) in zip(plans, moved)])
-    return Answered(tuple(moved), _results(found), "", _in(other, schema))
+    return Answered(tuple(moved), _results(found), "", _in(other, schema, by_torch=True))
 
 
 def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:

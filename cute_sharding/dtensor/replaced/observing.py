@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "NO_NUMBER",
+    "TAKING_APART",
     "Kind",
     "Observer",
     "TorchDispatchMode",
@@ -160,6 +162,8 @@ _REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtenso
 
 # Class names of autograd contexts -> the API that a program calls to run them.
 _GRADIENTS = {"_FromTorchTensorBackward": "from_local", "_ToTorchTensorBackward": "to_local"}
+# Where DTensor takes an op apart to find its rule.
+TAKING_APART = "torch.distributed.tensor._decompositions"
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
 

@@ -105,6 +105,11 @@ def test_a_function_may_be_the_step_and_make_meshes(checks):
 
 
 @pytest.mark.costly
+def test_an_op_that_torch_takes_apart_for_its_rule_runs(checks):
+    found = checks["takes_an_op_apart"]
+    assert found["error"] is None and Traffic.from_data(found["step"]).collectives == 1
+
+
 def test_a_process_for_each_setting():
     """Layers that each send more are all run; and the rest of the way from a function to text."""
     found = cute_sharding.estimate(

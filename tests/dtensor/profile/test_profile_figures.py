@@ -116,6 +116,24 @@ def test_the_weight_of_a_loss_is_counted(meshes):
     assert line.of(line.cause.package) == line.received == 16
 
 
+def test_what_goes_by_rules_of_this_package_is_known(meshes):
+    """Also of ops that torch has functions of its own for, and that write to statistics."""
+    mesh = meshes[2, 2]
+    images = DTensor.from_local(torch.ones(2, 4, 4, 4), mesh, [Shard(0), Shard(3)])
+    weight = DTensor.from_local(torch.ones(4, 2, 3, 3), mesh, [Replicate(), Shard(1)])
+    functions = torch.nn.functional
+    for run in (
+        lambda: functions.batch_norm(images, None, None, training=True),
+        lambda: functions.conv2d(images, weight),
+    ):
+        line = by_line(True, run)
+        assert line.of(line.cause.package) == line.received > 0
+    with cute_sharding.profile() as p:
+        functions.conv2d(images.requires_grad_(), weight.requires_grad_()).sum().backward()
+    sent = [line for line in p.lines if line.events]
+    assert all(line.of(line.cause.package) == line.received for line in sent) and len(sent) > 1
+
+
 def test_a_redistribution_of_several_collectives_is_asked_for_once(meshes):
     mesh = meshes[2, 2]
     x = sums(mesh, Shard(0), Shard(0))
