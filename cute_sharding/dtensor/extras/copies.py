@@ -81,18 +81,19 @@ class Copy:
         way, number: how it was made, and the position of the result.
         source, spec: the local tensor that was moved, and its spec.
         op: the call that made it. Results of one call have no row in common.
+        writes: how often the source had been written to when the copy was last up to date.
     """
 
     __slots__ = (
         "__weakref__",
         "_fresh",
         "_lies",
-        "_writes",
         "number",
         "op",
         "source",
         "spec",
         "way",
+        "writes",
     )
 
     def __init__(
@@ -107,7 +108,7 @@ class Copy:
     ) -> None:
         self.way, self.number, self.source, self.spec = way, number, source, spec
         self.op, self._fresh, self._lies = op, fresh, lies
-        self._writes = count_of_writes(source)
+        self.writes = count_of_writes(source)
         LIVE.add(weakref.ref(self, LIVE.discard))
         fresh.add(weakref.ref(self, fresh.discard))
 
@@ -138,7 +139,7 @@ class Copy:
             with torch.no_grad():
                 moved.copy_(self.way.again(self.number, self.source))
             outdate(local_tensors.storage_of(moved))
-        self._writes = count_of_writes(self.source)
+        self.writes = count_of_writes(self.source)
         self._fresh.add(weakref.ref(self, self._fresh.discard))
         _STALE.discard(weakref.ref(self))
 
@@ -149,8 +150,8 @@ class Copy:
         now = count_of_writes(self.source)
         # Other results of the op stay up to date if they were: none of their rows was written to.
         for each in _there(self._fresh):
-            if each.op is self.op and each._writes == before:
-                each._writes = now
+            if each.op is self.op and each.writes == before:
+                each.writes = now
 
     def check(self, writer: str, tensor: Any) -> None:
         """
@@ -163,7 +164,7 @@ class Copy:
             f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
-        if self._writes != count_of_writes(self.source):
+        if self.writes != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
