@@ -98,7 +98,9 @@ def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
     copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
     copied.op = wanted.op  # the function that runs in place of the op, if there is one
     answer = answer_of(wanted)
-    return _with(copied, **answer._asdict()) if answer else copied
+    if answer is not None:
+        setattr(copied, _NAME, answer)
+    return copied
 
 
 def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:

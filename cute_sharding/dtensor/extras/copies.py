@@ -81,7 +81,7 @@ class Copy:
         way, number: how it was made, and the position of the result.
         source, spec: the local tensor that was moved, and its spec.
         op: the call that made it. Results of one call have no row in common.
-        writes: the count of writes to the source at which the copy had its values.
+        writes: how often the source had been written to when the copy was last up to date.
     """
 
     __slots__ = (
