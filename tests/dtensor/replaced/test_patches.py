@@ -90,7 +90,6 @@ OPTIONAL = {
     "_create_table": "of the row about pictures, which may be left out",
     "_create_rich_table": "of the row about pictures, which may be left out",
     "_replace": "of named tuples",
-    "_asdict": "of named tuples",
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
     "_installed": "our own",
