@@ -22,7 +22,7 @@ BUILT = {
         "elements that … gives them.",
         "cannot be done without communication",
     ),
-    "unknown": (
+    "explain_unknown": (
         "… of a DTensor of shape … to … on mesh … with placements …: whether the op is free "
         "depends on sizes that have no value while the program is compiled.",
         "whether the op is free depends on sizes",

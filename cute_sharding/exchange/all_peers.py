@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise, product
 from math import prod
 
 from cute_sharding.exchange.by_links import LinkFlow, LinkMessage
-from cute_sharding.exchange.copies import Copy, Vector, folded, minus
+from cute_sharding.exchange.copies import Copy, Vector, fold, minus
 from cute_sharding.exchange.part import Buffer
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.sharding.chains import Device
@@ -58,7 +58,7 @@ def _edges_on(m: int, mine: Placed, theirs: Placed) -> tuple[int, ...] | None:
     return 0, parts
 
 
-def at_once(
+def messages_at_once(
     flow: LinkFlow, device: Device, dims: Sequence[int], *, into: bool, with_own: bool
 ) -> Buffer | None:
     """The messages between a device and all that differ from it on the mesh dims ``dims``, in the
@@ -109,7 +109,7 @@ def at_once(
                     (stop - at, minus(beyond, x), (starts[number + step] - starts[number],))
                 )
         copies += _looped(first, outer, starts[number], into=into)
-    return Buffer(tuple(sizes), (tuple(folded(copies)),))
+    return Buffer(tuple(sizes), (tuple(fold(copies)),))
 
 
 def _numbers(box: Sequence[tuple[int, int]], parts: Sequence[int]) -> Sequence[int]:

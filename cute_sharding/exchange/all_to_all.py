@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from cute_sharding.exchange.all_peers import at_once
+from cute_sharding.exchange.all_peers import messages_at_once
 from cute_sharding.exchange.by_links import LinkMessage
 from cute_sharding.exchange.collectives import of_blocks
 from cute_sharding.exchange.copies import Copy
@@ -253,7 +253,7 @@ class AllToAll(Step):
             return None
         if (own is None and len(self.mesh_dims) != 1) or [*peers] != self.group(rank):
             return None
-        return at_once(
+        return messages_at_once(
             self.flow, self.place(rank), self.mesh_dims, into=into, with_own=own is not None
         )
 

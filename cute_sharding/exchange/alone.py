@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.copies import Copy, folded, run_of
+from cute_sharding.exchange.copies import Copy, fold, run_of
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
 from cute_sharding.exchange.part import Shape
@@ -47,7 +47,7 @@ class Alone(NamedTuple):
     taken: tuple[Single, ...] = ()
 
 
-def alone(
+def messages_alone(
     exchange: Exchange,
     rank: int,
     sides: tuple[ByPeer, ByPeer],
@@ -103,7 +103,7 @@ def _single(
     peer: int, messages: Sequence[Message], starts: tuple[int | None, int | None], is_sent: bool
 ) -> Single:
     size, copies = sum(message.size for message in messages), in_a_row(messages, is_sent=is_sent)
-    return Single(peer, size, starts[not is_sent], tuple(folded(copies)), starts[0] is not None)
+    return Single(peer, size, starts[not is_sent], tuple(fold(copies)), starts[0] is not None)
 
 
 def in_a_row(messages: Iterable[Message], *, is_sent: bool) -> list[Copy]:

@@ -15,7 +15,7 @@ from hashlib import sha256
 from math import prod
 from typing import NamedTuple, TypeVar
 
-from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, alone
+from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, messages_alone
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
 from cute_sharding.exchange.part import Part, copies_of
@@ -48,7 +48,7 @@ class Item(NamedTuple):
         ``long`` bytes.
         """
         least = max(-(-max(long, LONG) // self.itemsize), 1)
-        return _alone(self.exchange, rank, least, self.as_they_are)
+        return _messages_alone(self.exchange, rank, least, self.as_they_are)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class BundlePart:
         ]
 
 
-def among(part: _Own, ranks: Sequence[int]) -> _Own:
+def part_among(part: _Own, ranks: Sequence[int]) -> _Own:
     """The part with all of ``ranks`` as its peers, also those without messages. They must contain
     its own peers in the same order.
 
-    >>> part = among(BundlePart((1, 3), (32, 8), (32, 0), ()), (0, 1, 2, 3))
+    >>> part = part_among(BundlePart((1, 3), (32, 8), (32, 0), ()), (0, 1, 2, 3))
     >>> part.peers, part.sends, part.receives
     ((0, 1, 2, 3), (0, 32, 0, 8), (0, 32, 0, 0))
     """
@@ -196,7 +196,7 @@ class Bundle:
             tuple([taken.sizes.get(peer, 0) for peer in peers]),
             tuple(
                 [
-                    _laid(item.exchange, mine[item.exchange], out, into)
+                    _lay(item.exchange, mine[item.exchange], out, into)
                     for item, out, into in zip(self.items, sent.starts, taken.starts)
                 ]
             ),
@@ -214,13 +214,13 @@ class Bundle:
         sizes, at = {}, 0
         for peer in sorted({peer for some in (every if room else of_items) for peer in some}):
             first = at
-            at = _up(at + room, widest)
+            at = _round_up(at + room, widest)
             for i in order:
                 messages, width = of_items[i].get(peer, ()), self.items[i].itemsize
                 if messages:
                     starts[i][peer] = at // width
                     at += width * sum(message.size for message in messages)
-            at = _up(at, widest)
+            at = _round_up(at, widest)
             sizes[peer] = at - first
         return _Buffer(sizes, starts)
 
@@ -269,7 +269,7 @@ def _by_peer(messages: Iterable[Message]) -> ByPeer:
     return dict(sorted(found.items()))
 
 
-def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int, int]) -> Part:
+def _lay(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int, int]) -> Part:
     """The part, with messages at these starts of the buffers."""
     sent, taken = (_one_by_one(*side) for side in ((mine.sent, out), (mine.taken, into)))
     return replace(
@@ -294,10 +294,12 @@ def _without(by_peer: ByPeer, singles: Iterable[Single]) -> ByPeer:
 
 
 @lru_cache(maxsize=1 << 12)
-def _alone(exchange: Exchange, rank: int, least: int, as_they_are: tuple[bool, bool]) -> Alone:
+def _messages_alone(
+    exchange: Exchange, rank: int, least: int, as_they_are: tuple[bool, bool]
+) -> Alone:
     mine = own_part(exchange, rank)
-    return alone(exchange, rank, (mine.sent, mine.taken), least, as_they_are)
+    return messages_alone(exchange, rank, (mine.sent, mine.taken), least, as_they_are)
 
 
-def _up(at: int, width: int) -> int:
+def _round_up(at: int, width: int) -> int:
     return -(-at // width) * width

@@ -10,12 +10,12 @@ from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.exchange.copies import Copy, copy_of, folded, packed
+from cute_sharding.exchange.copies import Copy, copy_of, fold, pack_copy
 from cute_sharding.exchange.flow import Flow, Own
-from cute_sharding.exchange.meetings import Met, met, of_every, side_of
+from cute_sharding.exchange.meetings import Met, meet_devices, of_every, side_of
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.moves import Link
-from cute_sharding.relations.rows import between, needed_rows
+from cute_sharding.relations.rows import common_rows, needed_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Chain, Runs, count_rows, span
 
@@ -58,19 +58,19 @@ class LinkMessage(NamedTuple):
 
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
         """See :meth:`.flow.Message.into`."""
-        return [(self.link.source, _packed(self.copies, at))]
+        return [(self.link.source, _pack(self.copies, at))]
 
     def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
         """See :meth:`.flow.Message.out_of`."""
-        copies = _packed([copy.flipped for copy in self.copies], at)
+        copies = _pack([copy.flipped for copy in self.copies], at)
         return [(self.link.target, [copy.flipped for copy in copies])]
 
 
-def _packed(copies: Sequence[Copy], at: int) -> list[Copy]:
+def _pack(copies: Sequence[Copy], at: int) -> list[Copy]:
     """The copies, with their elements one behind the other in a buffer."""
     found = []
     for copy in copies:
-        found.append(packed(copy, at))
+        found.append(pack_copy(copy, at))
         at += prod(copy.sizes)
     return found
 
@@ -96,7 +96,7 @@ def missed(
         need *= count_rows(needed_rows(one, of, other, n, want))
         if had is not None and need:
             have = tuple([had[d] for d in one.dims])
-            has *= count_rows(between(one, of, have, other, n, want))
+            has *= count_rows(common_rows(one, of, have, other, n, want))
     return need - has if need else 0
 
 
@@ -135,7 +135,7 @@ class LinkFlow(Flow[LinkMessage]):
     def of_devices(self, had: Device, wanted: Device) -> LinkMessage:
         """The elements that the first device holds and the second needs."""
         runs = [
-            between(
+            common_rows(
                 one, *side_of(self.source, one, had), other, *side_of(self.target, other, wanted)
             )
             for one, other in self.link.pairs
@@ -145,7 +145,7 @@ class LinkFlow(Flow[LinkMessage]):
     def own(self, rank: int) -> Iterator[Own]:
         kept = self.kept_by(rank)
         if kept is not None:
-            yield kept.link.source, kept.link.target, tuple(folded(kept.copies))
+            yield kept.link.source, kept.link.target, tuple(fold(kept.copies))
 
     def _owners(self, holder: Device) -> list[int]:
         sharing = [m for m in self.source.replicated if m not in self.aligned]
@@ -155,7 +155,7 @@ class LinkFlow(Flow[LinkMessage]):
         """In the order of their coordinates."""
         fixed = self._fixed(holder)
         mets = [
-            met(
+            meet_devices(
                 one,
                 *side_of(self.source, one, holder),
                 other,
@@ -165,7 +165,7 @@ class LinkFlow(Flow[LinkMessage]):
             for one, other in self.link.pairs
         ]
         alike = [m for m in self.target.replicated if m not in self.aligned]
-        for device, runs in _met(self.target, fixed, mets):
+        for device, runs in _meet(self.target, fixed, mets):
             ranks = self.target.mesh.slice_of(device, alike)
             yield ranks, LinkMessage(ranks[0], self.link, runs)
 
@@ -174,7 +174,7 @@ class LinkFlow(Flow[LinkMessage]):
         if wanted is None:
             return
         mets = [
-            met(
+            meet_devices(
                 other,
                 *side_of(self.target, other, wanted),
                 one,
@@ -183,7 +183,7 @@ class LinkFlow(Flow[LinkMessage]):
             )
             for one, other in self.link.pairs
         ]
-        for device, runs in _met(self.source, self._fixed(wanted), mets):
+        for device, runs in _meet(self.source, self._fixed(wanted), mets):
             yield device, LinkMessage(rank, self.link, runs)
 
     def _fixed(self, device: Device) -> tuple[tuple[int, int], ...]:
@@ -191,7 +191,7 @@ class LinkFlow(Flow[LinkMessage]):
         return tuple([(m, device[m]) for m in self.aligned])
 
 
-def _met(
+def _meet(
     placed: Placed, fixed: Iterable[tuple[int, int]], mets: Sequence[Met]
 ) -> Iterator[tuple[Device, tuple[Runs, ...]]]:
     """Devices on which every dim has rows in common, and these rows; one device for those that hold

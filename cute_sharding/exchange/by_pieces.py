@@ -58,14 +58,14 @@ def copy_between(one: Piece, source: Line, target: Line) -> Copy:
     """
     return Copy(
         tuple([n for n, _, _ in one.modes]),
-        _on(source, one.x),
-        tuple([_on(source, dx) for _, dx, _ in one.modes]),
-        _on(target, one.y),
-        tuple([_on(target, dy) for _, _, dy in one.modes]),
+        _vector_on(source, one.x),
+        tuple([_vector_on(source, dx) for _, dx, _ in one.modes]),
+        _vector_on(target, one.y),
+        tuple([_vector_on(target, dy) for _, _, dy in one.modes]),
     )
 
 
-def _on(line: Line, place: int) -> Vector:
+def _vector_on(line: Line, place: int) -> Vector:
     return tuple([place if d == line.at else 0 for d in range(line.dims)])
 
 
@@ -118,7 +118,7 @@ class Share(NamedTuple):
     @property
     def _numbered(self) -> list[Piece]:
         """From the sender's places to the numbers of the elements."""
-        return numbered(span(self.box.runs, self.first, self.stop))
+        return number_elements(span(self.box.runs, self.first, self.stop))
 
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
         """See :meth:`.flow.Message.into`."""
@@ -133,7 +133,7 @@ class Share(NamedTuple):
             yield target, [copy]
 
 
-def numbered(runs: Sequence[Run]) -> list[Piece]:
+def number_elements(runs: Sequence[Run]) -> list[Piece]:
     """From the elements of runs to their numbers, one run after the other."""
     found, first = [], 0
     for run in runs:

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.cost import within
+from cute_sharding.exchange.cost import holds_all
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import Held
 from cute_sharding.exchange.reduction import Reduction
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
     def is_within(self, source: Chains, target: Chains) -> bool:
         """Whether every device already holds what it needs."""
-        return within(self.shape, self.mesh, source, target)
+        return holds_all(self.shape, self.mesh, source, target)
 
     def by_way_of(self, stations: Iterable[Chains]) -> tuple[Step, ...]:
         """An exchange from each of the stations to the next."""

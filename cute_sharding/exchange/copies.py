@@ -64,7 +64,7 @@ def _by_dim(dims: Sequence[int | None]) -> list[int]:
     return [i for _, i in sorted([(d, i) for i, d in enumerate(dims) if d is not None])]
 
 
-def packed(copy: Copy, at: int) -> Copy:
+def pack_copy(copy: Copy, at: int) -> Copy:
     """The same elements of x, to consecutive positions of a flat buffer from ``at`` on."""
     steps, below = [], 1
     for size in reversed(copy.sizes):
@@ -82,7 +82,7 @@ def as_it_lies(copy: Copy, shape: tuple[int, ...], at: int) -> Copy:
     return Copy(copy.sizes, copy.x, copy.dx, (at + flat(copy.y, strides),), steps)
 
 
-def folded(copies: Sequence[Copy]) -> list[Copy]:
+def fold(copies: Sequence[Copy]) -> list[Copy]:
     """The same copies, to places that do not overlap, as fewer copies: those of one form that are a
     step apart become turns of a loop.
     """

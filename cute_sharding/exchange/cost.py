@@ -62,7 +62,9 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
     )
 
 
-def within(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains) -> bool:
+def holds_all(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains
+) -> bool:
     """Whether every device already holds what it needs. May be False by mistake, but never True."""
     if all(after[: len(before)] == before for before, after in zip(source, target)):
         return True

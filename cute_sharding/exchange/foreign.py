@@ -84,7 +84,7 @@ def cheapest(
     source, blocks = held.chains, _handed_out(foreign, shards, target)
     ways: list[tuple[Chains, tuple[int, ...]]] = []  # (cuts made before, blocks handed out)
     if foreign and not held.pending:
-        for between in dict.fromkeys((_until(target, blocks), source)):
+        for between in dict.fromkeys((_chains_until(target, blocks), source)):
             # Devices that reduce together still have to hold the same rows.
             if cutting(between).isdisjoint(foreign) and (source == between or may_move):
                 ways.append((between, blocks))
@@ -94,7 +94,7 @@ def cheapest(
 
     def way(shape: tuple[int, ...], between: Chains, blocks: tuple[int, ...]) -> Way:
         first = plan(shape, Held(source, kept=(*held.kept, *foreign)), between)
-        reduced = Held(_with(between, blocks, target), kept=held.kept)
+        reduced = Held(_chains_with(between, blocks, target), kept=held.kept)
         reductions = _reductions(shape, mesh, between, foreign, blocks, target)
         return Way(first, reductions, plan(shape, reduced, target))
 
@@ -114,9 +114,9 @@ def _reductions(
     """The reductions of a tensor cut as ``between``, first those that hand out ``blocks``."""
     found = []
     for k, m in enumerate(blocks):
-        block = most_local(shape, _with(between, blocks[: k + 1], target), mesh)
+        block = most_local(shape, _chains_with(between, blocks[: k + 1], target), mesh)
         found.append(Reduction(m, True, of_blocks(mesh[m], block)))
-    whole = most_local(shape, _with(between, blocks, target), mesh)
+    whole = most_local(shape, _chains_with(between, blocks, target), mesh)
     rest = [m for m in foreign if m not in blocks]
     return (*found, *[Reduction(m, False, all_reduced(mesh[m], whole)) for m in rest])
 
@@ -153,7 +153,7 @@ def _handed_out(
     return tuple(found)
 
 
-def _until(chains: Chains, mesh_dims: Collection[int]) -> Chains:
+def _chains_until(chains: Chains, mesh_dims: Collection[int]) -> Chains:
     """The chains of cuts up to the first cut by one of these mesh dims."""
     found = []
     for chain in chains:
@@ -162,7 +162,7 @@ def _until(chains: Chains, mesh_dims: Collection[int]) -> Chains:
     return tuple(found)
 
 
-def _with(chains: Chains, mesh_dims: Collection[int], target: Chains) -> Chains:
+def _chains_with(chains: Chains, mesh_dims: Collection[int], target: Chains) -> Chains:
     """The chains, followed by the cuts of these mesh dims in ``target``."""
     cuts = [tuple([cut for cut in chain if cut[0] in mesh_dims]) for chain in target]
     return tuple([(*chain, *more) for chain, more in zip(chains, cuts)])

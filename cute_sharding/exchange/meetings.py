@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.relations.rows import Rows, between, held_rows
+from cute_sharding.relations.rows import Rows, common_rows, held_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Chain, Runs, near, rows_held
 
@@ -69,7 +69,7 @@ def of_every(
 
 
 @lru_cache(maxsize=1 << 14)
-def met(
+def meet_devices(
     one: Rows,
     of: tuple[int, ...],
     chain: tuple[Chain, ...],
@@ -84,13 +84,13 @@ def met(
     places: list[Place] = []
     runs: list[Runs] = []
     has = held_rows(one, of, chain)
-    for place in _near(other, n, cuts, has) if has else ():
+    for place in _places_near(other, n, cuts, has) if has else ():
         at = dict(place)
         there = tuple([tuple([(factor, parts, at[m]) for m, factor, parts, _ in c]) for c in cuts])
         found = (
-            between(other, n, there, one, of, chain)
+            common_rows(other, n, there, one, of, chain)
             if is_target
-            else between(one, of, chain, other, n, there)
+            else common_rows(one, of, chain, other, n, there)
         )
         if found:
             places.append(place)
@@ -98,7 +98,9 @@ def met(
     return Met(tuple(places), tuple(runs))
 
 
-def _near(rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs) -> Iterator[Place]:
+def _places_near(
+    rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs
+) -> Iterator[Place]:
     """Coordinates at which there may be some of the rows. For plain rows: those near the rows by
     the first cut, and with rows in their range after each further cut.
     """

@@ -168,7 +168,7 @@ class Network:
         """The ``chosen`` network, a value or a text; :meth:`default` for None, and for a mesh that
         it does not fit, such as one with another number of dims.
         """
-        return _of(tuple(mesh), chosen)
+        return _network_of(tuple(mesh), chosen)
 
     def link(self, mesh_dim: int) -> Link:
         """The link of a mesh dim."""
@@ -285,14 +285,14 @@ Chosen: TypeAlias = "Network | str | None"
 
 
 @lru_cache(maxsize=1 << 8)
-def _of(mesh: tuple[int, ...], chosen: Chosen) -> Network:
+def _network_of(mesh: tuple[int, ...], chosen: Chosen) -> Network:
     network = Network.parse(chosen) if isinstance(chosen, str) else chosen
     return Network.default(mesh) if network is None or not network.fits(mesh) else network
 
 
 @lru_cache(maxsize=1 << 8)
 def _of_programs(mesh: tuple[int, ...], chosen: Chosen) -> Network:
-    return _of(mesh, chosen).without_latency
+    return _network_of(mesh, chosen).without_latency
 
 
 def messages(parts: int, *, together: bool) -> int:

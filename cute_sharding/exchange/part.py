@@ -10,9 +10,9 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.exchange.copies import Copy, as_it_lies, fills, folded, in_place
+from cute_sharding.exchange.copies import Copy, as_it_lies, fills, fold, in_place
 from cute_sharding.exchange.flow import Message, Own
-from cute_sharding.exchange.pieces import InOrder, Joined, in_order, joined
+from cute_sharding.exchange.pieces import InOrder, Joined, in_order, join_copies
 from cute_sharding.layout.layout import row_major
 
 Shape = tuple[int, ...]
@@ -113,7 +113,7 @@ class Part:
         shapes = (*self.target_shapes, (sum(self.sends),))
         return tuple(
             [
-                joined(some, strides, shape) if some and shape else None
+                join_copies(some, strides, shape) if some and shape else None
                 for some, shape in zip((*self.made, self.sent), shapes)
             ]
         )
@@ -184,8 +184,8 @@ def copies_of(
     found: list[list[Copy]] = [[] for _ in range(tensors)]
     for message, at in placed:
         for tensor, some in (message.out_of if into else message.into)(at):
-            found[tensor] += folded([*some]) if adds else some
-    return tuple([tuple(some if adds else folded(some)) for some in found])
+            found[tensor] += fold([*some]) if adds else some
+    return tuple([tuple(some if adds else fold(some)) for some in found])
 
 
 def part_of(
@@ -230,7 +230,7 @@ def as_blocks(
         copies += [as_it_lies(copy, shape, sum(sizes)) for copy in some]
         sizes.append(prod(shape))
     free = sum(sizes) == prod(tensor) and in_place(copies, row_major(tensor))
-    return tuple(sizes), None if free else tuple(folded(copies))
+    return tuple(sizes), None if free else tuple(fold(copies))
 
 
 def part_of_one(

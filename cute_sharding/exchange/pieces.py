@@ -75,14 +75,14 @@ def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) 
     return tuple(found) if at == prod(shape) > 0 else None
 
 
-def joined(
+def join_copies(
     some: InOrder, strides: Sequence[tuple[int, ...]], shape: tuple[int, ...]
 ) -> Joined | None:
     """The concatenation of copies that are in order in a tensor of that shape, by the strides of
     the operands. None: it is none, as a copy goes backward, or their inner loops differ.
 
     >>> rows = Copy((2, 4), (1, 0), ((1, 0), (0, 1)), (0, 0), ((1, 0), (0, 1)))
-    >>> joined(((0, rows),), [(6, 1)], (2, 4)).pieces
+    >>> join_copies(((0, rows),), [(6, 1)], (2, 4)).pieces
     (Piece(of=0, sizes=(2, 4), strides=(6, 1), first=6),)
     """
     found = []

@@ -203,7 +203,7 @@ def within_memory(
     Raises:
         ValueError: none does. The message names the smallest limit that would do.
     """
-    found = [_fitted(stages, source, limit) for stages in ways]
+    found = [_fit(stages, source, limit) for stages in ways]
     fitting = [stages for stages in found if stages is not None]
     if not fitting:
         least = min(
@@ -217,7 +217,7 @@ def within_memory(
     return fitting
 
 
-def _fitted(stages: Sequence[Stage], source: int, limit: int) -> tuple[Stage, ...] | None:
+def _fit(stages: Sequence[Stage], source: int, limit: int) -> tuple[Stage, ...] | None:
     found: list[Stage] = []
     for i, stage in enumerate(stages):
         room, rounds = limit - (source if i else 0), 1

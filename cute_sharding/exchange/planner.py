@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.candidates import Task, candidates
-from cute_sharding.exchange.cost import most_local, within
+from cute_sharding.exchange.cost import holds_all, most_local
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import Held, collectives, received_by, within_memory
 from cute_sharding.exchange.reduction import Reduction
@@ -49,7 +49,7 @@ def plan_steps(
     """
     task = Task(shape, mesh, source, target, network, groups, native)
     if memory_limit is not None:
-        return _within(memory_limit, task)
+        return _within_limit(memory_limit, task)
     steps = _cheapest(task._replace(shape=nominal(shape, mesh, source, target, groups)))
     steps = tuple([replace(step, shape=shape) for step in steps])
     if not all(_is_right(step) and task.admits(step.mesh_dims) for step in steps):
@@ -57,11 +57,11 @@ def plan_steps(
     return _natively(steps) if native else steps
 
 
-def _within(memory_limit: int, task: Task) -> tuple[Step, ...]:
+def _within_limit(memory_limit: int, task: Task) -> tuple[Step, ...]:
     """The cheapest ways, with exchanges in rounds, that keep every device within the limit."""
     start = most_local(task.shape, task.source.chains, task.mesh)
     what = f"{task.shape} on mesh {task.mesh}"
-    fitting: list[Any] = within_memory(_admitted(task), start, memory_limit, what)
+    fitting: list[Any] = within_memory(_admitted_ways(task), start, memory_limit, what)
     return min(fitting, key=lambda steps: _cost(steps, task.network))
 
 
@@ -165,7 +165,7 @@ def questions(
 
 def _is_right(step: Step) -> bool:
     """Whether every device holds what it reduces. (Exchanges are right for any sizes.)"""
-    return not isinstance(step, Reduction) or within(
+    return not isinstance(step, Reduction) or holds_all(
         step.shape, step.mesh, step.source, step.target
     )
 
@@ -197,10 +197,10 @@ def _cost(
 
 @lru_cache(maxsize=1 << 10)
 def _cheapest(task: Task) -> tuple[Step, ...]:
-    return min(_admitted(task), key=lambda steps: _cost(steps, task.network, task.native))
+    return min(_admitted_ways(task), key=lambda steps: _cost(steps, task.network, task.native))
 
 
-def _admitted(task: Task) -> list[tuple[Step, ...]]:
+def _admitted_ways(task: Task) -> list[tuple[Step, ...]]:
     """The ways whose steps all have a group; there is at least one."""
     every = dict.fromkeys(candidates(task))
     return [steps for steps in every if all(task.admits(step.mesh_dims) for step in steps)]

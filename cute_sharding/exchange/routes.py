@@ -166,7 +166,7 @@ def _moves(
     """The chains that one exchange among devices that differ only on ``moved`` can reach."""
     bare = chains
     for m in reversed(_by_depth(moved, bare)):
-        without = _without(shape, bare, m, mesh)
+        without = _without_cut(shape, bare, m, mesh)
         if without is None:
             return
         bare = without
@@ -177,7 +177,7 @@ def _moves(
             yield appended(bare, moved[0], d, 1)
     here: Chains | None = bare
     for m in _by_depth([m for m in moved if wanted[m] is not None], target):
-        here = None if here is None else _placed(shape, here, m, target, mesh)
+        here = None if here is None else _with_cut(shape, here, m, target, mesh)
     if here is not None and here != bare:
         yield here
 
@@ -215,7 +215,9 @@ def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:
     )
 
 
-def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]) -> Chains | None:
+def _without_cut(
+    shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]
+) -> Chains | None:
     """The chains without the cut of ``m``, while every other mesh dim selects the same rows; None
     if no split factors do that.
     """
@@ -238,7 +240,7 @@ def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]
     return chains
 
 
-def _placed(
+def _with_cut(
     shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: tuple[int, ...]
 ) -> Chains | None:
     """The chains with a cut of ``m`` that selects the same rows as the target's; None if other cuts

@@ -10,7 +10,7 @@ from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.placed import standing_for_all
 from cute_sharding.relations.moves import Link
-from cute_sharding.relations.rows import Rows, between, held_rows
+from cute_sharding.relations.rows import Rows, common_rows, held_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Run, count_rows, rows_held
 
@@ -61,7 +61,7 @@ def slices(exchange: Exchange, output: int, device: Device) -> list[Slice] | Non
     lacks = 0 in (exchange.shape_on(output, device))
     for source, target in link.pairs:
         had, wanted = side_of(operand, source, device), side_of(onto, target, device)
-        found = between(source, *had, target, *wanted)
+        found = common_rows(source, *had, target, *wanted)
         there = count_rows(held_rows(Rows(source.dim), *had))
         if len(found) > 1 or (not found and target.dim is None and not (lacks and there)):
             return None

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from cute_sharding.exchange.by_links import LinkFlow
-from cute_sharding.exchange.copies import Copy, folded
+from cute_sharding.exchange.copies import Copy, fold
 from cute_sharding.exchange.cost import DEVICES
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.native import Along, padded_elements, room_for
@@ -166,7 +166,7 @@ class Step(Stage):
     def kept_by(self, rank: int) -> tuple[Copy, ...]:
         """The copies of what the rank keeps, from its source (x) to its target (y)."""
         own = self.flow.kept_by(rank)
-        return () if own is None else tuple(folded(own.copies))
+        return () if own is None else tuple(fold(own.copies))
 
     def group(self, rank: int) -> list[int]:
         """The ranks with which a rank communicates, in the order of their places."""

@@ -12,7 +12,7 @@ from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.wants import Wants
 from cute_sharding.models.stored import Chunk, Stored
 from cute_sharding.relations.elements import read_once
-from cute_sharding.relations.piece import Piece, through, whole
+from cute_sharding.relations.piece import Piece, identity_pieces, through
 from cute_sharding.relations.relation import Relation
 from cute_sharding.sharding.meeting import Run, count_rows, meet_on_x, rows_held
 
@@ -28,7 +28,7 @@ def needs_of(
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> stored = Stored("w", (4, 6), "float32", 4, (Chunk((0, 0), (3, 6)), Chunk((3, 0), (1, 6))))
     >>> columns = Placed.of(Sharding((4, 6), (2,), (Shard(1),)))
-    >>> needs_of(stored, whole(0, 0, 24), [columns])
+    >>> needs_of(stored, identity_pieces(0, 0, 24), [columns])
     ({0: 9, 1: 9}, {0: 3, 1: 3})
     """
     ranks = [rank for target in targets for rank in target.mesh.ranks]
@@ -40,7 +40,7 @@ def needs_of(
 
 
 def _whole(stored: Stored, target: int) -> tuple[Piece, ...]:
-    return whole(0, target, prod(stored.shape))
+    return identity_pieces(0, target, prod(stored.shape))
 
 
 @lru_cache(maxsize=1 << 8)

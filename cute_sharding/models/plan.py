@@ -168,7 +168,8 @@ class ReshardPlan:
     def _received(self, rank: int) -> tuple[int, int]:
         """What a rank receives from its host and from others, in bytes."""
         each = [
-            (_from(way, rank), way.item.itemsize * len(names)) for way, names in self.ways.items()
+            (_received_from(way, rank), way.item.itemsize * len(names))
+            for way, names in self.ways.items()
         ]
         near, far = (sum(found[side] * width for found, width in each) for side in (0, 1))
         return near, far
@@ -355,7 +356,7 @@ def looked_at(ways: Iterable[Way]) -> tuple[int, ...]:
     return Bundle(tuple([way.item for way in ways])).looked_at
 
 
-def _from(way: Way, rank: int) -> tuple[int, int]:
+def _received_from(way: Way, rank: int) -> tuple[int, int]:
     """How many elements a rank receives from its host, and from others."""
     found = [0, 0]
     for peer, several in own_part(way.plan.exchange, rank).taken.items():

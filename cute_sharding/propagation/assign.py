@@ -121,7 +121,7 @@ def assign(
         linear = linear._replace(operands=tuple(range(len(operands))))
     fitted = signature.fitted([operand.shape for operand in operands])
     question = _Question(fitted, operands, mesh, reduce, linear, filled, shares, empty, network)
-    return _assigned(question, spare)[1]
+    return _assign(question, spare)[1]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class _Question:
 
 
 @lru_cache(maxsize=1 << 12)
-def _assigned(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
+def _assign(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
     signature, operands, mesh = question.signature, question.operands, question.mesh
     options = [
         [
@@ -158,8 +158,8 @@ def _assigned(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
     ]
     whole = [_Choice()] * len(mesh)  # always allowed
     if not spare:
-        return least(options, partial(_weighed, question), whole)
-    found = _assigned(question, False)
+        return least(options, partial(_weigh, question), whole)
+    found = _assign(question, False)
     if found[1].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
@@ -167,12 +167,12 @@ def _assigned(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
             [*some, *cuts] if n > 1 and some == [_Choice()] else some
             for some, n in zip(options, mesh)
         ]
-        filled = partial(_weighed, replace(question, filled=True))
+        filled = partial(_weigh, replace(question, filled=True))
         found = min(found, least(wider, filled, whole), key=itemgetter(0))
     return found
 
 
-def _weighed(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assignment] | None:
+def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assignment] | None:
     """The cost and the assignment of these choices; None if they are not allowed."""
     signature, operands, mesh = question.signature, question.operands, question.mesh
     linear, reduce = question.linear, question.reduce

@@ -97,7 +97,7 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
             return _carry_nothing(view, cuts, mesh)
         else:
             if before is not None:
-                kinds = _divided(view, kinds, *before)
+                kinds = _divide(view, kinds, *before)
             found = _place_even(view, kinds, cut, parts)
             if found is None:
                 found, is_even = _place(view, kinds, cut, parts), False
@@ -159,7 +159,7 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
     found = _place_even(view, kinds, cut, parts) or _place(view, kinds, cut, parts)
     if found is None and parts > 1:
         return None
-    return found, _divided(view, kinds, cut, found, parts)
+    return found, _divide(view, kinds, cut, found, parts)
 
 
 def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
@@ -280,7 +280,7 @@ def _nearest(view: View, at: int) -> Cut:
     return best
 
 
-def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kinds:
+def _divide(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kinds:
     """The kinds of device after a mesh dim deals ``cut`` of the source and ``found`` of the target
     alike; kinds that hold nothing are left out.
 

@@ -31,7 +31,7 @@ class Placed(NamedTuple):
     exchange: Exchange | None
 
 
-def placed(
+def place_steps(
     steps: Sequence[Step],
     shape: Shape,
     cuts: Cuts,
@@ -50,7 +50,9 @@ def placed(
             view = step.row.view(x, *step.args)
             carried = carry(view, now, mesh)
             if carried.blocked is not None:
-                return placed(steps, shape, _given_up(cuts, carried.blocked), mesh, spare=spare)
+                return place_steps(
+                    steps, shape, _given_up(cuts, carried.blocked), mesh, spare=spare
+                )
             found.append(Placed(step, tuple(view.output_shape), tuple(carried.cuts), None))
         else:
             move = step.row.move(x, *step.args)

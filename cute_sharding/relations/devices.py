@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 
 from cute_sharding.layout.layout import row_major
-from cute_sharding.relations.piece import Piece, joined, piece, through
+from cute_sharding.relations.piece import Piece, join_pieces, piece, through
 from cute_sharding.relations.relation import Relation, with_results
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import chain_of, chains_of
@@ -39,7 +39,7 @@ def local(shape: tuple[int, ...], chains: tuple[Chain, ...]) -> tuple[Piece, ...
         x = sum(run.y * step for run, step in zip(box, beside))
         y = sum(run.x * stride for run, stride in zip(box, below))
         found.append(piece(0, 0, x, y, modes))
-    return joined(found)
+    return join_pieces(found)
 
 
 def held(

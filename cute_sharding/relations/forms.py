@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.devices import local
 from cute_sharding.relations.elements import read_once
-from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece
+from cute_sharding.relations.piece import Piece, join_pieces, ladders, meet, piece
 from cute_sharding.sharding.meeting import Chain, Run, Runs, join, rows_held
 
 # The first row of the exchange, and its element as rows of the tensor's dims; then the modes:
@@ -159,7 +159,9 @@ def _each_once(form: Form, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Run
     union = read_once(some for one in parts for other in wanted for some in meet(one, other))
     pieces = [piece(0, 0, run.x, run.x, [*run.loops, (run.length, 1, 1)]) for run in union]
     result, at = [], 0
-    for run in sorted(some.run for one in joined(pieces) for some in ladders(one.x, 0, one.modes)):
+    for run in sorted(
+        some.run for one in join_pieces(pieces) for some in ladders(one.x, 0, one.modes)
+    ):
         result.append(run._replace(y=at))
         at += run.size
     return tuple(join(result))

@@ -94,7 +94,7 @@ def piece(source: int, target: int, x: int, y: int, modes: Iterable[Mode]) -> Pi
     return Piece(source, target, x, y, tuple(result))
 
 
-def whole(source: int, target: int, size: int) -> tuple[Piece, ...]:
+def identity_pieces(source: int, target: int, size: int) -> tuple[Piece, ...]:
     """All elements, each at its own number; no piece if there are none."""
     return (piece(source, target, 0, 0, [(size, 1, 1)]),) if size else ()
 
@@ -233,7 +233,7 @@ def through(ones: Iterable[Piece], others: Iterable[Piece]) -> tuple[Piece, ...]
     by_number: dict[int, list[Piece]] = {}
     for one in ones:
         by_number.setdefault(one.target, []).append(one)
-    return joined(
+    return join_pieces(
         found
         for other in others
         for one in by_number.get(other.source, ())
@@ -244,7 +244,7 @@ def through(ones: Iterable[Piece], others: Iterable[Piece]) -> tuple[Piece, ...]
 # -- fewer pieces ----------------------------------------------------------------------------------
 
 
-def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def join_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """The same relation in fewer pieces, ordered by target. Pieces of one form at equal distances
     become turns of a mode; two pieces that differ in the size of one mode only, and continue each
     other there, become one.

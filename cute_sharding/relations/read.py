@@ -9,7 +9,7 @@ from typing import TypeAlias
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.forms import pieces_of
 from cute_sharding.relations.moves import Link, Move, Shape
-from cute_sharding.relations.piece import Mode, Piece, joined, piece
+from cute_sharding.relations.piece import Mode, Piece, join_pieces, piece
 from cute_sharding.relations.relation import Relation, filled
 from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.view import View
@@ -72,7 +72,7 @@ def relation_of_move(move: Move) -> Relation:
     pieces = [each for link in move.links for each in _of_link(move, link)]
     if move.triangle is not None:
         pieces = _in_triangle(pieces[0], move.outputs[0], *move.triangle) if pieces else []
-    return filled(Relation(move.inputs, move.outputs, joined(pieces)), move.fill)
+    return filled(Relation(move.inputs, move.outputs, join_pieces(pieces)), move.fill)
 
 
 def _of_link(move: Move, link: Link) -> list[Piece]:

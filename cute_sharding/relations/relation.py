@@ -9,8 +9,16 @@ from math import prod
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from cute_sharding.relations.elements import alone, read_once, without
-from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece, through, whole
+from cute_sharding.relations.elements import on_both_sides, read_once, subtract
+from cute_sharding.relations.piece import (
+    Piece,
+    identity_pieces,
+    join_pieces,
+    ladders,
+    meet,
+    piece,
+    through,
+)
 from cute_sharding.sharding.meeting import Run, count_rows
 
 Shape: TypeAlias = "tuple[int, ...]"
@@ -40,7 +48,9 @@ class Relation:
     @classmethod
     def same(cls, *shapes: Shape) -> Relation:
         """The identity on tensors of these shapes."""
-        pieces = [each for k, shape in enumerate(shapes) for each in whole(k, k, prod(shape))]
+        pieces = [
+            each for k, shape in enumerate(shapes) for each in identity_pieces(k, k, prod(shape))
+        ]
         return cls(shapes, shapes, tuple(pieces))
 
     def then(self, other: Relation) -> Relation:
@@ -56,7 +66,7 @@ class Relation:
             if each.target in numbers
         ]
         shapes = tuple([self.outputs[k] for k in outputs])
-        return replace(self, outputs=shapes, pieces=joined(pieces))
+        return replace(self, outputs=shapes, pieces=join_pieces(pieces))
 
     @cached_property
     def by_source(self) -> dict[int, tuple[Piece, ...]]:
@@ -119,7 +129,7 @@ def compose(first: Relation, second: Relation) -> Relation:
     constants, others = with_constants(first.constants, second)
     kept = [each for each in others if each.source < 0]
     found = with_results(first, second.outputs, [each for each in others if each.source >= 0])
-    return replace(found, pieces=joined([*found.pieces, *kept]), constants=constants)
+    return replace(found, pieces=join_pieces([*found.pieces, *kept]), constants=constants)
 
 
 def with_results(relation: Relation, outputs: tuple[Shape, ...], pieces: list[Piece]) -> Relation:
@@ -184,11 +194,11 @@ def filled(relation: Relation, value: Any) -> Relation:
     for k, shape in enumerate(relation.outputs):
         if relation.said(k) < prod(shape):
             written = [each.turned for each in relation.pieces if each.target == k]
-            left = without([Run(0, 0, (), prod(shape))], read_once(written))
+            left = subtract([Run(0, 0, (), prod(shape))], read_once(written))
             for run in left:
                 modes = [(n, 0, dx) for n, dx, _ in run.loops]
                 pieces.append(piece(some.source, k, 0, run.x, [*modes, (run.length, 0, 1)]))
-    return replace(relation, pieces=joined(pieces), constants=constants)
+    return replace(relation, pieces=join_pieces(pieces), constants=constants)
 
 
 # -- inverse ---------------------------------------------------------------------------------------
@@ -237,7 +247,7 @@ def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
                     f"read more than once, by {each}"
                 )
             found += new
-    return Relation(relation.outputs, relation.inputs, joined(found))
+    return Relation(relation.outputs, relation.inputs, join_pieces(found))
 
 
 def _unread(each: Piece, read: list[Run]) -> list[Piece]:
@@ -249,7 +259,7 @@ def _unread(each: Piece, read: list[Run]) -> list[Piece]:
     for ladder in ladders(each.x, each.y, modes):
         back = [(n, beside, step) for n, step, beside in ladder.modes]
         turned = piece(each.target, each.source, ladder.other, ladder.run.x, back)
-        new = without([alone(ladder.run)], read)
+        new = subtract([on_both_sides(ladder.run)], read)
         read += new
         found += [turned] if count_rows(new) == turned.size else _only(turned, new)
     return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cute_sharding.relations.elements import alone
+from cute_sharding.relations.elements import on_both_sides
 from cute_sharding.relations.forms import Form
 from cute_sharding.sharding.meeting import (
     Run,
@@ -91,11 +91,11 @@ def needed_rows(
     in). ``of``: the number of rows of the source's dims.
     """
     whole = held_rows(source, of, ((),) * len(of))
-    return tuple(join(meet_on_x(list(map(alone, whole)), held_rows(target, n, chain))))
+    return tuple(join(meet_on_x(list(map(on_both_sides, whole)), held_rows(target, n, chain))))
 
 
 @lru_cache(maxsize=1 << 14)
-def between(
+def common_rows(
     source: Rows,
     of: tuple[int, ...],
     had: tuple[Any, ...],

@@ -8,7 +8,7 @@ import pytest
 
 from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.exchange import Exchange, identity
-from cute_sharding.exchange.pieces import MOST, in_order, joined
+from cute_sharding.exchange.pieces import MOST, in_order, join_copies
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Replicate, Shard, Sharding
@@ -91,7 +91,7 @@ def test_what_is_no_concatenation():
     assert in_order([(0, row)], (4,)) == ((0, row),)
     assert in_order([(0, row)], (5,)) is None  # a gap behind it
     assert in_order([(0, row), (1, row)], (8,)) is None  # twice to one place
-    assert joined(((0, turned),), [(1,)], (4,)) is None  # torch has no strides below 0
+    assert join_copies(((0, turned),), [(1,)], (4,)) is None  # torch has no strides below 0
     many = [(0, Copy((), (k,), (), (k,), ())) for k in range(MOST + 1)]
     assert in_order(many[:MOST], (MOST,)) is not None and in_order(many, (MOST + 1,)) is None
 

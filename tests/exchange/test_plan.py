@@ -10,7 +10,7 @@ import pytest
 from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, shuffled
 
 from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.cost import within
+from cute_sharding.exchange.cost import holds_all
 from cute_sharding.exchange.network import Link, Network
 from cute_sharding.exchange.plan import Held, collectives, received_by
 from cute_sharding.exchange.planner import plan_steps
@@ -275,7 +275,7 @@ def test_a_reduction_keeps_to_what_each_device_has():
             assert {*step.mesh_dims} <= cutting(step.target) or cutting(step.target).isdisjoint(
                 step.mesh_dims
             )
-            assert within(step.shape, step.mesh, step.source, step.target)
+            assert holds_all(step.shape, step.mesh, step.source, step.target)
         assert sorted(m for step in reductions for m in step.mesh_dims) == [
             m for m, _ in hold.pending if 0 not in source.shape
         ]
@@ -303,7 +303,7 @@ def pairs(seed, count, **options):
 def test_within_up_to_64_devices_is_exact():
     answers = Counter()
     for source, target in pairs(20, 800, most=600):
-        answer = within(source.shape, source.mesh, source.chains, target.chains)
+        answer = holds_all(source.shape, source.mesh, source.chains, target.chains)
         assert answer == holds(source, target), (source, target)
         answers[answer] += 1
     assert min(answers.values()) > 100
@@ -314,12 +314,12 @@ def test_within_is_never_mistaken_on_more_devices():
     have what they need, and others not.
     """
     source, target = (Sharding((29,), (66,), ((0, f),), (0,)) for f in (3, 1))
-    assert not within((29,), (66,), source.chains, target.chains)
+    assert not holds_all((29,), (66,), source.chains, target.chains)
     said = 0
     for source, target in pairs(
         21, 150, meshes=[(66,), (5, 14), (8, 16), (3, 5, 5), (2, 2, 17)], most=600
     ):
-        if within(source.shape, source.mesh, source.chains, target.chains):
+        if holds_all(source.shape, source.mesh, source.chains, target.chains):
             said += 1
             assert holds(source, target), (source, target)
     assert said > 20

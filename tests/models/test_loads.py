@@ -14,7 +14,7 @@ from cute_sharding.models.load import LoadPlan
 from cute_sharding.models.refit import NamedTensor
 from cute_sharding.models.stored import Chunk, Stored, in_chunks
 from cute_sharding.relations import Relation
-from cute_sharding.relations.piece import whole
+from cute_sharding.relations.piece import identity_pieces
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 
@@ -44,8 +44,8 @@ def test_what_ranks_need_of_a_chunk(seed):
     ranks = rng.sample(range(10), 4)
     sharding = drawn_target(rng, shape, ranks)
     target = Placed.of(sharding, ranks)
-    found = needs.needs_of(stored, whole(0, 0, prod(shape)), [target])
-    pieces = whole(0, 0, prod(shape))
+    found = needs.needs_of(stored, identity_pieces(0, 0, prod(shape)), [target])
+    pieces = identity_pieces(0, 0, prod(shape))
     assert found == needs._of_pieces(shape, stored.chunks, pieces, (target,))
     numbers = np.arange(prod(shape)).reshape(shape)
     for chunk, some in zip(stored.chunks, found, strict=True):
@@ -60,7 +60,7 @@ def test_what_ranks_need_for_a_view():
     stored = Stored("w", (4, 6), "float32", 4, (Chunk((0, 0), (4, 4)), Chunk((0, 4), (4, 2))))
     for shape in ((24,), (6, 4)):
         target = Placed.of(Sharding(shape, (2,), (Shard(0),)))
-        found = needs.needs_of(stored, whole(0, 0, 24), [target])
+        found = needs.needs_of(stored, identity_pieces(0, 0, 24), [target])
         assert found == ({0: 8, 1: 8}, {0: 4, 1: 4})
 
 

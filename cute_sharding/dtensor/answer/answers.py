@@ -34,13 +34,13 @@ __all__ = [
     "dtypes_of_results",
     "for_no_cache",
     "from_other_specs",
-    "instead",
     "kernel_of",
     "metas_of_results",
     "op_sharding",
-    "saying",
     "shapes_of_results",
     "specs_of_results",
+    "with_fields",
+    "with_function",
     "with_keywords",
     "with_outputs",
 ]
@@ -84,7 +84,7 @@ def answer_of(schema: OpSchema) -> Answer | None:
     return getattr(schema, _NAME, None)
 
 
-def _with(schema: OpSchema, **changes: Any) -> OpSchema:
+def _with_changes(schema: OpSchema, **changes: Any) -> OpSchema:
     """The schema, which must be one that we made, with these fields changed in its answer."""
     setattr(schema, _NAME, (answer_of(schema) or Answer())._replace(**changes))
     return schema
@@ -109,12 +109,12 @@ def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
     """The shapes of all tensors that an op returns; None for one that is left out."""
-    return [None if meta is None else tuple(meta.shape) for meta in listed(metas)]
+    return [None if meta is None else tuple(meta.shape) for meta in as_list(metas)]
 
 
 def dtypes_of_results(metas: Any) -> set[torch.dtype]:
     """The dtypes of all tensors that an op returns."""
-    every = listed(metas)
+    every = as_list(metas)
     return {meta.dtype for meta in every if meta is not None}
 
 
@@ -155,7 +155,7 @@ def op_sharding(
     suggestion = adjusted or suggestion
     return OutputSharding(
         outputs,
-        _with(suggestion, by_plan=True) if suggestion is not None and moves else suggestion,
+        _with_changes(suggestion, by_plan=True) if suggestion is not None and moves else suggestion,
         needs_redistribute=moves or adjusted is not None,
         use_val_from_redistribute_schema=adjusted is not None,
     )
@@ -181,7 +181,7 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     """torch's answer for the op on the specs of ``schema``, turned into an answer for an op on
     other specs, whose operands are first redistributed to those of ``schema`` by plan.
     """
-    return saying(found, schema, by_plan=True)
+    return with_fields(found, schema, by_plan=True)
 
 
 def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
@@ -201,12 +201,12 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
         and isinstance(kwargs.get(name), DTensorSpec)
         and tuple(spec.placements) != tuple(kwargs[name].placements)
     }
-    return saying(found, schema, keywords=moved) if moved else found
+    return with_fields(found, schema, keywords=moved) if moved else found
 
 
-def saying(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
+def with_fields(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
     """The answer, with the fields ``says`` of its :class:`Answer` changed."""
-    return _that_runs(found, _with(_copy_of(found, schema), **says))
+    return _that_runs(found, _with_changes(_copy_of(found, schema), **says))
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
@@ -220,11 +220,11 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
     after: Any = wanted.args_schema[0]
     if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    noted = saying(found, schema, copied=(before, after))
-    return saying(noted, schema, by_plan=True) if by_plan else noted
+    noted = with_fields(found, schema, copied=(before, after))
+    return with_fields(noted, schema, by_plan=True) if by_plan else noted
 
 
-def instead(
+def with_function(
     found: OutputSharding,
     schema: OpSchema,
     function: Callable[..., Any],
@@ -236,7 +236,7 @@ def instead(
     """
     wanted: Any = _copy_of(found, schema)
     wanted.op = function
-    return _that_runs(found, _with(wanted, **says) if says else wanted)
+    return _that_runs(found, _with_changes(wanted, **says) if says else wanted)
 
 
 def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
@@ -267,7 +267,7 @@ def for_no_cache(found: Any) -> Any:
     return found
 
 
-def listed(metas: Any) -> Sequence[Any]:
+def as_list(metas: Any) -> Sequence[Any]:
     """The TensorMetas of an op's results as a sequence, also for a single result."""
     return [metas] if isinstance(metas, TensorMeta) else metas
 
@@ -314,9 +314,9 @@ def by_function(
     results have the placements ``given``. Without ``metas``, ``function`` returns no tensor.
     torch's own form of such an answer is that of an op which it rewrites to another op.
     """
-    found = instead(OutputSharding(None), schema, function, takes_all=True)
+    found = with_function(OutputSharding(None), schema, function, takes_all=True)
     if metas is None:
         return found
-    specs = [DTensorSpec(mesh, placements, meta) for placements, meta in zip(given, listed(metas))]
+    specs = [DTensorSpec(mesh, placements, meta) for placements, meta in zip(given, as_list(metas))]
     outputs: Any = specs[0] if isinstance(metas, TensorMeta) else tuple(specs)
     return OutputSharding(outputs, found.redistribute_schema, needs_redistribute=True)

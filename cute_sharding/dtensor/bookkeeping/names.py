@@ -8,10 +8,10 @@ from collections.abc import Sequence
 NAMES_SHOWN = 8
 
 
-def listed(names: Sequence[str]) -> str:
+def as_text(names: Sequence[str]) -> str:
     """Names as an error writes them; only the first if there are many.
 
-    >>> listed(["a", "b"]), listed([])
+    >>> as_text(["a", "b"]), listed([])
     ("'a', 'b'", 'none')
     """
     shown = ", ".join(map(repr, names[:NAMES_SHOWN]))

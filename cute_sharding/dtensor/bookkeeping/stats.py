@@ -175,7 +175,7 @@ class Counted(NamedTuple):
 
 
 @contextmanager
-def aside() -> Iterator[Counted]:
+def count_apart() -> Iterator[Counted]:
     """Collect the counts inside the ``with`` block in the given value only: for callers that ask
     what would be answered, and run nothing. Meanwhile, counts of other threads are lost.
     """
@@ -203,7 +203,7 @@ def aside() -> Iterator[Counted]:
             logger.disabled = was
 
 
-def read(*, reset: bool) -> Counted:
+def read_counts(*, reset: bool) -> Counted:
     """Args:
     reset: set every count to 0 afterwards.
     """

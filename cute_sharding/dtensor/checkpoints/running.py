@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.bookkeeping.names import as_text
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
 from cute_sharding.dtensor.checkpoints.wanted import Wanted
 from cute_sharding.dtensor.models.moving import device_of
@@ -109,7 +109,7 @@ class Loading:
             [name for k, name in enumerate(names) if (k in finished, k in begun) == which]
             for which in ((True, True), (False, False), (False, True))
         ]
-        return tuple([listed(list(dict.fromkeys(each))) for each in some])
+        return tuple([as_text(list(dict.fromkeys(each))) for each in some])
 
     def _run_parts(self, part: Part, kept: Part) -> None:
         """Read what is exchanged, and what this rank keeps, which may go where it belongs at once;
@@ -184,7 +184,7 @@ def _run(
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return collective_ops.waited(getattr(tensor, "_local_tensor", tensor)).detach()
+    return collective_ops.wait_for(getattr(tensor, "_local_tensor", tensor)).detach()
 
 
 def _kind(wanted: Wanted, ranks: Ranks) -> Any:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.bookkeeping.names import as_text
 from cute_sharding.dtensor.checkpoints.wanted import Wanted
-from cute_sharding.dtensor.refit.trace import Generator, traced
+from cute_sharding.dtensor.refit.trace import Generator, trace
 from cute_sharding.relations import Relation
 
 
@@ -55,10 +55,10 @@ def said_by(tensors: Mapping[str, Entry], refit: Generator | None) -> Said:
         dtypes = tuple([each.dtype for each in tensors.values()])
         return Said(relation, tuple(tensors), dtypes, tuple(tensors))
     try:
-        found = traced(refit, tensors)
+        found = trace(refit, tensors)
     except KeyError as error:
         raise ValueError(
-            f"the refit asks for {error}, and the checkpoint has {listed([*tensors])}: give the "
+            f"the refit asks for {error}, and the checkpoint has {as_text([*tensors])}: give the "
             "refit for these names"
         ) from error
     kept = [each.dtype for each in tensors.values()]
@@ -91,9 +91,9 @@ def checked_names(wanted: Wanted, said: Said, objects: Collection[str], strict: 
     )
     wrong = list(dict.fromkeys(_wrong(wanted, said, objects)))
     if strict and names.missing:
-        wrong.append(f"the checkpoint has not {listed(names.missing)}")
+        wrong.append(f"the checkpoint has not {as_text(names.missing)}")
     if strict and names.unexpected:
-        wrong.append(f"the state has not {listed(names.unexpected)}")
+        wrong.append(f"the state has not {as_text(names.unexpected)}")
     if wrong:
         raise ValueError(
             f"the checkpoint does not fit the state: {'; '.join(wrong)}. Nothing was read. "

@@ -108,7 +108,7 @@ def want_of(leaf: Leaf) -> Want | None:
         )
     if mesh.get_coordinate() is None:
         return None
-    local = collective_ops.waited(tensor._local_tensor)
+    local = collective_ops.wait_for(tensor._local_tensor)
     found = Want(
         leaf.name,
         shape,

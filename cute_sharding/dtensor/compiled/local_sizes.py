@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.symbols import hints_of, symbols_of, to_sizes, to_symints
 from cute_sharding.dtensor.replaced.symints import is_empty, is_truly
 from cute_sharding.layout import Undecided
 from cute_sharding.sharding.chains import Chains
@@ -32,17 +32,17 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
     """
     given = n, *(split_factor for split_factor, _, _ in cuts)
     with symbols_of(*given):
-        rows = known(n)
+        rows = to_sizes(n)
         if isinstance(n, torch.SymInt):
-            now = hinted(known(given))  # None: no value yet
+            now = hints_of(to_sizes(given))  # None: no value yet
             if None not in now:
                 kinds = _by_kind(rows, now, cuts)
                 # A size of 0 or 1 becomes a constant, and the compiler then solves for the global
                 # size. It does not if it has a fact about the fullest device.
-                is_truly(unknown(kinds[max(kinds)]) >= 2)
+                is_truly(to_symints(kinds[max(kinds)]) >= 2)
         for split_factor, parts, coordinate in cuts:
-            rows = local_size(rows, known(split_factor), parts, coordinate)
-        local = unknown(rows, local=True)
+            rows = local_size(rows, to_sizes(split_factor), parts, coordinate)
+        local = to_symints(rows, local=True)
         # In a graph, no rows are the number 0, as they are for an empty tensor that enters one.
         return 0 if is_empty(local) else local
 
@@ -69,7 +69,7 @@ def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, An
         parents, kinds = kinds, {}
         for n, whole in parents.items():
             for device in kinds_of_device(n, factor, parts):
-                mine = local_size(whole, known(split_factor), parts, device)
+                mine = local_size(whole, to_sizes(split_factor), parts, device)
                 kinds.setdefault(local_size(n, factor, parts, device), mine)
     return kinds
 

@@ -288,36 +288,36 @@ def _symints(values: Iterable[Any]) -> Iterator[torch.SymInt]:
             yield from _symints(value)
 
 
-def known(value: Any) -> Any:
+def to_sizes(value: Any) -> Any:
     """A SymInt as a Size, also inside tuples and lists; any other value unchanged."""
     if isinstance(value, torch.SymInt):
-        return _here().size(value)
+        return _symbols_here().size(value)
     if isinstance(value, (tuple, list)):
-        return tuple([known(item) for item in value])
+        return tuple([to_sizes(item) for item in value])
     return value
 
 
-def unknown(value: Any, *, local: bool = False) -> Any:
-    """The inverse of :func:`known`; for ``local`` sizes, in the symbols of local tensors' sizes."""
+def to_symints(value: Any, *, local: bool = False) -> Any:
+    """The inverse of :func:`to_sizes`; ``local`` sizes are in the symbols of local tensors."""
     if isinstance(value, Size):
-        return _here().symint(value, local=local)
+        return _symbols_here().symint(value, local=local)
     if isinstance(value, (tuple, list)):
-        return tuple([unknown(item, local=local) for item in value])
+        return tuple([to_symints(item, local=local) for item in value])
     return value
 
 
-def hinted(value: Any) -> Any:
+def hints_of(value: Any) -> Any:
     """The values of sizes in the call that is being compiled, also inside tuples and lists; None
     for one that has no value yet.
     """
     if isinstance(value, Size):
-        return _here().hint(value)
+        return _symbols_here().hint(value)
     if isinstance(value, (tuple, list)):
-        return tuple([hinted(item) for item in value])
+        return tuple([hints_of(item) for item in value])
     return value
 
 
-def _here() -> Symbols:
+def _symbols_here() -> Symbols:
     symbols = _now.get()
     if symbols is None:
         raise RuntimeError("a symbolic size outside of symbols_of(...)")

@@ -61,7 +61,7 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
         try:
-            return _completed(question, decide(question))
+            return _complete(question, decide(question))
         except (
             NotImplementedError,
             DynamicOutputShapeException,
@@ -83,11 +83,11 @@ def decide(question: Question) -> Any:
         raise NotImplementedError  # torch then decomposes the op
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
-        return _fixed(question, fix)
+        return _apply_fix(question, fix)
     if question.is_pointwise and question.schema.op._schema.is_mutable:
-        return _written(question)
+        return _decide_write(question)
     if question.is_made_anew:
-        return _made_anew(question)
+        return _decide_new(question)
     if question.is_derived_in_torch and (found := question.signed()) is not None:
         return found
     if question.is_right_in_torch:
@@ -110,7 +110,7 @@ def _gated(question: Question) -> Any:
         return refused
 
 
-def _fixed(question: Question, fix: Fix) -> Any:
+def _apply_fix(question: Question, fix: Fix) -> Any:
     match fix.remedy:
         case Remedy.FALSE:
             on = question.specs[0].mesh
@@ -123,7 +123,7 @@ def _fixed(question: Question, fix: Fix) -> Any:
             return question.signed() or question.gated(fix.kinds)
 
 
-def _completed(question: Question, found: Any) -> Any:
+def _complete(question: Question, found: Any) -> Any:
     """The answer, with everything that running the op needs beside torch's answer."""
     schema = question.schema
     if schema.op._schema._is_view_op() or question.is_view:
@@ -180,7 +180,7 @@ def _where_torch_refuses(question: Question) -> Any | None:
     return found
 
 
-def _written(question: Question) -> Any:
+def _decide_write(question: Question) -> Any:
     """The answer for a pointwise op that writes to an operand. A pending operand has to be reduced
     before it is written to, as for the op that returns a new tensor.
     """
@@ -195,24 +195,24 @@ def _written(question: Question) -> Any:
             for p in spec.placements
         ):
             raise
-    finished = _finished(schema)
+    finished = _without_partials(schema)
     specs = op_schemas.specs_of(finished)
     found = as_what_is_written(question.name, finished, specs) or stock(finished)
     found = answers.from_other_specs(found, finished)
     if question.smooths_labels:
-        return answers.instead(found, schema, outside_loss_parallel(schema.op))
+        return answers.with_function(found, schema, outside_loss_parallel(schema.op))
     return found
 
 
-def _made_anew(question: Question) -> Any:
+def _decide_new(question: Question) -> Any:
     schema = question.schema
     if schema.op._schema.is_mutable:
-        finished = _finished(schema)
+        finished = _without_partials(schema)
         return answers.from_other_specs(question.stock(finished), finished)
     return answers.with_outputs(
         _torchs_or_less(question), lambda spec: without((Partial,), spec.placements)
     )
 
 
-def _finished(schema: OpSchema) -> OpSchema:
+def _without_partials(schema: OpSchema) -> OpSchema:
     return op_schemas.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))

@@ -25,7 +25,7 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.placements import text
 
 
@@ -132,7 +132,7 @@ def _lying_as_said(result: Any) -> Any:
     """
     if not tensor_specs.is_dtensor(result):
         return result
-    local = laid_out(result._local_tensor, result._spec.tensor_meta)
+    local = lay_out(result._local_tensor, result._spec.tensor_meta)
     return result if local is result._local_tensor else tensor_specs.like(result, local)
 
 

@@ -20,7 +20,7 @@ from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, TensorMeta
 from cute_sharding.dtensor.run.order import (
-    laid_out,
+    lay_out,
     lies_row_by_row,
     long_dims,
     long_dims_of_elements,
@@ -51,14 +51,14 @@ def in_order(found: Any, schema: OpSchema) -> Any:
     def function(*args: Any, **kwargs: Any) -> Any:
         results = run(*args, **kwargs)
         if not isinstance(results, (tuple, list)):
-            return laid_out(results, metas[0])
+            return lay_out(results, metas[0])
         laid = [
-            result if result is None else laid_out(result, meta)
+            result if result is None else lay_out(result, meta)
             for result, meta in zip(results, metas)
         ]
         return tuple(laid) if isinstance(results, tuple) else laid
 
-    return answers.instead(found, schema, function)
+    return answers.with_function(found, schema, function)
 
 
 def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:

@@ -31,9 +31,9 @@ def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         if at is None or not is_dtensor(args[at]):
             return stock(op, args, kwargs)
         given = list(args)
-        given[at] = _brought(args[at], _plain(args[at].placements))
+        given[at] = _redistribute(args[at], _plain(args[at].placements))
         if targets is not None and is_dtensor(args[targets]):
-            given[targets] = _brought(args[targets], _of_targets(given[at]))
+            given[targets] = _redistribute(args[targets], _of_targets(given[at]))
         if any(a is not b for a, b in zip(args, given)):
             count(registry.name_of(op), "gate")
         return stock(op, tuple(given), kwargs)
@@ -79,7 +79,7 @@ def _of_targets(logits: Any) -> list[Placement]:
     ]
 
 
-def _brought(tensor: Any, placements: list[Placement]) -> Any:
+def _redistribute(tensor: Any, placements: list[Placement]) -> Any:
     if tuple(placements) == tuple(tensor.placements):
         return tensor
     return dispatch.with_placements(tensor, placements, redistribute_local_tensor)

@@ -60,22 +60,22 @@ def on_one_mesh(propagate: Propagate) -> Propagate:
 
 def _of_tensors(propagate: Propagate, schema: OpSchema) -> Any | None:
     """The answer for an op, its operands described on one mesh; None if no mesh is known to do."""
-    read = _read(schema)
+    read = _read_on_one_mesh(schema)
     if read is None:
         return None
     logger.debug("%s: operands of several meshes are read on one: %s", schema.op, read)
     found = answers.from_other_specs(propagate(read), read)
-    return answers.saying(found, schema, read=Reading(schema, read))
+    return answers.with_fields(found, schema, read=Reading(schema, read))
 
 
 # -- on which mesh ---------------------------------------------------------------------------------
 
 
-def _read(schema: OpSchema) -> OpSchema | None:
+def _read_on_one_mesh(schema: OpSchema) -> OpSchema | None:
     """The op with all specs on one mesh; None if no mesh is known to do."""
     for mesh in _meshes(schema):
         specs = op_schemas.specs_of(schema)
-        read = [on for on in (_on(mesh, spec) for spec in specs) if on is not None]
+        read = [on for on in (_spec_on(mesh, spec) for spec in specs) if on is not None]
         if len(read) == len(specs):
             return op_schemas.with_specs(schema, read)
     return None
@@ -97,7 +97,7 @@ def _meshes(schema: OpSchema) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
+def _spec_on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
     """The spec of the same local tensor on another mesh; for a number, of its reduced value. None
     if no such spec is known.
     """
@@ -168,7 +168,7 @@ def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
         groups.setdefault(op_schemas.specs_of(element)[0].mesh, []).append(i)
     wanted, outputs = list(read), [None] * len(read)
     for places in groups.values():
-        some = _joined([read[i] for i in places])
+        some = _join_elements([read[i] for i in places])
         found = propagate(some)
         moved = found.redistribute_schema or some
         if moved.op is not some.op or found.use_val_from_redistribute_schema:
@@ -180,13 +180,13 @@ def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
     if not all(map(_shares_as, read, wanted)):
         return None
     given: Any = tuple(outputs) if schema.op._schema.returns else None
-    found = answers.from_other_specs(answers.OutputSharding(given), _joined(wanted))
-    return answers.saying(found, schema, read=Reading(schema, _joined(read)))
+    found = answers.from_other_specs(answers.OutputSharding(given), _join_elements(wanted))
+    return answers.with_fields(found, schema, read=Reading(schema, _join_elements(read)))
 
 
 def _one_element(element: OpSchema) -> OpSchema | None:
     meshes = {spec.mesh for spec in op_schemas.specs_of(element)}
-    return element if len(meshes) == 1 else _read(element)
+    return element if len(meshes) == 1 else _read_on_one_mesh(element)
 
 
 def _elements(schema: OpSchema) -> Iterator[OpSchema]:
@@ -197,7 +197,7 @@ def _elements(schema: OpSchema) -> Iterator[OpSchema]:
         yield OpSchema(schema.op, tuple(args), schema.kwargs_schema, schema.schema_info)
 
 
-def _joined(elements: Sequence[OpSchema]) -> OpSchema:
+def _join_elements(elements: Sequence[OpSchema]) -> OpSchema:
     """The inverse of :func:`_elements`; arguments that are not lists are those of the first."""
     first = elements[0]
     arguments = zip(*[one.args_schema for one in elements])

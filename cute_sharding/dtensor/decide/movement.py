@@ -45,7 +45,7 @@ from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
 from cute_sharding.propagation.choose import Choice, chosen, moved_to
 from cute_sharding.propagation.free import Cuts
-from cute_sharding.propagation.steps import placed
+from cute_sharding.propagation.steps import place_steps
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
 from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, Row
@@ -150,13 +150,15 @@ def movement_of(
     _note(name, [choice.exchange], specs, outputs)
     _note_place(name, schema, [choice.exchange], [], stock)
     note = note_copies if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, _given(specs), (movement,), metas, note)
+    runner = Runner(name, specs, _placements_of_all(specs), (movement,), metas, note)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
 def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
     """The results' placements; None if the op just runs on each device's local tensors."""
-    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
+    cuts = tuple(
+        [tuple([cut_of(p) for p in placements]) for placements in _placements_of_all(specs)]
+    )
     # An exchange also for ops that have no rule in torch; that torch refuses, as splits of empty
     # shards, or gathers if devices are without rows; and for strided shards beside a Partial, which
     # a signature would reduce.
@@ -216,7 +218,7 @@ def several_of(
     row = STEPS[name]
     steps = row.steps(shape, *schema.args_schema[1:])
     spare = () if schema.op._schema._is_view_op() else _spare(row, specs)
-    way = steps and placed(steps, shape, cuts, sizes, spare=spare)
+    way = steps and place_steps(steps, shape, cuts, sizes, spare=spare)
     if not way or metas is None:
         return None
     first, found = way
@@ -287,7 +289,7 @@ def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:
     return move.fill != 0 and any(op not in _FILLED for op in pending.values())
 
 
-def _given(specs: Sequence[DTensorSpec]) -> list[tuple[Placement, ...]]:
+def _placements_of_all(specs: Sequence[DTensorSpec]) -> list[tuple[Placement, ...]]:
     return [tuple(spec.placements) for spec in specs]
 
 

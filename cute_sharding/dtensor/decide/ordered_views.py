@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.settings import Implicit
-from cute_sharding.dtensor.compiled.symbols import unknown
+from cute_sharding.dtensor.compiled.symbols import to_symints
 from cute_sharding.dtensor.decide.view_placements import Decision
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.run.placements import cut_of, replaced, text
@@ -36,7 +36,7 @@ def holds_in_its_order(
         if all(_divides(shape, spec.mesh.shape, placements) for shape, placements in shapes):
             return True
         # Whether the orders agree then depends on the sizes' values.
-        shapes = [([int(unknown(n)) for n in shape], placements) for shape, placements in shapes]
+        shapes = [([int(to_symints(n)) for n in shape], placements) for shape, placements in shapes]
     if all(agree(shape, spec, placements) for shape, placements in shapes):
         return True
     if sized:
@@ -75,7 +75,7 @@ def _divides(
     return all(n % m == 0 for n, m in zip(shape, parts))
 
 
-def whole(
+def with_whole_input(
     view: View,
     spec: tensor_specs.DTensorSpec,
     mesh: tuple[int, ...],

@@ -55,8 +55,8 @@ def by_picks(
             arguments = enumerate(schema.args_schema)
             places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
             rows = places[i], d, places[i + 1]
-            run = partial(_picked, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
-            return answers.instead(answer, schema, run)
+            run = partial(_pick_rows, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
+            return answers.with_function(answer, schema, run)
     return answer
 
 
@@ -65,7 +65,7 @@ def _number(size: Any) -> int:
     return size if isinstance(size, int) else symints.number_of(size)
 
 
-def _picked(
+def _pick_rows(
     op: Callable[..., torch.Tensor],
     mesh: Any,
     chain: _Chain,

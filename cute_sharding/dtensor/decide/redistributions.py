@@ -25,8 +25,8 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.graph_keys import tag
-from cute_sharding.dtensor.run.lists import Wanted, exchanged_together
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.lists import Wanted, exchange_together
+from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.words import say_redistributed
@@ -76,10 +76,10 @@ def _all_redistributed(
     settings = in_force()
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
-        wanted = [Wanted(one[0], *_settled(*one, settings)) for one in moves]
+        wanted = [Wanted(one[0], *_settle(*one, settings)) for one in moves]
         some = [i for i, one in enumerate(wanted) if _is_planned(*one, settings, answered)]
         counted = settings.redistribution or not answered
-        together = exchanged_together([wanted[i] for i in some], counted=counted)
+        together = exchange_together([wanted[i] for i in some], counted=counted)
         for i, local in zip(some, together):
             moved[i] = local
     return [
@@ -88,7 +88,7 @@ def _all_redistributed(
     ]
 
 
-def _settled(
+def _settle(
     local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, settings: Settings
 ) -> tuple[DTensorSpec, DTensorSpec]:
     # What is traced with symbols is no plain tensor.
@@ -117,7 +117,7 @@ def redistribute(
     how = {"async_op": async_op, "is_explicit": is_explicit}
     if settings is None:
         return stock(local, current, target, **how, **options)
-    current, target = _settled(local, current, target, settings)
+    current, target = _settle(local, current, target, settings)
     if _is_planned(local, current, target, settings, answered):
         counted = settings.redistribution or not answered
         try:
@@ -133,7 +133,7 @@ def redistribute(
     moved = stock(local, current, target, **how, **options)
     if is_explicit or moved is local or local_tensors.is_wrapper(local):
         return moved  # a redistribution that a program asks torch for keeps torch's layout
-    return laid_out(moved, current.tensor_meta)
+    return lay_out(moved, current.tensor_meta)
 
 
 def _is_planned(

@@ -46,7 +46,7 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
     finished = answers.with_outputs(
         found, lambda spec: _replicated(spec) if pending_of(spec) else spec.placements
     )
-    return answers.instead(
+    return answers.with_function(
         finished,
         schema,
         partial(_run, answers.kernel_of(found, schema), pending),

@@ -66,15 +66,17 @@ def by_shares(
     if not mesh_dims:
         return answer
     if shares == "rows":
-        total = partial(_added, mesh=mesh, mesh_dims=mesh_dims)
+        total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
         devices = prod(mesh.size(m) for m in mesh_dims)
         function = partial(_by_weights, schema.op, total, devices)
-        return answers.instead(answer, schema, function, reduced=(_weight(specs[0], mesh_dims),))
+        return answers.with_function(
+            answer, schema, function, reduced=(_weight(specs[0], mesh_dims),)
+        )
     dims = _dims_of_elements(signature)
     places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     n = prod([specs[i].shape[d] for i, d in dims])
     counted = [(places[i], d) for i, d in dims]
-    return answers.instead(answer, schema, partial(_by_elements, schema.op, counted, n))
+    return answers.with_function(answer, schema, partial(_by_elements, schema.op, counted, n))
 
 
 def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:
@@ -130,7 +132,7 @@ def _by_weights(
     return counted, total.to(weight_of_own.dtype)
 
 
-def _added(x: torch.Tensor, mesh: Any, mesh_dims: Sequence[int]) -> torch.Tensor:
+def _add_up(x: torch.Tensor, mesh: Any, mesh_dims: Sequence[int]) -> torch.Tensor:
     for m in mesh_dims:
         x = reduce_value(Partial("sum"), x, mesh, m)
     return x

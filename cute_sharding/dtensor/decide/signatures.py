@@ -66,7 +66,7 @@ def by_signature(
     shapes_of_results = answers.shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, shapes_of_results)
-        found = _assigned(row, name, schema, specs, metas, signature, operands, args, kwargs)
+        found = _assign(row, name, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
@@ -96,7 +96,7 @@ def by_signature(
     return in_their_place(answer, schema, signature, others)
 
 
-def _assigned(
+def _assign(
     row: Row,
     name: str,
     schema: OpSchema,

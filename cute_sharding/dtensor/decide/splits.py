@@ -32,7 +32,7 @@ def slices_together(args: tuple[Any, ...]) -> Callable[..., Any] | None:
     rows share one exchange. None if fewer than two do.
     """
     slices = _slices(*args)
-    joined = _joined([each.runner for each in slices if each])
+    joined = _join([each.runner for each in slices if each])
     if joined is None:
         return None
     (x, *_), parts, remaining = args, _Parts(joined), iter(slices)
@@ -73,7 +73,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
     ]
 
 
-def _joined(runners: Sequence[Runner]) -> Movement | None:
+def _join(runners: Sequence[Runner]) -> Movement | None:
     """One movement for the results of several; None without a process group for its mesh dims."""
     if len(runners) < 2:
         return None

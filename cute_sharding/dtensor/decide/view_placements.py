@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.settings import Implicit
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.compiled.symbols import hinted
+from cute_sharding.dtensor.compiled.symbols import hints_of
 from cute_sharding.dtensor.decide.view_words import (
     Asked,
     Suggestion,
     explain,
+    explain_unknown,
     log_free,
     log_redistribution,
-    unknown,
     unsharded,
 )
 from cute_sharding.dtensor.replaced.registry import stock_propagate, torch_rule
@@ -83,7 +83,7 @@ def propagate_shape_and_sharding(
             stock=stock,
         )
     except RuntimeError as error:
-        refused("view", error)
+        count_refusal("view", error)
         raise
     count("view", outcome)
     return source, list(output)
@@ -100,7 +100,7 @@ def _stock_source(
     return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict)[0]
 
 
-def refused(op: str, error: RuntimeError) -> None:
+def count_refusal(op: str, error: RuntimeError) -> None:
     """Count a refusal. (Other outcomes are counted where they are final.)"""
     count(op, "refused")
     logger.debug("refused: %s", error)
@@ -144,8 +144,8 @@ def place_view(
         blocked = error.fact
     if isinstance(blocked, str):
         if if_not_free == "error":
-            raise RuntimeError(unknown(asked, blocked))
-        source, output = _everywhere(asked)
+            raise RuntimeError(explain_unknown(asked, blocked))
+        source, output = _replicate_all(asked)
     elif if_not_free == "error":
         theirs, said = _asked_torch(stock)
         if theirs in (None, placements):
@@ -157,7 +157,7 @@ def place_view(
     return Decision(source, output, "redistribution")
 
 
-def _everywhere(asked: Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+def _replicate_all(asked: Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """Input and output placements without any shard: right for all sizes."""
     source = _reduced(asked.row, unsharded(asked.placements))
     return source, source
@@ -167,8 +167,8 @@ def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pla
     """The placements to redistribute the input of a view to that is not free, and the output's."""
     if to == "cheapest":
         if not asked.has_numbers:
-            return _everywhere(asked)
-        [(_, source, output)] = _suggested(asked, free_targets, most=1)
+            return _replicate_all(asked)
+        [(_, source, output)] = _suggest(asked, free_targets, most=1)
         return source, output
     try:
         source = _reduced(asked.row, asked.placements)
@@ -177,7 +177,7 @@ def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pla
         cuts = tuple([cut_of(p) for p in source])
         return source, replaced(source, carry(asked.view, cuts, asked.mesh).cuts)
     except Undecided:
-        return _everywhere(asked)
+        return _replicate_all(asked)
 
 
 def _suggestions(asked: Asked, reachable: Callable[[Cuts], bool]) -> list[Suggestion] | None:
@@ -186,14 +186,12 @@ def _suggestions(asked: Asked, reachable: Callable[[Cuts], bool]) -> list[Sugges
     """
     if not asked.has_numbers:
         return None
-    found = _suggested(asked, suggested_targets, allowed=reachable)
+    found = _suggest(asked, suggested_targets, allowed=reachable)
     # The search always gives full replication, even if it cannot be reached.
     return [one for one in found if reachable(one.target.source)]
 
 
-def _suggested(
-    asked: Asked, search: Callable[..., list[Target]], **options: Any
-) -> list[Suggestion]:
+def _suggest(asked: Asked, search: Callable[..., list[Target]], **options: Any) -> list[Suggestion]:
     """Placements of the input that make the view free, in the order of ``search``."""
     view, row = asked.view, asked.row
     pending = [m for m, p in enumerate(asked.placements) if isinstance(p, Partial)]
@@ -202,7 +200,7 @@ def _suggested(
     at_hand = asked.at_hand
     for target in search(
         at_hand,
-        hinted(asked.cuts),
+        hints_of(asked.cuts),
         asked.mesh,
         fixed=pending,
         unsharded=_whole(asked),
@@ -229,7 +227,7 @@ def _check_has_numbers(cuts: Cuts) -> None:
         Undecided: one has none. Any number would do; the message says 2.
     """
     for cut in cuts:
-        if cut is not None and isinstance(cut[1], Size) and hinted(cut[1]) is None:
+        if cut is not None and isinstance(cut[1], Size) and hints_of(cut[1]) is None:
             raise Undecided(f"{cut[1]} == 2")
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.bookkeeping.telling import is_new
-from cute_sharding.dtensor.compiled.symbols import hinted
+from cute_sharding.dtensor.compiled.symbols import hints_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     Replicate,
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
     @property
     def has_numbers(self) -> bool:
         """Whether all sizes have a value in the call that is being compiled."""
-        return None not in hinted((*self.view.input_shape, *self.view.target))
+        return None not in hints_of((*self.view.input_shape, *self.view.target))
 
     @property
     def at_hand(self) -> View:
@@ -62,10 +62,10 @@ class Asked(NamedTuple):
         if not any(isinstance(n, Size) for n in (*view.input_shape, *view.sizes, *view.target)):
             return view
         return View(
-            hinted(view.input_shape),
+            hints_of(view.input_shape),
             view.source,
-            hinted(view.sizes),
-            hinted(view.target),
+            hints_of(view.sizes),
+            hints_of(view.target),
             view.kept,
             view.home,
             view.rank,
@@ -84,7 +84,7 @@ def unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
 
 
-def unknown(asked: Asked, fact: str) -> str:
+def explain_unknown(asked: Asked, fact: str) -> str:
     view, placements = asked.view, asked.placements
     return (
         f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
@@ -123,8 +123,8 @@ def _with_less(asked: Asked, source: tuple[Placement, ...], suggestions: list[Su
     """What a redistribution to ``source`` receives, why, and which suggestion receives less."""
     if not asked.has_numbers:
         return ""
-    view, cuts, goal = asked.at_hand, hinted(asked.cuts), [cut_of(p) for p in source]
-    received = received_elements(view.input_shape, cuts, hinted(tuple(goal)), asked.mesh)
+    view, cuts, goal = asked.at_hand, hints_of(asked.cuts), [cut_of(p) for p in source]
+    received = received_elements(view.input_shape, cuts, hints_of(tuple(goal)), asked.mesh)
     said = f", each device receives up to {received} elements"
     heads = _heads(asked, carry(view, cuts, asked.mesh).blocked)
     if heads:
@@ -141,7 +141,7 @@ def _with_less(asked: Asked, source: tuple[Placement, ...], suggestions: list[Su
 def _heads(asked: Asked, blocked: int | None) -> str | None:
     if blocked is None or not asked.has_numbers:
         return None
-    return heads_that_do_not_divide(asked.at_hand, hinted(asked.cuts), asked.mesh, blocked)
+    return heads_that_do_not_divide(asked.at_hand, hints_of(asked.cuts), asked.mesh, blocked)
 
 
 def _described(asked: Asked, output: tuple[Placement, ...]) -> str:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
-from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
-from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, whole
+from cute_sharding.dtensor.compiled.symbols import hints_of, symbols_of, to_sizes
+from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, with_whole_input
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistribution_of
 from cute_sharding.dtensor.decide.stock import moves_rightly
-from cute_sharding.dtensor.decide.view_placements import Decision, place_view, refused
+from cute_sharding.dtensor.decide.view_placements import Decision, count_refusal, place_view
 from cute_sharding.dtensor.decide.view_words import Asked
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -83,8 +83,8 @@ class ViewQuestion(NamedTuple):
         if not is_symbolic:
             return self._answered(self.row.view(shape, *arguments, **options))
         with symbols_of(*sized):
-            options = {key: known(value) for key, value in options.items()}
-            return self._answered(self.row.view(known(shape), *known(arguments), **options))
+            options = {key: to_sizes(value) for key, value in options.items()}
+            return self._answered(self.row.view(to_sizes(shape), *to_sizes(arguments), **options))
 
     def _is_torchs(self, is_uncountable: bool) -> bool:
         """Whether torch's rule, if there is one, answers: sizes are symbols without a compiler, or
@@ -100,7 +100,7 @@ class ViewQuestion(NamedTuple):
         try:
             decision = self._decide(view)
         except RuntimeError as error:
-            refused(self.name, error)
+            count_refusal(self.name, error)
             raise
         count(self.name, decision.outcome)
         if not symints.is_symbolic(tuple(self.spec.shape), view.target):
@@ -138,7 +138,7 @@ class ViewQuestion(NamedTuple):
         sized = registry.takes_local_sizes(self.schema.op)
         if holds_in_its_order(view, spec, decision, sized=sized):
             return decision
-        return whole(view, spec, mesh, decision, self.name, if_not_free=self.if_not_free)
+        return with_whole_input(view, spec, mesh, decision, self.name, if_not_free=self.if_not_free)
 
     def _stock_source(self) -> Sequence[Placement]:
         """The placements of the input by torch's own rule. Raises what the rule raises. (torch's
@@ -162,5 +162,5 @@ def _reachable(settings: Settings, spec: DTensorSpec, target: Cuts) -> bool:
     """
     with symbols_of(tuple(spec.shape)):
         return settings.redistribution or moves_rightly(
-            tensor_specs.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
+            tensor_specs.with_shape(spec, hints_of(to_sizes(tuple(spec.shape)))), hints_of(target)
         )

@@ -47,7 +47,7 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     # torch lists the specs of lists of tensors one by one, between the other arguments.
     nested = op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
     run = TakingBack(op, wanted.op, schema, nested, None if answer is None else answer.prepare)
-    found = answers.instead(found, schema, run, takes_all=True)
+    found = answers.with_function(found, schema, run, takes_all=True)
     gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
     if gives_these or any(argument.is_out for argument in op._schema.arguments):
         outputs: Any = written[0] if len(written) == 1 else tuple(written)

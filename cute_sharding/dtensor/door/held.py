@@ -120,11 +120,11 @@ def _place(mesh: Any, rank: int | None) -> Device | None:
             raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
-    at = _positions(mesh, _here()).get(rank)
+    at = _positions(mesh, _this_rank()).get(rank)
     return None if at is None else coordinate(at, tuple(mesh.shape))
 
 
-def _here() -> int | None:
+def _this_rank() -> int | None:
     """This process's rank; None without process groups."""
     return process_groups.this_rank() if dist.is_initialized() else None
 
@@ -148,8 +148,8 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
         return
     if dispatch_modes.local_tensor_mode() is not None:
         assert rank is not None
-        local = local_tensors.local_of(collective_ops.waited(local), rank)
-    elif rank not in (None, _here()):
+        local = local_tensors.local_of(collective_ops.wait_for(local), rank)
+    elif rank not in (None, _this_rank()):
         return
     mesh = tuple(spec.mesh.shape)
     sizes = tuple(

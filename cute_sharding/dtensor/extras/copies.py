@@ -149,7 +149,7 @@ class Copy:
         self.way.back(self.number, moved, self.source)
         now = count_of_writes(self.source)
         # Other results of the op stay up to date if they were: none of their rows was written to.
-        for each in _there(self._fresh):
+        for each in _living(self._fresh):
             if each.op is self.op and each.writes == before:
                 each.writes = now
 
@@ -179,10 +179,10 @@ class Copy:
         has = self.way.has
         if has is None:
             return []
-        return [each for each in _there(self._fresh) if each is not self and each.way.has == has]
+        return [each for each in _living(self._fresh) if each is not self and each.way.has == has]
 
 
-def _there(copies: Known) -> list[Copy]:
+def _living(copies: Known) -> list[Copy]:
     found = [each() for each in list(copies)]
     return [each for each in found if each is not None]
 
@@ -307,7 +307,7 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
                 moved.copy_(has)
                 told.add(id(copy.op))
                 outdate(local_tensors.storage_of(moved))
-    for copy in _there(fresh):
+    for copy in _living(fresh):
         if id(copy.op) not in told:
             # Add before discarding: at any time the copy is in one of the sets.
             _STALE.add(weakref.ref(copy, _STALE.discard))

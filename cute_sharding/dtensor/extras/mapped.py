@@ -17,7 +17,7 @@ import torch
 from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.process_groups import is_ascending
-from cute_sharding.dtensor.replaced.scatters import scattered
+from cute_sharding.dtensor.replaced.scatters import scatter_parts
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -26,9 +26,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
     TensorMeta,
+    dtensor_of,
     in_order,
     is_dtensor,
-    made,
     may_be_uneven,
     placed_as,
 )
@@ -38,7 +38,7 @@ from cute_sharding.layout.layout import row_major
 from cute_sharding.sharding.deal import local_size
 
 
-def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
+def gather_to_distribute(tensor: Any, mesh: Any, placements: Any) -> Any:
     """A DTensor to distribute; redistributed first if that only takes gathers."""
     wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
     if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
@@ -69,7 +69,7 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
             local = (
                 _own_part(parts, mesh, m)
                 if source is None
-                else scattered(parts, p.dim, mesh, m, source)
+                else scatter_parts(parts, p.dim, mesh, m, source)
             )
         else:
             local = Replicate._make_replicate_tensor(local, mesh, m, source)
@@ -77,7 +77,7 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
                 local = p._partition_value(local, mesh, m)
     meta = TensorMeta(tensor.size(), tensor.stride(), tensor.dtype)
     spec = DTensorSpec(mesh, placements, meta)
-    return made(
+    return dtensor_of(
         local.requires_grad_(tensor.requires_grad), spec, requires_grad=tensor.requires_grad
     )
 

@@ -67,7 +67,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     again = _are_of_one(memories)
     for memory in memories:
         if not again or not way_back(memory):
-            _written(memory)
+            _record_write(memory)
     if again:
         _write_again(op, args, kwargs)
 
@@ -94,7 +94,7 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
     def after() -> None:
         with torch.no_grad():
             for memory in memories:
-                _written(memory)
+                _record_write(memory)
 
     return after
 
@@ -192,14 +192,16 @@ class TakingBack:
         given, wanted = self.given.args_schema, self.wanted.args_schema
         several = _of_one_memory(self.op, args)
         for i in range(several):
-            self._write(*[[_only(x, i, several) for x in some] for some in (args, given, wanted)])
+            self._write(
+                *[[_element(x, i, several) for x in some] for some in (args, given, wanted)]
+            )
         return None if several else self._write(args, given, wanted, **kwargs)
 
     def _write(
         self, args: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], **kwargs: Any
     ) -> Any:
         """Run the op on these local tensors, redistributed from the first specs to the second."""
-        moved_args = [*map(_moved, args, given, wanted)]
+        moved_args = [*map(_redistribute, args, given, wanted)]
         moved_kwargs = {name: self._moved_keyword(name, x) for name, x in kwargs.items()}
         ready = moved_args if self.prepare is None else self.prepare(moved_args)
         results = self.function(*ready, **moved_kwargs)
@@ -222,7 +224,7 @@ class TakingBack:
             and all(isinstance(p, Replicate) for p in to.placements)
         ):
             return local.new_empty(tuple(to.shape))
-        return _moved(local, spec, to)
+        return _redistribute(local, spec, to)
 
 
 def _of_one_memory(op: Any, args: Sequence[Any]) -> int:
@@ -245,15 +247,15 @@ def _memories(args: Sequence[Any], i: int, several: int) -> set[int]:
     return {id(local_tensors.storage_of(x)) for x in tensors if memory_of(x) is not None}
 
 
-def _only(arg: Any, i: int, several: int) -> Any:
+def _element(arg: Any, i: int, several: int) -> Any:
     """The i-th element, as a list, of a list with ``several`` elements; other values unchanged."""
     return arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == several else arg
 
 
-def _moved(local: Any, spec: Any, to: Any) -> Any:
+def _redistribute(local: Any, spec: Any, to: Any) -> Any:
     """The redistributed argument for the op, a tensor or a list of tensors."""
     if not isinstance(spec, (list, tuple)):
-        return _moved([local], [spec], [to])[0]
+        return _redistribute([local], [spec], [to])[0]
     moving = _places_moved(spec, to)
     moved = redistribute_all([Wanted(local[i], spec[i], to[i]) for i in moving], counted=False)
     result = list(local)
@@ -267,7 +269,7 @@ def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
     if not isinstance(spec, (list, tuple)):
         local, wrote, spec, to = [local], [wrote], [spec], [to]
     moving = _places_moved(spec, to)
-    pending = {i: _finished(spec[i], to[i]) for i in moving}
+    pending = {i: _reductions_done(spec[i], to[i]) for i in moving}
     back = []
     for i in moving:
         placed = [Replicate() if m in pending[i] else p for m, p in enumerate(spec[i].placements)]
@@ -285,7 +287,7 @@ def _places_moved(specs: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
     ]
 
 
-def _finished(spec: DTensorSpec, to: DTensorSpec) -> dict[int, Partial]:
+def _reductions_done(spec: DTensorSpec, to: DTensorSpec) -> dict[int, Partial]:
     """The pending reductions of a tensor, by mesh dim, that its redistribution finishes."""
     return {
         m: placement
@@ -337,7 +339,7 @@ def _memory(tensor: Any) -> Any:
     return local_tensors.storage_of(collective_ops.in_flight(tensor._local_tensor))
 
 
-def _written(memory: Any, by: Copy | None = None) -> None:
+def _record_write(memory: Any, by: Copy | None = None) -> None:
     """Record a write to ``memory``: its copies become stale, except ``by``, from which it was
     written, and those that can be updated from it; and its source is updated.
     """
@@ -346,4 +348,4 @@ def _written(memory: Any, by: Copy | None = None) -> None:
     moved = None if copy is None else copy.moved()
     if copy is not None and moved is not None:
         copy.take_back(moved)
-        _written(local_tensors.storage_of(copy.source), copy)
+        _record_write(local_tensors.storage_of(copy.source), copy)

@@ -20,9 +20,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import Seal, in_group, started
-from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import filled, own_view, unpacked
+from cute_sharding.dtensor.run.messages import Seal, in_group, start_exchange
+from cute_sharding.dtensor.run.order import lay_out
+from cute_sharding.dtensor.run.packing import fill_buffer, own_view, unpack
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Network, Part
 from cute_sharding.exchange.alone import in_a_row
@@ -187,10 +187,10 @@ class Bucket:
             straight.post(self.group, self.number, is_run=False)
             mesh, part, device = self.specs[0].current.mesh, self.part, self.device
             buffer = buffers.take(sum(part.sends), device)
-            buffer = filled(part, [[x] for x in finished], dtypes, buffer)
+            buffer = fill_buffer(part, [[x] for x in finished], dtypes, buffer)
             received = None if kept is None else buffers.take(sum(part.receives), device)
             to = self.group, mesh, self.number, self.seal, received
-            wait = started(lambda _: part, buffer, buffer, *to)
+            wait = start_exchange(lambda _: part, buffer, buffer, *to)
         return Flight(self, finished, into, straight, wait, buffers)
 
     def _made(self, k: int) -> torch.Tensor:
@@ -248,7 +248,7 @@ class Flight(NamedTuple):
             result = _result(mine, received, local, bucket.ends[k], made, device)
             del local, made
             if member not in self.into:
-                result = laid_out(result, target.tensor_meta)
+                result = lay_out(result, target.tensor_meta)
             arrived(member, result)
         del received
         self.buffers.put_back()
@@ -266,7 +266,7 @@ def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor 
     """What a rank has, with nothing pending."""
     if not spec.mesh._is_current_rank_part_of_mesh():
         return None
-    local = collective_ops.waited(local)
+    local = collective_ops.wait_for(local)
     local, _ = by_elements(local, spec)
     if way.source.pending:
         by, placed = means(spec.mesh), way.source.placed
@@ -312,4 +312,4 @@ def _result(
             return own
     result = end.make(device) if made is None else made
     flat = result if received is None else received.view(end.on_the_way)  # of the one, nothing
-    return unpacked(part, 0, flat, operands, into=result)
+    return unpack(part, 0, flat, operands, into=result)

@@ -116,7 +116,7 @@ def check_movable(places: Iterable[Place]) -> None:
     """Raises:
     ValueError: a tensor has a gradient, or is to have one; or it is kept by fully_shard.
     """
-    kept = fully_sharded.kept()
+    kept = fully_sharded.kept_parameters()
     for name, tensor, put_there, _ in places:
         if tensor.grad_fn is not None or tensor.grad is not None:
             raise ValueError(
@@ -160,7 +160,7 @@ def _tuple_like(value: Any, parts: list[Any]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
-def put(places: Sequence[Place], local: torch.Tensor, spec: Any) -> None:
+def put_in_places(places: Sequence[Place], local: torch.Tensor, spec: Any) -> None:
     """Put the tensor of that local tensor and spec into all of those places."""
     changed = {id(place.tensor): place.tensor for place in places if place.put is None}
     for tensor in changed.values():
@@ -170,7 +170,7 @@ def put(places: Sequence[Place], local: torch.Tensor, spec: Any) -> None:
         one = next(iter(changed.values()))
     else:
         old = places[0].tensor
-        one = tensor_specs.made(local, spec, requires_grad=old.requires_grad)
+        one = tensor_specs.dtensor_of(local, spec, requires_grad=old.requires_grad)
         if isinstance(old, torch.nn.Parameter):
             one = torch.nn.Parameter(one, requires_grad=old.requires_grad)
     for place in places:

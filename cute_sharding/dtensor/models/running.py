@@ -12,12 +12,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.bookkeeping.names import as_text
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.models.buffers import KeptMemory
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
-from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
+from cute_sharding.dtensor.models.nests import Place, State, check_movable, put_in_places
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.apart import lie_alike, meetings
@@ -128,7 +128,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         result: dict[str, DTensor] = {}
 
         def arrived(i: int, local: torch.Tensor) -> None:
-            made = tensor_specs.made(local, self.specs[i].target, requires_grad=False)
+            made = tensor_specs.dtensor_of(local, self.specs[i].target, requires_grad=False)
             result.update(dict.fromkeys(self.names[i], made))
 
         self._move(self._sending(lambda i: None, {}), arrived)
@@ -150,7 +150,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         moved: set[int] = set()
 
         def arrived(i: int, local: torch.Tensor) -> None:
-            put(groups[i], local, self.specs[i].target)
+            put_in_places(groups[i], local, self.specs[i].target)
             groups[i] = []  # and the old one is let go
             moved.add(i)
             progress()
@@ -183,7 +183,9 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             moved.add(i)
 
         def update(bucket: Bucket) -> Update:
-            return Update(bucket, _of(bucket, given.get), _of(bucket, before.get), first)
+            return Update(
+                bucket, _locals_of(bucket, given.get), _locals_of(bucket, before.get), first
+            )
 
         with torch.no_grad(), self._said(moved, "As they were, or written in part"):
             for i, places in enumerate(groups):
@@ -199,8 +201,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         except Exception as error:
             some, left = self._moved_and_left(moved)
             raise ReshardError(
-                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {listed(some)}. "
-                f"{rest}: {listed(left)}",
+                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {as_text(some)}. "
+                f"{rest}: {as_text(left)}",
                 some,
                 left,
             ) from error
@@ -224,7 +226,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
 
         def start(bucket: Bucket) -> Flight:
             keeps = self.memory_limit is None and bucket.device.type == "cpu"
-            return bucket.send(_of(bucket, give), into, self._kept if keeps else None)
+            return bucket.send(_locals_of(bucket, give), into, self._kept if keeps else None)
 
         return start
 
@@ -264,8 +266,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             known = {name for names in self.names for name in names}
             more = [name for name in by_name if name not in known]
             raise ValueError(
-                f"the state is not the one that was planned: it lacks {listed(missing)}, and has "
-                f"{listed(more)} beside. Plan again"
+                f"the state is not the one that was planned: it lacks {as_text(missing)}, and has "
+                f"{as_text(more)} beside. Plan again"
             )
         for names, specs in zip(self.names, self.specs):
             planned = specs.target if after else specs.current
@@ -364,7 +366,9 @@ def _check_ranks_are_real() -> None:
         )
 
 
-def _of(bucket: Bucket, give: Callable[[int], torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _locals_of(
+    bucket: Bucket, give: Callable[[int], torch.Tensor | None]
+) -> list[torch.Tensor | None]:
     """What this rank has of the tensors of a bucket."""
     return [give(i) for i in bucket.packed.members]
 

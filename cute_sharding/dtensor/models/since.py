@@ -15,7 +15,7 @@ import torch
 from cute_sharding.dtensor.models.changes import bytes_of, changes, write_changes
 from cute_sharding.dtensor.models.moving import Bucket, Piece
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
-from cute_sharding.dtensor.run.messages import Letter, in_group, posted, started
+from cute_sharding.dtensor.run.messages import Letter, in_group, post_messages, start_exchange
 from cute_sharding.dtensor.run.packing import write
 from cute_sharding.exchange import BundlePart
 
@@ -53,7 +53,7 @@ class Update:
         self._received = {peer: self._buffer(sum(self._sizes(peer))) for peer in self._counts}
         letters = [Letter(x, peer, True) for peer, x in self._messages.items() if len(x)]
         letters += [Letter(x, peer, False) for peer, x in self._received.items() if len(x)]
-        self._works = posted(letters, bucket.group, bucket.number)
+        self._works = post_messages(letters, bucket.group, bucket.number)
 
     def _packed(
         self,
@@ -90,7 +90,7 @@ class Update:
         buffer = torch.tensor(numbers, dtype=torch.int64, device=bucket.device).view(torch.uint8)
         part = in_group(part, bucket.group)
         to = bucket.group, mesh, bucket.number, bucket.seal
-        return started(lambda _: part, buffer, buffer, *to)
+        return start_exchange(lambda _: part, buffer, buffer, *to)
 
     def _said(self, pieces: Sequence[Piece] | None) -> int:
         return 0 if pieces is None else (len(pieces) + self._bucket.is_told) * WIDTH

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.run.messages import Letter, posted
+from cute_sharding.dtensor.run.messages import Letter, post_messages
 from cute_sharding.dtensor.run.packing import write
 from cute_sharding.exchange import BundlePart
 from cute_sharding.exchange.alone import Single
@@ -57,7 +57,7 @@ class Straight:
         singles = self._part.singles(is_run=is_run)
         soles = [(self._sent if is_sent else self._taken)(k, x) for k, is_sent, x in singles]
         letters = [Letter(s.memory.view(torch.uint8), s.single.peer, s.is_sent) for s in soles]
-        self._posted.append((soles, posted(letters, group, tag)))
+        self._posted.append((soles, post_messages(letters, group, tag)))
 
     def _sent(self, k: int, single: Single) -> Sole:
         local = self._given[k]

@@ -115,7 +115,7 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
     """
     stock = registry.stock_propagation()
     rule = propagation(stock, settings) if settings.views else stock
-    with dispatch_modes.no_modes(), stats.aside() as counted:
+    with dispatch_modes.no_modes(), stats.count_apart() as counted:
         found = rule(schema)
     moved, function = _moved(schema, found), _runs_function(found)
     if counted.places:

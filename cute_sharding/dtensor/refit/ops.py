@@ -10,7 +10,7 @@ import torch
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations import NotOnlyMoved, Relation, compose, piece
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.piece import joined
+from cute_sharding.relations.piece import join_pieces
 from cute_sharding.relations.table import BY_OP, TABLE
 
 # From the op's arguments, with shapes in the place of tensors; of tensors of indices these.
@@ -36,7 +36,7 @@ def value_of(name: str, args: Sequence[Any]) -> Any | None:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _same(shape: Shape, *args: Any, **kwargs: Any) -> Relation:
+def _identity(shape: Shape, *args: Any, **kwargs: Any) -> Relation:
     return Relation.same(shape)
 
 
@@ -67,7 +67,7 @@ def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
         piece(0, 0, (row % shape[d]) * below[d], j * beside[d], others)
         for j, row in enumerate(rows)
     ]
-    return Relation((shape,), (onto,), joined(pieces))
+    return Relation((shape,), (onto,), join_pieces(pieces))
 
 
 def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
@@ -90,7 +90,7 @@ _RULES: dict[str, Rule] = {
             *("clone.default", "detach.default", "alias.default", "lift_fresh.default"),
             *("lift_fresh_copy.default", "_to_copy.default"),
         ],
-        _same,
+        _identity,
     ),
     "stack.default": _stacked,
     "index_select.default": _rows_taken,

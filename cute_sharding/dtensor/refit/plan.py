@@ -12,11 +12,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.bookkeeping.names import as_text
 from cute_sharding.dtensor.models.running import ReshardError
 from cute_sharding.dtensor.refit.running import Running
-from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
-from cute_sharding.dtensor.refit.trace import Generator, traced
+from cute_sharding.dtensor.refit.specs import Target, named_tensor, spec_of, target_of
+from cute_sharding.dtensor.refit.trace import Generator, trace
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.apart import lie_alike, meetings
 from cute_sharding.dtensor.run.placements import text
@@ -87,7 +87,7 @@ class RefitPlan(OfThisProcess, Refit):
             with self._said(onto) as written:
                 results = self._running.run(operands, onto, written.add)
         return {
-            name: tensor_specs.made(local, spec.to_dtensor_spec(), requires_grad=False)
+            name: tensor_specs.dtensor_of(local, spec.to_dtensor_spec(), requires_grad=False)
             if tensor is None
             else tensor
             for (name, spec), local, tensor in zip(self.target.items(), results, given)
@@ -177,8 +177,8 @@ class RefitPlan(OfThisProcess, Refit):
                 raise
             some, left = self._moved_and_left(written, onto)
             raise ReshardError(
-                f"refit failed: {type(error).__name__}: {error}. Wholly written: {listed(some)}. "
-                f"As they were, or written in part: {listed(left)}",
+                f"refit failed: {type(error).__name__}: {error}. Wholly written: {as_text(some)}. "
+                f"As they were, or written in part: {as_text(left)}",
                 some,
                 left,
             ) from error
@@ -312,11 +312,11 @@ def plan_refit(
     specs = {name: spec_of(name, given) for name, given in source.items()}
     if not specs:
         raise ValueError("a refit of no tensors: give those that the generator reads")
-    found = traced(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
+    found = trace(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
     results = {
         name: target_of(target, name, shape, dtype)
         for name, shape, dtype in zip(found.names, found.relation.outputs, found.dtypes)
     }
-    operands = tuple([named(name, spec) for name, spec in specs.items()])
-    made = tuple([named(name, spec) for name, spec in results.items()])
+    operands = tuple([named_tensor(name, spec) for name, spec in specs.items()])
+    made = tuple([named_tensor(name, spec) for name, spec in results.items()])
     return RefitPlan(found.relation, operands, made, memory_limit, specs, results)

@@ -11,8 +11,8 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
-from cute_sharding.dtensor.run.messages import in_flight, in_group, started
-from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, own_view, unpacked
+from cute_sharding.dtensor.run.messages import in_flight, in_group, start_exchange
+from cute_sharding.dtensor.run.packing import empty_buffer, fill_buffer, in_shape, own_view, unpack
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
@@ -76,7 +76,7 @@ class Running:
             OtherShape: one is not of the shape that its placements give.
         """
         return [
-            on_each_rank(lambda rank, x, k=k: self._checked(k, x, rank), collective_ops.waited(x))
+            on_each_rank(lambda rank, x, k=k: self._checked(k, x, rank), collective_ops.wait_for(x))
             for k, x in enumerate(locals_)
         ]
 
@@ -175,13 +175,13 @@ class Running:
             return in_group(self.part(number, rank), group)
 
         with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at))):
-            return started(part, buffer, buffer, group, self.meshes[0], number)
+            return start_exchange(part, buffer, buffer, group, self.meshes[0], number)
 
     def _packed(self, number: int, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
         operands = [[given[k] for k in member.operands] for member in self._members(number)]
         dtypes = [*map(_dtype, self._members(number))]
         part = self.part(number, rank)
-        return filled(part, operands, dtypes, empty_buffer(part, given[0].device))
+        return fill_buffer(part, operands, dtypes, empty_buffer(part, given[0].device))
 
     def _members(self, number: int) -> list[Member]:
         return [self.refit.members[i] for i in self.refit.packed[number].members]
@@ -220,7 +220,7 @@ def _written(
     mine = part(rank)
     if mine.target_shapes[k] is not None:
         flat = received.view(dtype) if mine.unpacks[k] else received
-        unpacked(mine, k, flat, list(operands), into=result)
+        unpack(mine, k, flat, list(operands), into=result)
     return result
 
 

@@ -21,7 +21,7 @@ from cute_sharding.models.refit import NamedTensor
 Target: TypeAlias = "Mapping[str, DTensor | Spec | OnMesh] | Callable[[str, torch.Tensor], OnMesh]"
 
 
-def named(name: str, spec: Spec) -> NamedTensor:
+def named_tensor(name: str, spec: Spec) -> NamedTensor:
     """A tensor as a refit has it.
 
     Raises:

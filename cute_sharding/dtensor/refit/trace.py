@@ -19,7 +19,7 @@ from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.registry import decomposition
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose, filled
-from cute_sharding.relations.piece import whole
+from cute_sharding.relations.piece import identity_pieces
 
 Generator: TypeAlias = "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]"
 
@@ -56,7 +56,7 @@ class Traced(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
 
 
-def traced(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) -> Traced:
+def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) -> Traced:
     """The relation that a generator's code is, of sources of those shapes and dtypes.
 
     Raises:
@@ -112,7 +112,9 @@ class _Tracing(TorchDispatchMode):
         # By id, with the tensor, so that no other gets the id.
         self.known: dict[int, tuple[torch.Tensor, Relation | Computed]] = {}
         for k, tensor in enumerate(self.given):
-            pieces = tuple([each._replace(source=k) for each in whole(0, 0, tensor.numel())])
+            pieces = tuple(
+                [each._replace(source=k) for each in identity_pieces(0, 0, tensor.numel())]
+            )
             self.note(tensor, Relation(self.shapes, (self.shapes[k],), pieces))
 
     def note(self, tensor: torch.Tensor, said: Relation | Computed) -> None:

@@ -27,12 +27,12 @@ __all__ = [
     "communicates",
     "in_flight",
     "reduce_scatter",
-    "waited",
+    "wait_for",
     "waited_in_graph",
 ]
 
 # torch's functional collectives, waited for; with ``async_op`` the result may not have arrived, and
-# has to be :func:`waited` for. Eagerly they are called below autograd: redistribution is an
+# has to be :func:`wait_for` for. Eagerly they are called below autograd: redistribution is an
 # autograd function of its own, and torch's autograd kernels for them, which are Python, take the
 # host twice as long as the collective itself.
 
@@ -52,9 +52,9 @@ def all_to_all(
     if not _is_plain(buffer):
         with of_this_rank():
             result = funcol.all_to_all_single(buffer, receives, sends, group)
-        return result if async_op else waited(result)
+        return result if async_op else wait_for(result)
     with _below_autograd():
-        return _given(
+        return _result_of(
             _c10d.all_to_all_single.default(buffer, receives, sends, group.group_name), async_op
         )
 
@@ -64,13 +64,13 @@ def all_gather(
 ) -> torch.Tensor:
     if not _is_plain(tensor):
         result = funcol.all_gather_single(tensor, dim, group)
-        return result if async_op else waited(result)
+        return result if async_op else wait_for(result)
     parts, outer = group.size(), tensor.shape[:dim]
     with _below_autograd():
         blocks: torch.Tensor = _c10d.all_gather_into_tensor.default(tensor, parts, group.group_name)
         if prod(outer) == 1:
             whole = (*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :])
-            return _given(blocks.view(whole) if dim else blocks, async_op)
+            return _result_of(blocks.view(whole) if dim else blocks, async_op)
         return torch.cat(waited_in_graph(blocks).chunk(parts), dim)
 
 
@@ -79,9 +79,9 @@ def reduce_scatter(
 ) -> torch.Tensor:
     if dim or not _is_plain(tensor):
         result = funcol.reduce_scatter_single(tensor, op, dim, group)
-        return result if async_op else waited(result)
+        return result if async_op else wait_for(result)
     with _below_autograd():
-        return _given(
+        return _result_of(
             _c10d.reduce_scatter_tensor.default(tensor, op.lower(), group.size(), group.group_name),
             async_op,
         )
@@ -92,12 +92,12 @@ def all_reduce(
 ) -> torch.Tensor:
     if not _is_plain(tensor):
         result = funcol.all_reduce(tensor, op, group)
-        return result if async_op else waited(result)
+        return result if async_op else wait_for(result)
     with _below_autograd():
-        return _given(_c10d.all_reduce.default(tensor, op.lower(), group.group_name), async_op)
+        return _result_of(_c10d.all_reduce.default(tensor, op.lower(), group.group_name), async_op)
 
 
-def _given(result: torch.Tensor, async_op: bool) -> torch.Tensor:
+def _result_of(result: torch.Tensor, async_op: bool) -> torch.Tensor:
     """The result of a plain collective that has started."""
     return funcol.AsyncCollectiveTensor(result) if async_op else waited_in_graph(result)
 
@@ -139,7 +139,7 @@ def in_flight(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.elem if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
 
 
-def waited(tensor: torch.Tensor) -> torch.Tensor:
+def wait_for(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor after the collective that writes to it has ended; any other tensor at once. While
     a graph is traced, torch's collectives have added the op that waits themselves.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed._composable_state import _module_state_mapping
 
-__all__ = ["kept", "put_back"]
+__all__ = ["kept_parameters", "put_back"]
 
 
 def put_back(module: torch.nn.Module) -> None:
@@ -27,7 +27,7 @@ def put_back(module: torch.nn.Module) -> None:
             each.reshard()
 
 
-def kept() -> frozenset[int]:
+def kept_parameters() -> frozenset[int]:
     """The ids of the parameters of all modules under fully_shard, sharded or gathered."""
     return frozenset(
         id(parameter)

@@ -16,7 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
 from cute_sharding.dtensor.replaced import patches
-from cute_sharding.dtensor.replaced.collective_ops import waited
+from cute_sharding.dtensor.replaced.collective_ops import wait_for
 from cute_sharding.dtensor.replaced.patch import Installed, calling, copy_of, require
 from cute_sharding.dtensor.replaced.used import PLANNER
 
@@ -82,7 +82,7 @@ def reduce_value(
     placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int
 ) -> torch.Tensor:
     """Finish a pending reduction by the placement's own method."""
-    return waited(placement._reduce_value(tensor, mesh, mesh_dim))  # type: ignore[attr-defined]
+    return wait_for(placement._reduce_value(tensor, mesh, mesh_dim))  # type: ignore[attr-defined]
 
 
 def reduce_shard_value(
@@ -92,7 +92,7 @@ def reduce_shard_value(
     result.
     """
     of_its_own: Any = placement
-    return waited(of_its_own._reduce_shard_value(tensor, mesh, mesh_dim, shard))
+    return wait_for(of_its_own._reduce_shard_value(tensor, mesh, mesh_dim, shard))
 
 
 def partition_value(

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Shard
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.local_tensors import LocalTensor, local_of
 
-__all__ = ["scattered"]
+__all__ = ["scatter_parts"]
 
 
 def _in_order_of_groups(
@@ -31,7 +31,7 @@ def _in_order_of_groups(
     ]
 
 
-def scattered(
+def scatter_parts(
     parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int
 ) -> torch.Tensor:
     """This rank's part, by its coordinate, of the parts on the rank ``source`` of its slice. (torch

@@ -278,7 +278,7 @@ def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTens
     )
 
 
-def made(local: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool) -> DTensor:
+def dtensor_of(local: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool) -> DTensor:
     """The DTensor with that local tensor."""
     return DTensor(local, spec, requires_grad=requires_grad)
 
@@ -293,7 +293,7 @@ def become(tensor: DTensor, local: torch.Tensor, spec: DTensorSpec) -> None:
             torch cannot swap it.
     """
     if spec.tensor_meta is None or spec.tensor_meta.dtype != tensor.dtype:
-        other: torch.Tensor = made(local, spec, requires_grad=tensor.requires_grad)
+        other: torch.Tensor = dtensor_of(local, spec, requires_grad=tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
             other = torch.nn.Parameter(other, requires_grad=tensor.requires_grad)
         torch.utils.swap_tensors(tensor, other)

@@ -41,7 +41,7 @@ def _methods(kind: type) -> list[Any]:
     return [getattr(value, "__func__", value) for value in vars(kind).values()]
 
 
-def _of(module: str, owner: str, lacking: str, names: str) -> list[Used]:
+def _rows_of(module: str, owner: str, lacking: str, names: str) -> list[Used]:
     """Rows of one owner; "" is the module itself."""
     before = f"{owner}." if owner else ""
     return [Used(module, f"{before}{name}", lacking=lacking) for name in names.split()]
@@ -51,7 +51,7 @@ _TENSOR = "torch.distributed.tensor"
 
 # The names for torch's own steps (redistribution_hook.py), used also while nothing is enabled.
 PLANNER = tuple(
-    _of(
+    _rows_of(
         _TENSOR + "._redistribute",
         "",
         "torch's own redistribution could not be asked for its steps",
@@ -176,4 +176,4 @@ _ROWS = (
     ("torch", "", "parts of an input could not be told to be views", "_functionalize_unsafe_set"),
 )
 
-TABLE: tuple[Used, ...] = (*PLANNER, *(name for row in _ROWS for name in _of(*row)))
+TABLE: tuple[Used, ...] = (*PLANNER, *(name for row in _ROWS for name in _rows_of(*row)))

@@ -90,7 +90,7 @@ def _from_parts(
 
 
 def _holds(tensor: Any, parts: list[torch.Tensor]) -> bool:
-    local = collective_ops.waited(tensor.to_local())
+    local = collective_ops.wait_for(tensor.to_local())
     with dispatch_modes.no_modes():
         return all(
             torch.equal(local_tensors.local_of(local, rank), part)

@@ -17,7 +17,7 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     Place,
     Received,
     Redistribution,
-    read,
+    read_counts,
 )
 from cute_sharding.dtensor.reports.stock import stock_plan
 from cute_sharding.dtensor.reports.table import Counts, Stats
@@ -69,7 +69,7 @@ def stats(*, reset: bool = False) -> Stats:
     >>> stats()
     {'view': {'algebra': 1}}
     """
-    return Stats(_found(read(reset=reset)))
+    return Stats(_found(read_counts(reset=reset)))
 
 
 def _found(counted: Counted) -> dict[str, Counts]:

@@ -25,9 +25,9 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import Seal, exchanged, in_group
-from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import from_wire, in_shape, own_view, unpacked
+from cute_sharding.dtensor.run.messages import Seal, exchange_messages, in_group
+from cute_sharding.dtensor.run.order import lay_out
+from cute_sharding.dtensor.run.packing import from_wire, in_shape, own_view, unpack
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import chains_of_spec
@@ -49,7 +49,7 @@ def _kind_of(plan: ExchangePlan) -> Kind:
     return Kind(None, moved)
 
 
-def across(
+def move_across(
     local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, memory_limit: int | None = None
 ) -> torch.Tensor:
     """The local tensor of this rank on the mesh of ``target``, which is not that of ``current``; an
@@ -73,13 +73,15 @@ def across(
         local = run(plan.steps, local, current.mesh)
     if process_groups.this_rank() in plan.exchange:
         count_moves(_kind_of(plan))
-    return laid_out(_exchanged(plan.crossing, local, current, target.mesh), target.tensor_meta)
+    return lay_out(
+        _exchange_between(plan.crossing, local, current, target.mesh), target.tensor_meta
+    )
 
 
 def planned_across(
     current: DTensorSpec, target: DTensorSpec, memory_limit: int | None
 ) -> ExchangePlan:
-    """The plan that :func:`across` runs.
+    """The plan that :func:`move_across` runs.
 
     Raises:
         ValueError: as that.
@@ -137,7 +139,7 @@ def _part_of(exchange: Exchange, rank: int, room: int, turn: Turn, group: Any | 
     return in_group(exchange.part(rank, room=room, turn=turn), group)
 
 
-def _exchanged(
+def _exchange_between(
     crossing: Crossing, local: torch.Tensor, current: DTensorSpec, other: Any
 ) -> torch.Tensor:
     exchange, rounds = crossing.exchange, crossing.rounds
@@ -153,8 +155,8 @@ def _exchanged(
     group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
 
     received = local = on_each_rank(
-        lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
-        collective_ops.waited(local),
+        lambda rank, x: _check_shape(x, exchange.sources[0].local_shape(rank), current),
+        collective_ops.wait_for(local),
     )
     made: list[torch.Tensor] = []  # nothing in the first round
     for k in range(rounds):
@@ -166,7 +168,7 @@ def _exchanged(
             with watching.exchange(
                 lambda: -(-exchange.received_elements // rounds) * dtype.itemsize
             ):
-                received = exchanged(part, [local], group, current.mesh, seal=seal)
+                received = exchange_messages(part, [local], group, current.mesh, seal=seal)
         made = [
             on_each_rank(
                 lambda rank, *some, part=part: _result(part(rank), *some), received, local, *made
@@ -185,7 +187,9 @@ def _refuse(current: DTensorSpec) -> NoReturn:
     )
 
 
-def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec) -> torch.Tensor:
+def _check_shape(
+    local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec
+) -> torch.Tensor:
     """The local tensor that a rank sends from, in this shape; None: the rank has none."""
     if shape is None:
         dtype = local.dtype if spec.tensor_meta is None else spec.tensor_meta.dtype
@@ -204,4 +208,4 @@ def _result(
     found = own_view(part, 0, [local]) if into is None else None
     if found is not None:
         return found
-    return unpacked(part, 0, from_wire(received, local.dtype), [local], into=into)
+    return unpack(part, 0, from_wire(received, local.dtype), [local], into=into)

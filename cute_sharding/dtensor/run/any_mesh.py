@@ -137,7 +137,7 @@ class _Redistribute(torch.autograd.Function):
         local = redistribute_local_tensor(
             tensor._local_tensor, spec, target, is_explicit=is_explicit, memory_limit=memory_limit
         )
-        return tensor_specs.made(local, target, requires_grad=tensor.requires_grad)
+        return tensor_specs.dtensor_of(local, target, requires_grad=tensor.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> Any:

@@ -22,7 +22,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
-from cute_sharding.dtensor.compiled.symbols import known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.symbols import symbols_of, to_sizes, to_symints
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import looks_at_sizes, run
@@ -44,7 +44,7 @@ from cute_sharding.sharding.chains import Chains
 _meshes: dict[str, Any] = {}
 
 
-def exchanged(
+def exchange_in_graph(
     kind: str,
     operands: Sequence[torch.Tensor],
     shapes: Sequence[Sequence[Any]],
@@ -133,7 +133,7 @@ def run_opaque(
         how.append((source.chains, source.pending, source.kept, target))
         onto.append(local_shape_of(shape, target, mesh))
     sizes = [n for shape in shapes for n in shape]
-    return exchanged("redistribute", tensors, onto, sizes, mesh, *how)
+    return exchange_in_graph("redistribute", tensors, onto, sizes, mesh, *how)
 
 
 def run_on_symbols(
@@ -151,13 +151,13 @@ def run_on_symbols(
     """
     if not plan.steps:
         return local
-    asked = _asked(plan, spec.mesh)
+    asked = _questions(plan, spec.mesh)
     if _is_of_any_size(plan, tuple(spec.shape), asked):
         return run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
     alone = not any(step.communicates for step in plan.steps)
     seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
     with symbols_of(tuple(spec.shape)):
-        for d, (n, (least, counts)) in enumerate(zip(known(tuple(spec.shape)), asked)):
+        for d, (n, (least, counts)) in enumerate(zip(to_sizes(tuple(spec.shape)), asked)):
             if isinstance(n, Size):
                 _ = n % _count(d, plan.steps) == 0
             if isinstance(n, Size) and seen:
@@ -173,14 +173,14 @@ def run_on_symbols(
 
 def settle_divisions(plan: RedistributionPlan, shape: tuple[Any, ...], mesh: Any) -> None:
     """Add guards that sizes divide, where they do at hand, for a plan that the op runs."""
-    if not _is_of_any_size(plan, shape, _asked(plan, mesh)):
+    if not _is_of_any_size(plan, shape, _questions(plan, mesh)):
         with symbols_of(shape):
-            for d, n in enumerate(known(shape)):
+            for d, n in enumerate(to_sizes(shape)):
                 if isinstance(n, Size):
                     _ = n % _count(d, plan.steps) == 0
 
 
-def _asked(plan: RedistributionPlan, mesh: Any) -> list[tuple[int, tuple[int, ...]]]:
+def _questions(plan: RedistributionPlan, mesh: Any) -> list[tuple[int, tuple[int, ...]]]:
     groups = groups_at_hand(mesh)
     return questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups)
 
@@ -209,9 +209,9 @@ def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec
     """
     with symbols_of(tuple(spec.shape)):
         counts, blocks = zip(
-            *(_blocks(n, d, steps) for d, n in enumerate(known(tuple(spec.shape)))), strict=True
+            *(_blocks(n, d, steps) for d, n in enumerate(to_sizes(tuple(spec.shape)))), strict=True
         )
-        blocks = unknown(blocks, local=True)
+        blocks = to_symints(blocks, local=True)
     ndim = len(counts)
     scaled = [replace(step, shape=counts) for step in steps]
     before, after = scaled[0].ends[0], scaled[-1].ends[1]
@@ -233,7 +233,7 @@ def _blocks(n: Int, dim: int, steps: Sequence[Step]) -> tuple[int, Int]:
     count = _count(dim, steps)
     if n % count == 0:
         return count, n // count
-    return int(unknown(n)), 1
+    return int(to_symints(n)), 1
 
 
 def _count(dim: int, steps: Sequence[Step]) -> int:
@@ -275,7 +275,7 @@ class MovementOfAnySize:
             name,
             tuple([placed.chains for placed in exchange.sources]),
             tuple([placed.chains for placed in exchange.targets]),
-            _written((args, tuple(kwargs.values())), self._numbers),
+            _write_literal((args, tuple(kwargs.values())), self._numbers),
             tuple(kwargs),
         )
 
@@ -285,7 +285,9 @@ class MovementOfAnySize:
             for shape, placed in zip(self._onto, self.exchange.targets)
         ]
         operands = operands[: self._reads]
-        return exchanged("move", operands, shapes, self._numbers, self._mesh, None, *self._how)
+        return exchange_in_graph(
+            "move", operands, shapes, self._numbers, self._mesh, None, *self._how
+        )
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One result."""
@@ -294,14 +296,14 @@ class MovementOfAnySize:
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write the rows of one result, ``moved``, back to the operand's local tensor."""
         operands, to = [moved, source], (self._numbers, self._mesh)
-        (written,) = exchanged("move", operands, [source.shape], *to, output, *self._how)
+        (written,) = exchange_in_graph("move", operands, [source.shape], *to, output, *self._how)
         source.copy_(written)
 
 
-def _written(value: Any, numbers: list[Any]) -> Any:
+def _write_literal(value: Any, numbers: list[Any]) -> Any:
     """A literal, with 0 in place of each integer (kept in ``numbers``), and text for floats."""
     if isinstance(value, (tuple, list)):
-        return tuple([_written(part, numbers) for part in value])
+        return tuple([_write_literal(part, numbers) for part in value])
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, torch.SymInt)):
@@ -310,10 +312,10 @@ def _written(value: Any, numbers: list[Any]) -> Any:
     return repr(value)
 
 
-def _read(literal: Any, numbers: Iterator[int]) -> Any:
-    """The inverse of :func:`_written`."""
+def _read_literal(literal: Any, numbers: Iterator[int]) -> Any:
+    """The inverse of :func:`_write_literal`."""
     if isinstance(literal, tuple):
-        return tuple([_read(part, numbers) for part in literal])
+        return tuple([_read_literal(part, numbers) for part in literal])
     if literal is None or isinstance(literal, bool):
         return literal
     return float(literal) if isinstance(literal, str) else next(numbers)
@@ -363,7 +365,7 @@ def _movement(
     Raises:
         RuntimeError: the op is not defined on these sizes.
     """
-    args, values = _read(arguments, iter(numbers))
+    args, values = _read_literal(arguments, iter(numbers))
     move = move_of(name, args, dict(zip(names, values)))
     if move is None:
         raise RuntimeError(

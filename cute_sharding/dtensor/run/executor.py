@@ -15,21 +15,21 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
-from cute_sharding.dtensor.replaced.collective_ops import waited
+from cute_sharding.dtensor.replaced.collective_ops import wait_for
 from cute_sharding.dtensor.run.groups import group_of
-from cute_sharding.dtensor.run.messages import exchanged, needing
+from cute_sharding.dtensor.run.messages import exchange_messages, needing
 from cute_sharding.dtensor.run.packing import (
     WIRE,
-    alone,
-    checked,
+    check_shape,
     from_wire,
     in_blocks,
-    joined,
+    join_blocks,
     keep,
-    packed,
-    padded,
+    pack,
+    pad_rows,
+    part_alone,
     parts_of,
-    unpacked,
+    unpack,
 )
 from cute_sharding.dtensor.run.ranks import (
     copies_natively,
@@ -53,19 +53,19 @@ def run(
     With ``async_op``, the last collective's result is returned unwaited, if it needs no unpacking.
     """
     if steps:
-        local = checked(steps[0], waited(local), mesh)
+        local = check_shape(steps[0], wait_for(local), mesh)
     for k, step in enumerate(steps, 1):
-        local, is_async = waited(local), async_op and k == len(steps)
+        local, is_async = wait_for(local), async_op and k == len(steps)
         if not step.communicates:
-            local = _kept(step, local, mesh, alias=False)
+            local = _keep(step, local, mesh, alias=False)
             continue
-        with _told(step, local):
+        with _telling_observers(step, local):
             if isinstance(step, AllToAll):
                 local = _exchange(step, local, mesh, is_async)
             else:
                 assert isinstance(step, Reduction)
                 local = _reduce(step, local, mesh, is_async)
-    return local if async_op else waited(local)
+    return local if async_op else wait_for(local)
 
 
 def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
@@ -91,9 +91,9 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
-def _kept(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
+def _keep(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
     """The part of its local tensor that each device keeps in the step."""
-    return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=alias), local)
+    return on_each_rank(lambda rank, x: keep(part_alone(step, mesh, rank), x, alias=alias), local)
 
 
 def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
@@ -112,9 +112,9 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
         gathers, part = False, parts_of(step, mesh)
         is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
     is_async = async_op and is_result
-    received = exchanged(part, [local], group, mesh, gathers=gathers, async_op=is_async)
+    received = exchange_messages(part, [local], group, mesh, gathers=gathers, async_op=is_async)
     result = on_each_rank(
-        lambda rank, got, x: unpacked(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
+        lambda rank, got, x: unpack(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
     )
     return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
 
@@ -124,11 +124,11 @@ def _in_rounds(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> to
     made: list[torch.Tensor] = []  # nothing in the first round
 
     def result(rank: int, got: torch.Tensor, x: torch.Tensor, *made: torch.Tensor) -> torch.Tensor:
-        return unpacked(part(rank), 0, from_wire(got, x.dtype), [x], into=made[0] if made else None)
+        return unpack(part(rank), 0, from_wire(got, x.dtype), [x], into=made[0] if made else None)
 
     for turn in range(step.rounds):
         part = parts_of(step, mesh, turn=turn)
-        received = exchanged(part, [local], group, mesh)
+        received = exchange_messages(part, [local], group, mesh)
         made = [on_each_rank(result, received, local, *made)]
         del received
     return made[0]
@@ -147,28 +147,30 @@ def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     block. Blocks are gathered in their order and only the last ones are short, so the padding ends
     up behind all rows.
     """
-    dim, parts = _gathered(step, mesh)
+    dim, parts = _gathered_dim(step, mesh)
 
     def block(rank: int, x: torch.Tensor) -> torch.Tensor:
-        part = alone(step, mesh, rank)
-        return padded(x, dim, -(-part.target_shape()[dim] // parts))
+        part = part_alone(step, mesh, rank)
+        return pad_rows(x, dim, -(-part.target_shape()[dim] // parts))
 
     return on_each_rank(block, local)
 
 
 def whole_of(step: AllToAll, blocks: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
     """The gathered tensor, from the blocks of all ranks one behind the other."""
-    return joined(blocks, *_gathered(step, mesh), alone(step, mesh, rank).target_shape())
+    return join_blocks(
+        blocks, *_gathered_dim(step, mesh), part_alone(step, mesh, rank).target_shape()
+    )
 
 
-def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
+def _gathered_dim(step: AllToAll, mesh: Any) -> tuple[int, int]:
     """The tensor dim that is gathered, and the number of ranks."""
     how = step.along
     assert how is not None, "a step is asked before (whole_dim)"
     return how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
 
 
-def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
+def _telling_observers(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     """A context in which observers see what the busiest rank receives in each collective."""
     itemsize = local.element_size()
     return watching.exchange(
@@ -198,18 +200,18 @@ def _scaled(
         return (
             step.op,
             local,
-            lambda result: torch.div(waited(result), step.divisor, rounding_mode="trunc"),
+            lambda result: torch.div(wait_for(result), step.divisor, rounding_mode="trunc"),
         )
     if step.divisor == step.parts and process_groups.averages(group, mesh.device_type):
         return "avg", local, lambda result: result
-    return step.op, waited(local) / step.divisor, lambda result: result
+    return step.op, wait_for(local) / step.divisor, lambda result: result
 
 
 def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
     # A device keeps its target's part of its source; the whole group keeps the same part.
-    kept = _kept(step, local, mesh, alias=True)
+    kept = _keep(step, local, mesh, alias=True)
     return collective_ops.all_reduce(kept, op, group, async_op=async_op)
 
 
@@ -219,7 +221,7 @@ def _scatter(
     part = parts_of(step, mesh)
 
     def shape(rank: int) -> tuple[int, ...]:
-        return alone(step, mesh, rank).target_shape()
+        return part_alone(step, mesh, rank).target_shape()
 
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
@@ -233,14 +235,14 @@ def _scatter(
         )
     if step.even and copies_natively(group, mesh):
         scattered = collective_ops.reduce_scatter(
-            on_each_rank(lambda rank, x: packed(part(rank), [x]), local),
+            on_each_rank(lambda rank, x: pack(part(rank), [x]), local),
             op,
             group,
             async_op=async_op,
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: each rank sends its contributions, and the receiver reduces them.
-    received = exchanged(part, [local], group, mesh)
+    received = exchange_messages(part, [local], group, mesh)
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))

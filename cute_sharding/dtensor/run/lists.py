@@ -20,7 +20,7 @@ from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.dynamic import run_opaque, settle_divisions
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.redistribute import (
     Prepared,
     planned_for,
@@ -43,11 +43,11 @@ def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[
     """Redistribute each of them, together where possible."""
     return [
         redistribute_local_tensor(*one, counted=counted) if moved is None else moved
-        for one, moved in zip(wanted, exchanged_together(wanted, counted=counted))
+        for one, moved in zip(wanted, exchange_together(wanted, counted=counted))
     ]
 
 
-def exchanged_together(
+def exchange_together(
     wanted: Sequence[Wanted], *, counted: bool = True
 ) -> list[torch.Tensor | None]:
     """The results of redistributions that share exchanges; None for one that no other tensor on its
@@ -65,7 +65,7 @@ def exchanged_together(
     for mesh, found_of in on_mesh.items():
         if len(found_of) > 1:
             some = [wanted[i] for i in found_of]
-            moved = _together([*found_of.values()], some, mesh, counted=counted)
+            moved = _redistribute_together([*found_of.values()], some, mesh, counted=counted)
             for i, x in zip(found_of, moved):
                 results[i] = x
     return results
@@ -86,7 +86,7 @@ def _exchanges(one: Wanted) -> Prepared | None:
     return found if any(step.communicates for step in steps) else None
 
 
-def _together(
+def _redistribute_together(
     found: Sequence[Prepared], wanted: Sequence[Wanted], mesh: Any, *, counted: bool
 ) -> list[torch.Tensor]:
     plans = tuple([tuple(each.plan.steps) for each in found])
@@ -97,7 +97,7 @@ def _together(
             count_moves(kind)
             plan, before, after = each.plan, one.current.placements, one.target.placements
             say_redistributed(mesh, plan.shape, before, after, plan, among=len(wanted))
-    tensors = [collective_ops.waited(one.local) for one in wanted]
+    tensors = [collective_ops.wait_for(one.local) for one in wanted]
     shapes = [tuple(one.current.shape) for one in wanted]
     is_seen = not symints.is_symbolic(*shapes) and all(
         len(steps) == 1 or are_gathers(steps, [dtypes[i] for i in members], mesh)
@@ -109,7 +109,7 @@ def _together(
         moved = run_opaque([each.plan for each in found], tensors, mesh, shapes)
     else:
         moved = run_together(plans, tensors, mesh)
-    return [laid_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
+    return [lay_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
 
 
 @lru_cache(maxsize=1 << 10)

@@ -19,10 +19,10 @@ from cute_sharding.dtensor.replaced import (
     local_tensors,
     process_groups,
 )
-from cute_sharding.dtensor.run.packing import WIRE, packed, packed_as, to_wire
-from cute_sharding.dtensor.run.ranks import alone, ints_on_each_rank, on_each_rank
+from cute_sharding.dtensor.run.packing import WIRE, pack, pack_as, to_wire
+from cute_sharding.dtensor.run.ranks import ints_on_each_rank, on_each_rank, only_rank
 from cute_sharding.exchange import BundlePart, Part
-from cute_sharding.exchange.bundle import among
+from cute_sharding.exchange.bundle import part_among
 from cute_sharding.exchange.pieces import Joined
 
 _B = TypeVar("_B")
@@ -45,7 +45,7 @@ class Seal(NamedTuple):
     refuse: Callable[[], NoReturn]
 
 
-def exchanged(
+def exchange_messages(
     part: Callable[[int], Part],
     operands: Sequence[torch.Tensor],
     group: Any | None,
@@ -64,11 +64,11 @@ def exchanged(
         gathers: whether all ranks of the group get the same buffer from a rank.
         async_op: whether the buffer of the group's collective is returned unwaited.
     """
-    if group is not None and not gathers and seal is None and (rank := alone()) is not None:
+    if group is not None and not gathers and seal is None and (rank := only_rank()) is not None:
         mine = part(rank)
         pieces = mine.joined(*[x.stride() for x in operands])[-1]
-        return exchanged_alone(mine, operands, pieces, group, async_op=async_op)
-    buffer = on_each_rank(lambda rank, *some: to_wire(packed(part(rank), some)), *operands)
+        return exchange_of_this_rank(mine, operands, pieces, group, async_op=async_op)
+    buffer = on_each_rank(lambda rank, *some: to_wire(pack(part(rank), some)), *operands)
     if dispatch_modes.is_tracing():
         packs = part(process_groups.this_rank()).packs
         buffer = after(buffer, *(x for x, copies in zip(operands, packs) if copies == ()))
@@ -77,10 +77,10 @@ def exchanged(
             return collective_ops.all_gather(buffer, group, async_op=async_op)
     if group is not None and seal is None:
         return all_to_all(part, buffer, operands[0], group, mesh, async_op=async_op)
-    return started(part, buffer, operands[0], group, mesh, seal=seal)()
+    return start_exchange(part, buffer, operands[0], group, mesh, seal=seal)()
 
 
-def exchanged_alone(
+def exchange_of_this_rank(
     part: Part,
     operands: Sequence[torch.Tensor],
     pieces: Joined | None,
@@ -89,11 +89,11 @@ def exchanged_alone(
     async_op: bool = False,
 ) -> torch.Tensor:
     """The buffer that this rank receives in an exchange of a group, in a program that is not
-    traced; the send buffer has these pieces (:func:`~.packing.packed_as`).
+    traced; the send buffer has these pieces (:func:`~.packing.pack_as`).
     """
-    buffer, width = to_wire(packed_as(part, operands, pieces)), _width(operands[0])
+    buffer, width = to_wire(pack_as(part, operands, pieces)), _width(operands[0])
     receives, sends = [n * width for n in part.receives], [n * width for n in part.sends]
-    return _sent(buffer, width, receives, sends, group, async_op=async_op)
+    return _send(buffer, width, receives, sends, group, async_op=async_op)
 
 
 def needing(
@@ -106,10 +106,10 @@ def needing(
 
 def in_group(part: OwnT, group: Any | None) -> OwnT:
     """The part with its messages in the order of the group; unchanged for None."""
-    return part if group is None else among(part, dist.get_process_group_ranks(group))
+    return part if group is None else part_among(part, dist.get_process_group_ranks(group))
 
 
-def started(
+def start_exchange(
     part: Callable[[int], Peers],
     buffer: torch.Tensor,
     local: torch.Tensor,
@@ -130,21 +130,21 @@ def started(
     width = _width(local)
     if seal is not None:
         mark = seal.mark
-        buffer = on_each_rank(lambda rank, x: _sealed(part(rank), x, mark, width), buffer)
+        buffer = on_each_rank(lambda rank, x: _seal(part(rank), x, mark, width), buffer)
     if group is not None and into is not None and not process_groups.is_fake(group):
         mine = part(process_groups.this_rank())
         sizes = [n * width for n in mine.receives], [n * width for n in mine.sends]
         work: Any = dist.all_to_all_single(into, buffer, *sizes, group=group, async_op=True)
-        wait = partial(_waited, [into], [buffer], [work])
+        wait = partial(_wait, [into], [buffer], [work])
     elif group is not None:
         received = all_to_all(part, buffer, local, group, mesh, async_op=True)
-        wait = partial(_waited, [received], [buffer], [])
+        wait = partial(_wait, [received], [buffer], [])
     elif dispatch_modes.local_tensor_mode() is not None:
-        found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
-        wait = partial(_waited, [found], [], [])
+        found = on_each_rank(lambda rank, _: _take_messages(part, buffer, rank, width), buffer)
+        wait = partial(_wait, [found], [], [])
     else:
         wait = _point_to_point(part(process_groups.this_rank()), buffer, width, tag, into)
-    return wait if seal is None else lambda: _unsealed(part, wait(), seal, width)
+    return wait if seal is None else lambda: _unseal(part, wait(), seal, width)
 
 
 def all_to_all(
@@ -165,7 +165,7 @@ def all_to_all(
 
     both = ints_on_each_rank(sizes)
     receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
-    return _sent(buffer, width, receives, sends, group, async_op=async_op)
+    return _send(buffer, width, receives, sends, group, async_op=async_op)
 
 
 def _width(local: torch.Tensor) -> int:
@@ -173,7 +173,7 @@ def _width(local: torch.Tensor) -> int:
     return 1 if local.dtype in WIRE else local.element_size()
 
 
-def _sent(
+def _send(
     buffer: torch.Tensor,
     width: int,
     receives: list[Any],
@@ -222,17 +222,17 @@ def in_flight(
         land(*flying)
 
 
-def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:
+def _wait(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:
     """Wait for a received buffer; it and those that were read until then are kept no longer."""
     for work in works:
         work.wait()
-    result = collective_ops.waited(received.pop())
+    result = collective_ops.wait_for(received.pop())
     works.clear()
     read.clear()
     return result
 
 
-def _sealed(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch.Tensor:
+def _seal(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch.Tensor:
     """The send buffer, with the mark written in front of each message. ``width``: how many elements
     of the buffer are one of the tensor.
     """
@@ -244,7 +244,7 @@ def _sealed(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch
     return buffer
 
 
-def _unsealed(
+def _unseal(
     part: Callable[[int], Peers], received: torch.Tensor, seal: Seal, width: int
 ) -> torch.Tensor:
     """The received buffer, after a check that each message has the seal."""
@@ -281,7 +281,7 @@ def _point_to_point(
         for peer, start, n in zip(part.peers, starts, sizes):
             if n:
                 letters.append(Letter(flat.narrow(0, start, n * width), peer, is_sent))
-    return partial(_waited, [received], [given], posted(letters, tag=tag))
+    return partial(_wait, [received], [given], post_messages(letters, tag=tag))
 
 
 class Letter(NamedTuple):
@@ -292,7 +292,7 @@ class Letter(NamedTuple):
     is_sent: bool
 
 
-def posted(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) -> list[Any]:
+def post_messages(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) -> list[Any]:
     """Start one batch of point-to-point messages, in the order of the letters for each two ranks.
 
     Returns:
@@ -308,7 +308,7 @@ def posted(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) ->
     return list(dist.batch_isend_irecv(ops))
 
 
-def _taken(
+def _take_messages(
     part: Callable[[int], Peers], buffer: torch.Tensor, rank: int, width: int
 ) -> torch.Tensor:
     """The buffer that a rank receives, if all ranks run in this process."""

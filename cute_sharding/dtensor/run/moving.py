@@ -14,12 +14,12 @@ from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import process_groups, watching
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
-from cute_sharding.dtensor.run.messages import exchanged, exchanged_alone, needing
-from cute_sharding.dtensor.run.packing import from_wire, made, own_view, unpacked
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, alone, on_each_rank, peers, place
+from cute_sharding.dtensor.run.messages import exchange_messages, exchange_of_this_rank, needing
+from cute_sharding.dtensor.run.packing import from_wire, make_of_pieces, own_view, unpack
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, only_rank, peers, place
 from cute_sharding.dtensor.run.windows import (
-    collapsed,
-    expanded,
+    collapse,
+    expand,
     put_diagonal,
     triangle_of,
 )
@@ -65,7 +65,7 @@ class Movement:
         if self.dims or not is_view(self.exchange):
             return False
         outputs = range(len(self.exchange.targets))
-        return not any(_turned(self.exchange, k).communicates for k in outputs)
+        return not any(_turn(self.exchange, k).communicates for k in outputs)
 
     def views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The results' local tensors as views of the operand's; None if they are no views."""
@@ -73,7 +73,7 @@ class Movement:
             return None
 
         def view(rank: int, x: torch.Tensor, k: int) -> torch.Tensor:
-            return self._finished(_sliced(x, self.exchange, k, place(self.mesh, rank)), k, rank)
+            return self._finished(_slice(x, self.exchange, k, place(self.mesh, rank)), k, rank)
 
         return [
             on_each_rank(lambda rank, x, k=k: view(rank, x, k), operands[0])
@@ -97,7 +97,7 @@ class Movement:
             else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
             for i, x in enumerate(operands)
         ]
-        rank = alone()
+        rank = only_rank()
         if rank is not None:
             return self._moved_alone(rank, operands)
         received = self._received(operands)
@@ -136,7 +136,7 @@ class Movement:
         """The movement from a single result back to the operand."""
 
         def back(output: int) -> Movement:
-            found = Movement.on(_turned(self.exchange, output), self.mesh)
+            found = Movement.on(_turn(self.exchange, output), self.mesh)
             assert found is not None, "asked when the results' placements were chosen"
             return found
 
@@ -157,7 +157,9 @@ class Movement:
         if not self.dims:
             return operands[0]
         with self._told(operands[0]):
-            return exchanged(self._part, operands, group_of(self.mesh, self.dims), self.mesh)
+            return exchange_messages(
+                self._part, operands, group_of(self.mesh, self.dims), self.mesh
+            )
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """A context in which observers see what the busiest rank receives."""
@@ -180,8 +182,8 @@ class Movement:
             lies, diagonal = whole, self._diagonal
             side = diagonal and side_of(self.exchange.targets[0], diagonal, place(self.mesh, rank))
             if diagonal and side:
-                lies = collapsed(whole, diagonal, side)
-            unpacked(part, 0, from_wire(received, lies.dtype), [x], into=lies)
+                lies = collapse(whole, diagonal, side)
+            unpack(part, 0, from_wire(received, lies.dtype), [x], into=lies)
             if diagonal and side:
                 put_diagonal(whole, lies, diagonal, side)
             if is_tracing():
@@ -218,7 +220,7 @@ class Movement:
         local = local if local.dtype == dtype else local.to(dtype)
         for rows in self._collapsed[i]:
             side = side_of(self.exchange.sources[i], rows, place(self.mesh, rank))
-            local = collapsed(local, rows, side)
+            local = collapse(local, rows, side)
         return local
 
     def _moved_alone(self, rank: int, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -231,13 +233,13 @@ class Movement:
         if self.dims:
             with self._told(received):
                 group = group_of(self.mesh, self.dims)
-                received = exchanged_alone(part, operands, sent, group)
+                received = exchange_of_this_rank(part, operands, sent, group)
         received = from_wire(received, operands[0].dtype)
         is_view = self.exchange.move.is_view
         return [
             self._result(rank, k, received, operands)
             if some is None or not is_view
-            else self._finished(made(some, received, operands), k, rank)
+            else self._finished(make_of_pieces(some, received, operands), k, rank)
             for k, some in enumerate(pieces)
         ]
 
@@ -256,7 +258,7 @@ class Movement:
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
             fill = self._fill(rank) if part.filled[k] else 0
-            found = unpacked(part, k, received, operands, fill=fill, adds=move.adds)
+            found = unpack(part, k, received, operands, fill=fill, adds=move.adds)
             return self._finished(found, k, rank)
         result = self._finished(own.clone() if move.is_view else own, k, rank)
         return result.clone() if result is own else result
@@ -306,7 +308,7 @@ class Movement:
         forms, backward = self._expanded[k]
         for rows in forms:
             side = side_of(self.exchange.targets[k], rows, place(self.mesh, rank))
-            target = expanded(target, rows, side)
+            target = expand(target, rows, side)
         return target.flip(backward) if backward else target
 
 
@@ -316,7 +318,7 @@ def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) ->
     return exchange.part(number(place(mesh, rank)), [*map(number, peers(mesh, dims, rank))])
 
 
-def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:
+def _slice(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:
     """The part of its own local tensor that a device needs, as slices of the dims."""
     gone = 0
     steps = slices(exchange, k, device)
@@ -324,7 +326,7 @@ def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]
     (link,) = [link for link in exchange.move.links if link.target == k]
     for rows, _ in link.pairs:
         if rows.form is not None:
-            x = collapsed(x, rows, side_of(exchange.sources[link.source], rows, device))
+            x = collapse(x, rows, side_of(exchange.sources[link.source], rows, device))
     for d, (first, count, step, is_kept) in enumerate(steps):
         at = d - gone
         if keeps(exchange, link, d):
@@ -340,7 +342,7 @@ def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]
 
 
 @lru_cache(maxsize=1 << 10)
-def _turned(exchange: Exchange, output: int) -> Exchange:
+def _turn(exchange: Exchange, output: int) -> Exchange:
     """The exchange from one result back to the operand."""
     return exchange.of_result(output).turned()
 
@@ -350,5 +352,5 @@ def comes_back(exchange: Exchange, mesh: Any) -> bool:
     """Whether writes to the results can be moved back to the operand: the ranks have a common
     process group. If results shard replicas, these are more ranks than those of ``exchange``.
     """
-    back = [_turned(exchange, k) for k in range(len(exchange.targets))]
+    back = [_turn(exchange, k) for k in range(len(exchange.targets))]
     return all(Movement.on(each, mesh) is not None for each in back)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cute_sharding.dtensor.answer.answers import listed
+from cute_sharding.dtensor.answer.answers import as_list
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch,
@@ -108,7 +108,7 @@ class Runner:
         """Run the op on local tensors; ``moved`` makes results of the redistributed ones."""
         for spec, whole in self._gathered:
             dispatch.observe(spec, whole, self.name)
-        operands = self._brought([collective_ops.waited(x) for x in given])
+        operands = self._brought([collective_ops.wait_for(x) for x in given])
         step, results = self.steps[0], None
         if self.note is not None and isinstance(step, Movement):
             results = step.views(operands) if self._steps_fit else None
@@ -125,7 +125,7 @@ class Runner:
         """
         return not any(
             meta.shape[d] * meta.stride[d] in meta.stride
-            for k, meta in enumerate(listed(self.metas))
+            for k, meta in enumerate(as_list(self.metas))
             for d in ends_otherwise(self.movement.exchange, k)
         )
 
@@ -151,7 +151,7 @@ class Runner:
     @cached_property
     def _orders(self) -> list[tuple[int, ...] | None]:
         """For each result, the memory order of its dims."""
-        return list(map(order_of, listed(self.metas)))
+        return list(map(order_of, as_list(self.metas)))
 
     @cached_property
     def _targets(self) -> dict[int, DTensorSpec]:
@@ -176,7 +176,7 @@ class Runner:
         for step in self.steps:
             results = step(results)
         if isinstance(self.steps[-1], LocalView):  # the op is no view op: those are one movement
-            results = [on_each_rank(lambda _, x, y: _own(x, y), *results, *operands)]
+            results = [on_each_rank(lambda _, x, y: _in_own_memory(x, y), *results, *operands)]
         return results
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
@@ -233,7 +233,7 @@ def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _own(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+def _in_own_memory(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """A tensor in memory of its own: these ops are no views, though all their steps may be."""
     is_shared = (
         dispatch_modes.is_tracing()

@@ -21,7 +21,7 @@ from cute_sharding.layout.layout import row_major
 _ROWS = tuple([tuple(range(count)) for count in range(65)])
 
 
-def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
+def lay_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
     """The local tensor without gaps, its dims in the memory order of the whole, whose TensorMeta is
     ``meta``: itself if it is laid out like this, and else a copy.
     """
@@ -40,7 +40,7 @@ def lie_in(local: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
             return local
     back = sorted(range(len(order)), key=order.__getitem__)
     return on_each_rank(
-        lambda _, x: x.permute(order).contiguous().permute(back), collective_ops.waited(local)
+        lambda _, x: x.permute(order).contiguous().permute(back), collective_ops.wait_for(local)
     )
 
 

@@ -56,7 +56,7 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
 
 
 @lru_cache(maxsize=1 << 12)
-def alone(step: Step, mesh: Any, rank: int) -> Part:
+def part_alone(step: Step, mesh: Any, rank: int) -> Part:
     """The part of a device that neither sends nor receives: only what it keeps."""
     mine = step.ends[0].mesh.rank(place(mesh, rank))
     part, own = step.transfer(mine, (mine,)), ((0, 0, step.kept_by(mine)),)
@@ -67,7 +67,7 @@ class OtherShape(RuntimeError):
     """A local tensor does not have the shape that its spec gives. Nothing has been sent."""
 
 
-def checked(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+def check_shape(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     """The local tensor in the shape that the first ``step`` of a plan expects, without conj and neg
     bits. Symbolic sizes are not checked.
     """
@@ -113,22 +113,22 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+def pack(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The send buffer."""
     if not dispatch_modes.is_tracing():
-        return packed_as(part, operands, part.joined(*[x.stride() for x in operands])[-1])
+        return pack_as(part, operands, part.joined(*[x.stride() for x in operands])[-1])
     if None not in part.packs and part.sent is not None and len(part.sent) == 1:
         ((i, copy),) = part.sent
         return read(operands[i or 0], copy).reshape(-1)
-    return packed_as(part, operands, None)
+    return pack_as(part, operands, None)
 
 
-def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | None) -> torch.Tensor:
+def pack_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | None) -> torch.Tensor:
     """The send buffer; made of ``pieces`` of the operands if these are given."""
     if None in part.packs:
         return operands[0].contiguous().view(-1)
     if pieces is not None:
-        flat = concatenated(pieces, operands, operands[0]).contiguous()
+        flat = concatenate(pieces, operands, operands[0]).contiguous()
         return flat if pieces.shape is None else flat.view(pieces.shape)
     buffer = operands[0].new_empty(sum(part.sends))
     for x, copies in zip(operands, part.packs):
@@ -137,7 +137,7 @@ def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | Non
     return buffer
 
 
-def concatenated(
+def concatenate(
     pieces: Joined, operands: Sequence[torch.Tensor], received: torch.Tensor
 ) -> torch.Tensor:
     """Pieces one behind the other; a view for a single piece."""
@@ -153,7 +153,7 @@ def empty_buffer(part: BundlePart, device: torch.device) -> torch.Tensor:
     return torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
 
 
-def filled(
+def fill_buffer(
     part: BundlePart,
     operands: Sequence[Sequence[torch.Tensor | None]],
     dtypes: Sequence[torch.dtype],
@@ -182,7 +182,7 @@ def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tens
     return own if own.shape == shape else own.reshape(shape)
 
 
-def unpacked(
+def unpack(
     part: Part,
     k: int,
     received: torch.Tensor,
@@ -199,7 +199,7 @@ def unpacked(
     if copies is None:
         return received.view(shape)
     if into is None:
-        whole = _made(part, k, received, operands)
+        whole = _make_result(part, k, received, operands)
         if whole is not None:
             return whole
         like = operands[0]
@@ -211,7 +211,7 @@ def unpacked(
     return into
 
 
-def _made(
+def _make_result(
     part: Part, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
     """A result that is pieces one behind the other, in memory of its own; otherwise None."""
@@ -220,7 +220,7 @@ def _made(
         return None
     if not dispatch_modes.is_tracing():
         pieces = part.joined(*[x.stride() for x in operands])[k]
-        return pieces and made(pieces, received, operands, torch.contiguous_format)
+        return pieces and make_of_pieces(pieces, received, operands, torch.contiguous_format)
     if len(some) > 1:
         return None
     ((i, copy),) = some
@@ -228,7 +228,7 @@ def _made(
     return own.clone(memory_format=torch.contiguous_format).view(part.target_shape(k))
 
 
-def made(
+def make_of_pieces(
     pieces: Joined,
     received: torch.Tensor,
     operands: Sequence[torch.Tensor],
@@ -237,7 +237,7 @@ def made(
     """Pieces one behind the other, in memory of their own: row-major if there are several; a single
     one in ``memory_format``.
     """
-    whole = concatenated(pieces, operands, received)
+    whole = concatenate(pieces, operands, received)
     if len(pieces.pieces) == 1:
         whole = whole.clone(memory_format=memory_format)
     else:
@@ -382,7 +382,7 @@ def from_wire(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 # -- blocks of rows of one dim, made equal ---------------------------------------------------------
 
 
-def padded(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
+def pad_rows(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
     """``x``, padded with zeros behind it to this number of rows."""
     missing = rows - x.shape[dim]
     return torch.nn.functional.pad(x, [0, 0] * (x.ndim - dim - 1) + [0, missing]) if missing else x
@@ -395,7 +395,10 @@ def in_blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
     rows = -(-x.shape[dim] // parts)
     if not any(n != 1 for n in x.shape[:dim]):
         return (
-            padded(x, dim, parts * rows).unflatten(dim, (parts, rows)).movedim(dim, 0).contiguous()
+            pad_rows(x, dim, parts * rows)
+            .unflatten(dim, (parts, rows))
+            .movedim(dim, 0)
+            .contiguous()
         )
     blocks = x.new_zeros((parts, *x.shape[:dim], rows, *x.shape[dim + 1 :]))
     for into, of in _whole_and_rest(blocks.movedim(0, dim), x, dim, rows):
@@ -403,7 +406,7 @@ def in_blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
     return blocks
 
 
-def joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> torch.Tensor:
+def join_blocks(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> torch.Tensor:
     """The tensor of this shape whose rows of ``dim`` are blocks, one behind the other in the first
     dim, without padding.
     """

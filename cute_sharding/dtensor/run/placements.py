@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from cute_sharding import sharding
-from cute_sharding.dtensor.compiled.symbols import known, unknown
+from cute_sharding.dtensor.compiled.symbols import to_sizes, to_symints
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
@@ -30,7 +30,7 @@ def cut_of(placement: Placement) -> Cut:
         RuntimeError: the placement has none; see :func:`.tensor_specs.cut_of`.
     """
     cut = tensor_specs.cut_of(placement)
-    return cut if cut is None or type(cut[1]) is int else (cut[0], known(cut[1]))
+    return cut if cut is None or type(cut[1]) is int else (cut[0], to_sizes(cut[1]))
 
 
 def placement_of(cut: Cut) -> Placement:
@@ -38,7 +38,7 @@ def placement_of(cut: Cut) -> Placement:
     if cut is None:
         return Replicate()
     dim, split_factor = cut
-    return _shard(dim) if split_factor == 1 else strided_shard(dim, unknown(split_factor))
+    return _shard(dim) if split_factor == 1 else strided_shard(dim, to_symints(split_factor))
 
 
 def counted_from_0(placement: Placement, ndim: int) -> Placement:

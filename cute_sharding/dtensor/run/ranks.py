@@ -22,7 +22,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.sharding.chains import Device
 
 
-def alone() -> int | None:
+def only_rank() -> int | None:
     """This process's rank; None while tracing, and if every rank runs in this process."""
     if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
         return None
@@ -37,7 +37,7 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     if mode is None:
         with dispatch_modes.of_this_rank():
             return function(process_groups.this_rank(), *tensors)
-    tensors = tuple(map(collective_ops.waited, tensors))
+    tensors = tuple(map(collective_ops.wait_for, tensors))
     return mode.rank_map(
         lambda rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
     )
@@ -51,7 +51,7 @@ def all_on_each_rank(
     if mode is None:
         with dispatch_modes.of_this_rank():
             return function(process_groups.this_rank(), *tensors)
-    tensors = tuple(map(collective_ops.waited, tensors))
+    tensors = tuple(map(collective_ops.wait_for, tensors))
     with mode.disable():
         found = {
             rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))

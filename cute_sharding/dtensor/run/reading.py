@@ -17,7 +17,7 @@ from functools import lru_cache
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, StridedShard
 from cute_sharding.dtensor.run.placements import cut_of
-from cute_sharding.exchange.cost import within
+from cute_sharding.exchange.cost import holds_all
 from cute_sharding.sharding.chains import Chains, chains_of
 
 
@@ -75,4 +75,6 @@ def _ordered(order: Sequence[tuple[int, Sequence[int]]], ndim: int, mesh: Sequen
 
 @lru_cache(maxsize=1 << 12)
 def _same(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains) -> bool:
-    return one == other or (within(shape, mesh, one, other) and within(shape, mesh, other, one))
+    return one == other or (
+        holds_all(shape, mesh, one, other) and holds_all(shape, mesh, other, one)
+    )

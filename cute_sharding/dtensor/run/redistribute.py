@@ -31,7 +31,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.dynamic import run_on_symbols
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, means
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.exchange.foreign import Reduction, Way, cheapest
@@ -102,9 +102,9 @@ def redistribute_local_tensor(
     mesh: Any = current.mesh
     if mesh != target.mesh:
         # Programs on one mesh do not import this.
-        from cute_sharding.dtensor.run.across_meshes import across
+        from cute_sharding.dtensor.run.across_meshes import move_across
 
-        return across(local, current, target, memory_limit)
+        return move_across(local, current, target, memory_limit)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     found = planned_for(current, target, memory_limit)
@@ -116,7 +116,7 @@ def redistribute_local_tensor(
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
     # torch gives a redistribution's gradient the strides of the input, not of ``target``.
-    return local if moved is local else laid_out(moved, current.tensor_meta)
+    return local if moved is local else lay_out(moved, current.tensor_meta)
 
 
 def planned_for(

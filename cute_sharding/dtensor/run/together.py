@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, watching
-from cute_sharding.dtensor.replaced.collective_ops import waited
+from cute_sharding.dtensor.replaced.collective_ops import wait_for
 from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_of
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.messages import all_to_all
-from cute_sharding.dtensor.run.packing import checked, empty_buffer, filled, unpacked
+from cute_sharding.dtensor.run.packing import check_shape, empty_buffer, fill_buffer, unpack
 from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, places
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
 from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.bundle import among
+from cute_sharding.exchange.bundle import part_among
 from cute_sharding.exchange.step import Step
 
 # The most bytes that a rank receives in one exchange of several tensors, unless one tensor alone
@@ -99,15 +99,15 @@ def run_together(
     """
     at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
     for i, steps in enumerate(plans):
-        at[i] = checked(steps[0], at[i], mesh) if steps else at[i]
+        at[i] = check_shape(steps[0], at[i], mesh) if steps else at[i]
     for members, steps in turns(tuple(plans), dtypes):
-        given = [waited(at[i]) for i in members]
+        given = [wait_for(at[i]) for i in members]
         if len(members) == 1:
             moved = [run(steps, given[0], mesh)]
         elif are_gathers(steps, [x.dtype for x in given], mesh):
-            moved = _gathered(steps, given, mesh)
+            moved = _gather(steps, given, mesh)
         else:
-            moved = _exchanged(steps, given, mesh)
+            moved = _exchange(steps, given, mesh)
         for i, x in zip(members, moved):
             at[i] = x
     return at
@@ -132,7 +132,7 @@ def _part_of(
     items = [Item(_exchange_of(step, on), size) for step, size in zip(steps, sizes)]
     group = {*peers(mesh, dims_of(steps), rank)}
     members = sorted(r for r, place in ranks.items() if place in group)
-    return among(Bundle(tuple(items)).part(rank), members)
+    return part_among(Bundle(tuple(items)).part(rank), members)
 
 
 def _busiest(steps: Sequence[AllToAll], sizes: Sequence[int]) -> int:
@@ -141,7 +141,7 @@ def _busiest(steps: Sequence[AllToAll], sizes: Sequence[int]) -> int:
     return max(map(bundle.received_by, bundle.looked_at), default=0)
 
 
-def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+def _exchange(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
     dtypes = [x.dtype for x in given]
     sizes = tuple([dtype.itemsize for dtype in dtypes])
 
@@ -150,16 +150,16 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
 
     def sent(rank: int, *some: torch.Tensor) -> torch.Tensor:
         mine = part(rank)
-        return filled(mine, [[x] for x in some], dtypes, empty_buffer(mine, some[0].device))
+        return fill_buffer(mine, [[x] for x in some], dtypes, empty_buffer(mine, some[0].device))
 
     def result(rank: int, k: int, got: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         own = part(rank).parts[k]
-        return unpacked(own, 0, got.view(x.dtype), [x])
+        return unpack(own, 0, got.view(x.dtype), [x])
 
     buffer = on_each_rank(sent, *given)
     group = group_of(mesh, dims_of(steps))
     with dispatch_modes.of_this_rank(), watching.exchange(lambda: _busiest(steps, sizes)):
-        received = waited(all_to_all(part, buffer, buffer, group, mesh))
+        received = wait_for(all_to_all(part, buffer, buffer, group, mesh))
     return [
         on_each_rank(lambda rank, got, x, k=k: result(rank, k, got, x), received, x)
         for k, x in enumerate(given)
@@ -169,7 +169,7 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
 # -- one all-gather -------------------------------------------------------------------------------
 
 
-def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+def _gather(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
     """All-gather a block of each tensor, padded to equal lengths on all ranks, in one buffer: of
     bytes with the widest elements first, if dtypes differ.
     """
@@ -198,5 +198,5 @@ def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torc
     parts = group.size()
     buffer = on_each_rank(sent, *blocks)
     with dispatch_modes.of_this_rank():
-        got = waited(collective_ops.all_gather(buffer, group))
+        got = wait_for(collective_ops.all_gather(buffer, group))
     return all_on_each_rank(results, got, *blocks)

@@ -15,7 +15,7 @@ from cute_sharding.relations.rows import Rows, held_rows
 from cute_sharding.sharding.meeting import Runs, count_rows, rows_held
 
 
-def collapsed(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
+def collapse(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
     """An operand's local tensor with the exchange's rows: for windows and folds the sum of their
     rows, for a diagonal its elements (a view if the device has consecutive rows and columns).
     """
@@ -23,7 +23,7 @@ def collapsed(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
     return _COLLAPSED[type(rows.form)](local, rows, side)
 
 
-def expanded(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
+def expand(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
     """A result's local tensor from the exchange's rows: windows (a view if they begin one step
     apart), folds, or a diagonal among zeros.
     """
@@ -150,7 +150,7 @@ def _into_diagonal(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
 
 
 def put_diagonal(local: torch.Tensor, elements: torch.Tensor, of: Rows, side: Side) -> None:
-    """Write the elements of a diagonal, from :func:`collapsed`, to their places. If they are a view
+    """Write the elements of a diagonal, from :func:`collapse`, to their places. If they are a view
     of the local tensor, nothing is left to do.
     """
     assert of.dim is not None and isinstance(of.form, Diagonal)

@@ -65,7 +65,7 @@ def compose_leaves(
     try:
         return _composed(a, leaves, jumps_of(a), b)
     except Undecided as error:
-        raise Undecided(error.fact, f"composition({_both(a, leaves, b)})") from None
+        raise Undecided(error.fact, f"composition({_texts(a, leaves, b)})") from None
 
 
 def _composed(
@@ -83,10 +83,10 @@ def _composed(
             continue
         if form.empty:
             raise LayoutError(
-                f"composition({_both(a, leaves, b)}): B reaches beyond index 0, the only one A has"
+                f"composition({_texts(a, leaves, b)}): B reaches beyond index 0, the only one A has"
             )
         if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
-            both = _both(a, leaves, b)
+            both = _texts(a, leaves, b)
             raise LayoutError(
                 f"composition({both}): leaf {n}:{d} of B reaches the negative index {d}"
             )
@@ -99,10 +99,10 @@ def _composed(
                 if type(q) is int is type(d):
                     whole, rest = divmod(d, q)
                     if rest and not (type(n) is int and n * rest < q + rest):
-                        met = _met(q, n, rest)
+                        met = _steps_to_meet(q, n, rest)
                 else:  # for symbols: d is a multiple of q, or less than q
                     whole, rest = (quotient(d, q), 0) if divides(q, d) else (0, d)
-                    met = _met(q, n, rest)
+                    met = _steps_to_meet(q, n, rest)
                 value = value + c * whole
                 remainders.append(rest)
                 if met is not None and (run is n or is_less(met, run)):
@@ -130,7 +130,7 @@ def _composed(
     return result
 
 
-def _met(q: Int, n: Int, rest: Int) -> Int | None:
+def _steps_to_meet(q: Int, n: Int, rest: Int) -> Int | None:
     """The number of steps, of n, that reach the next multiple of q, where each step leaves ``rest``
     beyond multiples of q. None: no number does; 0: the multiple lies between two steps.
 
@@ -145,7 +145,7 @@ def _met(q: Int, n: Int, rest: Int) -> Int | None:
     return quotient(q, rest) if aligned else 0
 
 
-def _both(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
+def _texts(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
     return f"{a!r}, {b or from_leaves(leaves)!r}"
 
 
@@ -180,7 +180,7 @@ def _compose_rarely(
     """
     static = is_static(form.slope, *chain(*leaves, *form.jumps))
     values = "" if static else " for all values"
-    error = f"composition({_both(a, leaves, b)}) is not a layout{values}: {clash}. {ROW_MAJOR}"
+    error = f"composition({_texts(a, leaves, b)}) is not a layout{values}: {clash}. {ROW_MAJOR}"
     b = b or from_leaves(leaves)
     if not static or len({c > 0 for _, c in form.jumps}) < 2:
         raise LayoutError(error)
@@ -218,7 +218,7 @@ def rebuild(b: Layout, modes: list[list[tuple[Int, Int]]]) -> Layout:
     if type(b.shape) is not tuple:
         return from_leaves(modes[0])
     if b.depth == 1:
-        return joined(modes)
+        return join_modes(modes)
     position = iter(modes)
 
     def walk(shape: IntTuple) -> tuple[IntTuple, IntTuple]:
@@ -233,7 +233,7 @@ def rebuild(b: Layout, modes: list[list[tuple[Int, Int]]]) -> Layout:
     return make(*walk(b.shape))
 
 
-def joined(modes: list[list[tuple[Int, Int]]]) -> Layout:
+def join_modes(modes: list[list[tuple[Int, Int]]]) -> Layout:
     """The layout with one top-level mode for each list of (size, stride)."""
     shape: list[IntTuple] = []
     stride: list[IntTuple] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cmp_to_key
 
-from cute_sharding.layout.algebra.compose import compose_leaves, joined, rebuild
+from cute_sharding.layout.algebra.compose import compose_leaves, join_modes, rebuild
 from cute_sharding.layout.algebra.modes import compare_modes, merge_neighbours
 from cute_sharding.layout.algebra.tiler import Tiler, by_mode, unzip
 from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
@@ -117,7 +117,7 @@ def logical_divide(a: Layout, tiler: Tiler) -> Layout:
     count = len(tiler.leaves)
     tile = rebuild(tiler, modes[:count])
     over = modes[count:]
-    whole = from_leaves(over[0]) if len(over) == 1 else joined(over) if over else make(1, 0)
+    whole = from_leaves(over[0]) if len(over) == 1 else join_modes(over) if over else make(1, 0)
     return make((tile.shape, whole.shape), (tile.stride, whole.stride))
 
 

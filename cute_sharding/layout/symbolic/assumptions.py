@@ -69,17 +69,17 @@ def forgetting_afterwards() -> Iterator[None]:
 
 def learn(fact: Fact) -> None:
     """Add ``fact`` to the facts in force."""
-    in_force.set(_with(in_force.get(), fact))
+    in_force.set(_with_fact(in_force.get(), fact))
 
 
 def _extend(facts: Facts, texts: tuple[str, ...]) -> Facts:
     for text in texts:
-        facts = _with(facts, parse_fact(text))
+        facts = _with_fact(facts, parse_fact(text))
     return facts
 
 
 @lru_cache(maxsize=1 << 12)
-def _with(facts: Facts, fact: Fact) -> Facts:
+def _with_fact(facts: Facts, fact: Fact) -> Facts:
     """``facts`` with ``fact`` added; the same pair gives the same object, so that caches keyed by
     it are hit.
     """
@@ -132,7 +132,7 @@ def _with(facts: Facts, fact: Fact) -> Facts:
         and b.is_Integer
         and dict(facts.least).get(a, 1) == b
     ):
-        return _with(facts, Fact("equal", a, b))
+        return _with_fact(facts, Fact("equal", a, b))
     return facts._replace(nonnegative=(*facts.nonnegative, b - a if fact.holds else a - b - 1))
 
 

@@ -7,7 +7,7 @@ from re import sub
 from typing import Any
 
 from cute_sharding.relations.signature import COPIES_ALL
-from cute_sharding.relations.table.names import Rule, Shape, is_whole, named, put, text
+from cute_sharding.relations.table.names import Rule, Shape, is_whole, named, text, with_name
 from cute_sharding.relations.table.row import Row
 
 
@@ -99,7 +99,7 @@ def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
     if not over:
         return None
     names = named(x, over)
-    return f"{text(names)} -> {put(names, over[-1], '[frequencies]')}"
+    return f"{text(names)} -> {with_name(names, over[-1], '[frequencies]')}"
 
 
 def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:

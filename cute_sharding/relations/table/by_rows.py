@@ -26,19 +26,19 @@ def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
     return (Run(x, y, ((count, dx, dy),), 1),)
 
 
-def but(ndim: int, changed: Changed) -> Pairs:
+def pairs_but(ndim: int, changed: Changed) -> Pairs:
     """The pairs of dims of two tensors with ``ndim`` dims, unchanged except for ``changed``."""
     return tuple([changed.get(d, (Rows(d), Rows(d))) for d in range(ndim)])
 
 
-def put(shape: Shape, dim: int, *sizes: int) -> Shape:
+def with_sizes(shape: Shape, dim: int, *sizes: int) -> Shape:
     """The shape with other sizes in place of the dim's."""
     return (*shape[:dim], *sizes, *shape[dim + 1 :])
 
 
 def moved(x: Shape, onto: Shape, changed: Changed | Pairs, **more: Any) -> Move:
     """The move from one operand to one result whose dims are unchanged except for ``changed``."""
-    pairs = changed if isinstance(changed, tuple) else but(len(x), changed)
+    pairs = changed if isinstance(changed, tuple) else pairs_but(len(x), changed)
     return Move((x,), (onto,), (Link(0, 0, pairs),), **more)
 
 

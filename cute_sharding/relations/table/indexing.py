@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cute_sharding.relations.table.along import along
-from cute_sharding.relations.table.names import Rule, Shape, named, put, text
+from cute_sharding.relations.table.names import Rule, Shape, named, text, with_name
 from cute_sharding.relations.table.row import Row
 
 
@@ -24,7 +24,7 @@ def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
     shorter = [d for d in range(len(x)) if d != dim and x[d] != index[d]]
     names = named(x, [dim, *shorter])
     picked = ["k" if d == dim else f"[i{d}]" if d in shorter else n for d, n in enumerate(names)]
-    rows = put(names, dim, "{v}") if index[dim] == 1 else text(names)
+    rows = with_name(names, dim, "{v}") if index[dim] == 1 else text(names)
     return f"{rows}, {text(picked)} -> {text(picked)}"
 
 

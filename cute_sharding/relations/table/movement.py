@@ -18,7 +18,7 @@ from cute_sharding.relations.moves import Link, Move, Pairs, Shape
 from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.signature import COPIES, COPIES_ALL
 from cute_sharding.relations.table import pads
-from cute_sharding.relations.table.by_rows import but, gradient, line, moved, put
+from cute_sharding.relations.table.by_rows import gradient, line, moved, pairs_but, with_sizes
 from cute_sharding.relations.table.names import is_whole
 from cute_sharding.relations.table.row import ByRows as Row
 
@@ -46,7 +46,7 @@ def sliced(
         unchanged = named if is_whole(start, end, step) else frozenset()
         return moved(x, x, {}, is_view=True, named=named, unchanged=unchanged)
     rows = Rows(d, line(0, first, count, 1, step)), Rows(d)
-    return moved(x, put(x, d, count), {d: rows}, is_view=True)
+    return moved(x, with_sizes(x, d, count), {d: rows}, is_view=True)
 
 
 def narrowed(x: Shape, dim: int, start: int, length: int) -> Move | None:
@@ -71,14 +71,14 @@ def selected(x: Shape, dim: int, index: int) -> Move | None:
     d = normalize_dim(dim, len(x))
     if not -x[d] <= index < x[d]:
         return None
-    return moved(x, put(x, d), _one_row(len(x), d, index % x[d]), is_view=True)
+    return moved(x, with_sizes(x, d), _one_row(len(x), d, index % x[d]), is_view=True)
 
 
 def unbound(x: Shape, dim: int = 0) -> Move | None:
     """Each row as a result of its own."""
     d = normalize_dim(dim, len(x))
     links = [Link(0, k, _one_row(len(x), d, k)) for k in range(x[d])]
-    return Move((x,), (put(x, d),) * x[d], tuple(links), is_view=True) if links else None
+    return Move((x,), (with_sizes(x, d),) * x[d], tuple(links), is_view=True) if links else None
 
 
 def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | None:
@@ -89,9 +89,9 @@ def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | Non
     links, first = [], 0
     for k, size in enumerate(sizes):
         rows = Rows(d, line(0, first, size)), Rows(d)
-        links.append(Link(0, k, but(len(x), {d: rows})))
+        links.append(Link(0, k, pairs_but(len(x), {d: rows})))
         first += size
-    return Move((x,), tuple([put(x, d, n) for n in sizes]), tuple(links), is_view=True)
+    return Move((x,), tuple([with_sizes(x, d, n) for n in sizes]), tuple(links), is_view=True)
 
 
 def split(x: Shape, size: int, dim: int = 0) -> Move | None:
@@ -116,9 +116,9 @@ def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
     links, first = [], 0
     for i, x in some.items():
         rows = Rows(d), Rows(d, line(0, first, x[d]))
-        links.append(Link(i, 0, but(ndim, {d: rows})))
+        links.append(Link(i, 0, pairs_but(ndim, {d: rows})))
         first += x[d]
-    return Move(tuple(tensors), (put(next(iter(some.values())), d, first),), tuple(links))
+    return Move(tuple(tensors), (with_sizes(next(iter(some.values())), d, first),), tuple(links))
 
 
 def blocks(tensors: Sequence[Shape]) -> Move:

@@ -22,7 +22,7 @@ def text(names: Sequence[str]) -> str:
     return " ".join(names)
 
 
-def put(names: Sequence[str], d: int, name: str) -> str:
+def with_name(names: Sequence[str], d: int, name: str) -> str:
     """The names with position ``d`` replaced; removed if ``name`` is empty."""
     found = list(names)
     if found:

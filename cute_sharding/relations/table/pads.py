@@ -13,7 +13,7 @@ from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Move, Shape
 from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.signature import COPIES
-from cute_sharding.relations.table.by_rows import Rule, gradient, line, moved, put
+from cute_sharding.relations.table.by_rows import Rule, gradient, line, moved, with_sizes
 from cute_sharding.relations.table.row import ByRows as Row
 
 # -- rows that come from no row --------------------------------------------------------------------
@@ -58,7 +58,7 @@ def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
     d, ndim = normalize_dim(dim, len(x)), len(x)
     if not 0 < size <= x[d] or step < 1:
         return None
-    onto = (*put(x, d, (x[d] - size) // step + 1), size)
+    onto = (*with_sizes(x, d, (x[d] - size) // step + 1), size)
     return moved(x, onto, {d: (Rows(d), Rows(d, form=Window(ndim, size, step)))}, is_view=True)
 
 

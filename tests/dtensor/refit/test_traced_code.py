@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from drawn_moves import carried_out, drawn_program, numbered
 
-from cute_sharding.dtensor.refit.trace import traced
+from cute_sharding.dtensor.refit.trace import trace
 from cute_sharding.relations import NotOnlyMoved
 
 
 def relation_of(generator, **shapes):
-    return traced(generator, {name: (shape, torch.int64) for name, shape in shapes.items()})
+    return trace(generator, {name: (shape, torch.int64) for name, shape in shapes.items()})
 
 
 def assert_is_what_it_makes(generator, **shapes):
@@ -103,17 +103,17 @@ def test_a_parameter_is_what_it_is_made_of():
 
 
 def test_casts():
-    found = traced(
+    found = trace(
         lambda w: {"x": torch.cat([w["a"], w["a"]]).to(torch.bfloat16), "y": w["a"].double()},
         {"a": ((2, 3), torch.float32)},
     )
     assert found.dtypes == (torch.bfloat16, torch.float64)
-    found = traced(
+    found = trace(
         lambda w: {"x": torch.cat([w["a"], w["b"]])},  # to the wider one
         {"a": ((2, 3), torch.float32), "b": ((2, 3), torch.bfloat16)},
     )
     assert found.dtypes == (torch.float32,)
-    found = traced(
+    found = trace(
         lambda w: {"x": F.pad(w["a"], (0, 1), value=0.1).to(torch.bfloat16)},
         {"a": ((2,), torch.float32)},
     )
@@ -139,7 +139,7 @@ COMPUTED = {
 def test_what_computes_is_named(name):
     code, words = COMPUTED[name]
     with pytest.raises(NotOnlyMoved) as raised:
-        traced(lambda w: {"ok": w["x"], "y.weight": code(w["x"])}, {"x": ((4, 6), torch.float32)})
+        trace(lambda w: {"ok": w["x"], "y.weight": code(w["x"])}, {"x": ((4, 6), torch.float32)})
     text = str(raised.value)
     assert "result 'y.weight' is no movement" in text and words in text
     assert "before it" in text and "after it" in text

@@ -202,5 +202,5 @@ def test_other_ops_run_as_torch_runs_them(name, monkeypatch):
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(values(6, 6), (2,), [Replicate()])
         HOT[name](x)
-        monkeypatch.setattr(local_results, "laid_out", None)
+        monkeypatch.setattr(local_results, "lay_out", None)
         HOT[name](x)
