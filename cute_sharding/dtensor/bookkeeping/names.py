@@ -11,7 +11,7 @@ NAMES_SHOWN = 8
 def as_text(names: Sequence[str]) -> str:
     """Names as an error writes them; only the first if there are many.
 
-    >>> as_text(["a", "b"]), listed([])
+    >>> as_text(["a", "b"]), as_text([])
     ("'a', 'b'", 'none')
     """
     shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
