@@ -36,14 +36,13 @@ from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
 from cute_sharding.dtensor.decide.local_results import in_order
-from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
 from cute_sharding.dtensor.decide.movement import movement_first
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
-from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
+from cute_sharding.dtensor.decide.written import decide_write, taken_back, without_partials
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
 from cute_sharding.dtensor.fixes.table import ALL, CUTS, Fix, Remedy, fix_of
 from cute_sharding.dtensor.replaced import op_schemas, registry
@@ -85,7 +84,7 @@ def decide(question: Question) -> Any:
     if fix is not None:
         return _apply_fix(question, fix)
     if question.is_pointwise and question.schema.op._schema.is_mutable:
-        return _decide_write(question)
+        return decide_write(question)
     if question.is_made_anew:
         return _decide_new(question)
     if question.is_derived_in_torch and (found := question.signed()) is not None:
@@ -152,16 +151,9 @@ def _torchs_or_less(question: Question) -> Any:
     if wanted is question.schema or not question.is_sharded:
         return found
     if question.is_strided:
-        return question.signed() or _moved_by_plan(question, found)
+        return question.signed() or question.moved_by_plan(found)
     less = for_less(row, question.name, question.schema, question.specs, found)
-    return less or _moved_by_plan(question, found)
-
-
-def _moved_by_plan(question: Question, found: Any) -> Any:
-    """torch's answer; if the op has a row, by plan for the operands that torch redistributes."""
-    moves = found.redistribute_schema is not None
-    by_plan = moves and question.row is not None and question.is_sharded
-    return answers.from_other_specs(found, question.schema) if by_plan else found
+    return less or question.moved_by_plan(found)
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
@@ -180,39 +172,11 @@ def _where_torch_refuses(question: Question) -> Any | None:
     return found
 
 
-def _decide_write(question: Question) -> Any:
-    """The answer for a pointwise op that writes to an operand. A pending operand has to be reduced
-    before it is written to, as for the op that returns a new tensor.
-    """
-    schema, stock = question.schema, question.stock
-    try:
-        found = as_what_is_written(question.name, schema, question.specs)
-        return _moved_by_plan(question, stock(schema)) if found is None else found
-    except Exception:
-        if not any(
-            isinstance(p, Partial)
-            for _, spec in op_schemas.written(schema.op, schema)
-            for p in spec.placements
-        ):
-            raise
-    finished = _without_partials(schema)
-    specs = op_schemas.specs_of(finished)
-    found = as_what_is_written(question.name, finished, specs) or stock(finished)
-    found = answers.from_other_specs(found, finished)
-    if question.smooths_labels:
-        return answers.with_function(found, schema, outside_loss_parallel(schema.op))
-    return found
-
-
 def _decide_new(question: Question) -> Any:
     schema = question.schema
     if schema.op._schema.is_mutable:
-        finished = _without_partials(schema)
+        finished = without_partials(schema)
         return answers.from_other_specs(question.stock(finished), finished)
     return answers.with_outputs(
         _torchs_or_less(question), lambda spec: without((Partial,), spec.placements)
     )
-
-
-def _without_partials(schema: OpSchema) -> OpSchema:
-    return op_schemas.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))

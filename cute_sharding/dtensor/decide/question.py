@@ -206,6 +206,12 @@ class Question:
         found = by_signature(self.row, self.name, finished, op_schemas.specs_of(finished))
         return found and answers.from_other_specs(found, finished)
 
+    def moved_by_plan(self, found: Any) -> Any:
+        """torch's answer; if the op has a row, by plan for the operands that torch moves."""
+        moves = found.redistribute_schema is not None
+        by_plan = moves and self.row is not None and self.is_sharded
+        return answers.from_other_specs(found, self.schema) if by_plan else found
+
     def gated(self, kinds: tuple[type, ...]) -> Any:
         """torch's answer after the mesh dims with placements of these kinds are replicated."""
         return gated(self._plain, self.name, self.schema, kinds)

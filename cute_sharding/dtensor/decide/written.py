@@ -9,9 +9,9 @@ from typing import Any
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.door.cuts import (
-    is_uneven,
-)
+from cute_sharding.dtensor.decide.losses import outside_loss_parallel
+from cute_sharding.dtensor.decide.question import Question
+from cute_sharding.dtensor.door.cuts import is_uneven, without
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
@@ -131,3 +131,32 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
         return Shard(p.dim - before)
 
     return tuple([placed(p) for p in written.placements])
+
+
+def decide_write(question: Question) -> Any:
+    """The answer for a pointwise op that writes to an operand. A pending operand has to be reduced
+    before it is written to, as for the op that returns a new tensor.
+    """
+    schema, stock = question.schema, question.stock
+    try:
+        found = as_what_is_written(question.name, schema, question.specs)
+        return question.moved_by_plan(stock(schema)) if found is None else found
+    except Exception:
+        if not any(
+            isinstance(p, Partial)
+            for _, spec in op_schemas.written(schema.op, schema)
+            for p in spec.placements
+        ):
+            raise
+    finished = without_partials(schema)
+    specs = op_schemas.specs_of(finished)
+    found = as_what_is_written(question.name, finished, specs) or stock(finished)
+    found = answers.from_other_specs(found, finished)
+    if question.smooths_labels:
+        return answers.with_function(found, schema, outside_loss_parallel(schema.op))
+    return found
+
+
+def without_partials(schema: OpSchema) -> OpSchema:
+    """The op on operands of which every pending one is replicated."""
+    return op_schemas.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))
