@@ -29,8 +29,8 @@ def sent():
             found[1] += letter.is_sent
         return messages(letters, group, tag)
 
-    messages = since.posted
-    with patch.object(since, "posted", posted):
+    messages = since.post_messages
+    with patch.object(since, "post_messages", posted):
         yield found
 
 

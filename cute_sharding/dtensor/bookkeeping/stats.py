@@ -146,10 +146,10 @@ def _add_up() -> None:
                 _moves[note] += 1
             else:
                 _counts[note] += 1
-        if len(_moves) > MOST_KINDS:  # too many kinds of sizes to compare with torch
-            for known, times in _moves.items():
-                _moved = _moved.plus(known.moved, times)
-            _moves.clear()
+            if len(_moves) > MOST_KINDS:  # too many kinds of sizes to compare with torch
+                for known, times in _moves.items():
+                    _moved = _moved.plus(known.moved, times)
+                _moves.clear()
 
 
 def count_left_to_torch() -> None:

@@ -119,7 +119,7 @@ def test_what_is_pending_is_written_to_in_a_program_that_has_not_run_eagerly():
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (lambda x: x[:, 1:].view(torch.int32), r"the view ops that have made it are not known"),
+        (lambda x: x[:, 1:].view(torch.int32), r"the view ops that made it are not known"),
         (lambda x: (lambda y: (y[1:], y[:2]))(x * 2), "that it makes and does not return"),
     ],
     ids=["detached", "several of one"],

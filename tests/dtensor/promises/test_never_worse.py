@@ -402,16 +402,13 @@ def test_counting_never_asks_torch_on_the_way_of_a_program(monkeypatch):
         asked.append(shape)
         return StockPlan((2,), (StockStep("all-gather", 0, "", 1, 5, 0),))
 
-    class Kind:
-        moved = stats.Moved(plan=1, collectives=1, received=stats.Received(3, 6))
-
-        def __init__(self, i):
-            self.redistribution = ((i,), (2,), (S(0),), (R,))
+    def moves():
+        return stats.Moved(plan=1, collectives=1, received=stats.Received(3, 6))
 
     monkeypatch.setattr(stats, "MOST_KINDS", 4)
     monkeypatch.setattr(reports, "stock_plan", stock_plan)
     for i in range(1001, 1008):
-        stats.count_moves(Kind(i))
+        stats.count_moves(stats.Kind(((i,), (2,), (S(0),), (R,)), moves))
     assert not asked
     moved = cute_sharding.stats(reset=True)["redistribute"]
     assert (moved["plan"], moved["collectives"], moved["received_elements"]) == (7, 7, 21)
