@@ -39,6 +39,7 @@ from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.decide import redistributions
 from cute_sharding.dtensor.decide.stock import is_torchs_alone
 from cute_sharding.dtensor.replaced import op_hooks
+from cute_sharding.dtensor.replaced.process_groups import is_ascending
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.redistribute import prepare
 
@@ -384,3 +385,14 @@ def test_compiled_graphs_of_other_settings_are_kept_apart():
             tags.append(torch.compiler.config.cache_key_tag)
     assert len(set(tags)) == len(others) + 2
     assert torch.compiler.config.cache_key_tag == tags[0]
+
+
+def test_the_first_redistribution_of_a_mesh_is_in_inference_mode():
+    """The ranks of the mesh are read there, from a tensor that is from outside."""
+    with ranks_of((2,)):
+        full = number((6, 4))
+        distribute(full, (2,), [Shard(0)])  # makes the mesh
+        is_ascending.cache_clear()
+        with cute_sharding.enabled(), torch.inference_mode():
+            x = distribute(full, (2,), [Replicate()])
+            assert_holds(x.redistribute(placements=[Shard(1)]), full)
