@@ -39,7 +39,7 @@ __all__ = [
 
 def rank_lists(mesh: Any) -> list[list[int]]:
     """The ranks of the mesh, row-major; if it is a slice of a larger mesh, those of every slice."""
-    # Under LocalTensorMode, torch refuses a view in inference mode of a tensor that is from outside.
+    # Under LocalTensorMode, torch refuses views in inference mode of tensors from outside of it.
     with no_modes(), torch.inference_mode(False):
         return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
 
