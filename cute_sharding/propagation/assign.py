@@ -73,6 +73,7 @@ def assign(
     spare: bool = False,
     shares: bool = False,
     empty: bool = False,
+    assume_rows: bool = False,
     network: Chosen = None,
 ) -> Assignment:
     """The assignment that receives the fewest elements; of several, one that leaves the fewest
@@ -90,6 +91,7 @@ def assign(
         spare: whether mesh dims that cannot keep any cut may cut a free name instead, if fewer
             elements are received then: each device receives a part and not the whole.
         empty: whether the op's result on no rows is neutral for the pending reduction.
+        assume_rows: whether to assume that every device has rows of each name that is cut.
         shares: whether averages over blocks of any sizes may be pending, since each device's
             average is weighted by its share of the rows.
         network: the network for which redistributions are planned, if it is not the default.
@@ -120,7 +122,9 @@ def assign(
     elif linear.operands is None:
         linear = linear._replace(operands=tuple(range(len(operands))))
     fitted = signature.fitted([operand.shape for operand in operands])
-    question = _Question(fitted, operands, mesh, reduce, linear, filled, shares, empty, network)
+    question = _Question(
+        fitted, operands, mesh, reduce, linear, filled, shares, empty, assume_rows, network
+    )
     return _assign(question, spare)[1]
 
 
@@ -136,6 +140,7 @@ class _Question:
     filled: bool | frozenset[str]
     shares: bool
     empty: bool
+    assume_rows: bool
     network: Chosen
 
     @cached_property
@@ -264,7 +269,8 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
     names = _contracted(signature, choices)
     if not (reduce == "sum" or (reduce == "avg" and question.shares)):
         rows = [_rows(name, sizes, choices, mesh) for name in names]
-        if any(0 in some for some in rows) and not question.empty:
+        is_neutral = question.empty or question.assume_rows
+        if any(0 in some for some in rows) and not is_neutral:
             return False
         if reduce == "avg" and any(len(some) > 1 for some in rows):
             return False
@@ -273,7 +279,9 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
         for choice in choices
         if choice.name is not None and (filled is True or (filled and choice.name in filled))
     }
-    if any(0 in _rows(name, sizes, choices, mesh) for name in filled_names):
+    if not question.assume_rows and any(
+        0 in _rows(name, sizes, choices, mesh) for name in filled_names
+    ):
         return False
     if not all(_is_even(name, sizes, choices, mesh) for name in signature.in_windows):
         return False

@@ -8,6 +8,7 @@ reductions by running the ring step by step.
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
 
@@ -159,3 +160,17 @@ def register():
     for name, create in (("recording", _of_nobody), ("recording_gloo", _of_gloo)):
         if name not in dist.Backend.backend_list:
             dist.Backend.register_backend(name, create, devices=["cpu"])
+
+
+def recording_mesh(*sizes):
+    """A mesh, on new groups that hand what they count to nobody."""
+    register()
+    ranks = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
+    groups = []
+    for m in range(len(sizes)):
+        lines = ranks.movedim(m, -1).reshape(-1, sizes[m]).tolist()
+        made = [dist.new_group(line, backend="recording") for line in lines]
+        groups.append(made[0])
+    if len(sizes) == 1:
+        return DeviceMesh.from_group(groups[0], "cpu")
+    return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("a", "b"))

@@ -31,7 +31,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.propagation.assign import Assignment, assign
-from cute_sharding.propagation.operands import Operand, received_for
+from cute_sharding.propagation.operands import Operand, Part, received_for
 from cute_sharding.relations.signature import UNREAD, Linear, Signature, parse
 from cute_sharding.relations.table import Row
 
@@ -118,19 +118,46 @@ def _assign(
         empty=row.empty,
         network=network_in_force(),
     )
+    is_symbolic = _is_symbolic(specs)
 
-    def pending(reduce: str | None) -> Assignment:
-        found = assigned(reduce=reduce)
-        spares = found.received and _weighs_all(name, schema, specs)
-        return assigned(reduce=reduce, spare=True) if spares else found
+    def decide(reduce: str | None, *, spare: bool, assume_rows: bool = False) -> Assignment:
+        found = assigned(reduce=reduce, assume_rows=assume_rows)
+        if found.received and spare:
+            found = assigned(reduce=reduce, spare=True, assume_rows=assume_rows)
+        if row.shares == "elements" and reduce == "avg" and (found.differ or is_symbolic):
+            # Each device scales its mean by its share of all elements (by_shares), and a sum of
+            # these is left pending.
+            return decide("sum", spare=spare, assume_rows=assume_rows)
+        return found
 
     reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
-    found = pending(reduce)
-    if row.shares == "elements" and reduce == "avg" and (found.differ or _is_symbolic(specs)):
-        # Each device scales its mean by its share of all elements (by_shares), and a sum of these
-        # is left pending.
-        return pending("sum")
-    return found
+    spare = _weighs_all(name, schema)
+    if not is_symbolic:
+        return decide(reduce, spare=spare)
+    any_size = reduce in ("sum", "avg") or row.empty
+    always = decide(reduce if any_size else None, spare=False)
+    for assume_rows in (True, False):
+        found = decide(reduce, spare=spare, assume_rows=assume_rows)
+        if found == always or _have_rows(specs, found.operands):
+            return found
+    return always
+
+
+def _have_rows(specs: Sequence[DTensorSpec], operands: Sequence[Sequence[Part]]) -> bool:
+    """Whether every device has rows of every dim that ``operands`` cut, in every call of the graph
+    that is being compiled: guards are added that the last device has some. False if a dim is cut by
+    a split factor, for which there is no such short condition.
+    """
+    rows = {(i, d): n for i, spec in enumerate(specs) for d, n in enumerate(spec.shape)}
+    for i, (spec, some) in enumerate(zip(specs, operands)):
+        for part, parts in zip(some, spec.mesh.shape):
+            if isinstance(part, tuple):
+                d, factor = part
+                n = rows[i, d]
+                rows[i, d] = n - (parts - 1) * ((n + parts - 1) // parts)
+                if factor > 1 or not symints.is_truly(rows[i, d] > 0):
+                    return False
+    return True
 
 
 def for_less(
@@ -181,17 +208,12 @@ def _note(
         )
 
 
-def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+def _weighs_all(name: str, schema: OpSchema) -> bool:
     """Whether a mesh dim that cannot keep its cut may shard another dim, as torch also considers
-    for this op. Not if the op writes to an operand, which would have to be moved back; nor for
-    symbolic sizes, since in another call a device might have no rows.
+    for this op. Not if the op writes to an operand, which would have to be moved back.
     """
     op = schema.op
-    return (
-        not op._schema.is_mutable
-        and not _is_symbolic(specs)
-        and (registry.weighs_all(name) or registry.is_derived(op))
-    )
+    return not op._schema.is_mutable and (registry.weighs_all(name) or registry.is_derived(op))
 
 
 def _kept_where_sized(
@@ -224,15 +246,15 @@ def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tupl
 def _reduction(
     row: Row, reduce: str | None, signature: Signature, specs: Sequence[DTensorSpec]
 ) -> str | None:
-    """The reduction that contracted dims leave pending. For symbolic sizes only sums, and averages
-    by shares, which are right for blocks of any size. And an added term is divided into equal
+    """The reduction that contracted dims leave pending. For symbolic sizes no averages but those
+    by shares, which are right for blocks of any sizes. And an added term is divided into equal
     parts, which integers cannot be.
     """
     if signature.picked and torch.bool in _dtypes(specs[:1]):
         reduce = "max"  # a sum of flags would be a count
-    of_any_size = reduce == "sum" or (reduce == "avg" and row.shares is not None)
+    needs_even = reduce == "avg" and row.shares is None
     in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
-    return None if (_is_symbolic(specs) and not of_any_size) or in_parts else reduce
+    return None if (_is_symbolic(specs) and needs_even) or in_parts else reduce
 
 
 def _is_symbolic(specs: Sequence[DTensorSpec]) -> bool:

@@ -5,13 +5,11 @@ for.
 from weakref import WeakKeyDictionary
 
 import pytest
-import recording_group
 import stranger_programs
 import torch
-import torch.distributed as dist
 from profile_programs import run_as_far_as_it_goes
 from profile_worker import by_kind
-from recording_group import Recording
+from recording_group import Recording, recording_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -27,22 +25,9 @@ def meshes():
     """Meshes whose groups count what they are handed, and hand it to nobody; without the groups
     that other tests have prepared for the same ranks.
     """
-    recording_group.register()
-
-    def mesh(*sizes):
-        ranks = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
-        groups = []
-        for m in range(len(sizes)):
-            lines = ranks.movedim(m, -1).reshape(-1, sizes[m]).tolist()
-            made = [dist.new_group(line, backend="recording") for line in lines]
-            groups.append(made[0])
-        if len(sizes) == 1:
-            return DeviceMesh.from_group(groups[0], "cpu")
-        return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("a", "b"))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups_of_ranks, "_groups", WeakKeyDictionary())
-        yield {sizes: mesh(*sizes) for sizes in stranger_programs.MESHES}
+        yield {sizes: recording_mesh(*sizes) for sizes in stranger_programs.MESHES}
 
 
 def run(seed, meshes):

@@ -1,0 +1,69 @@
+"""A graph for any sizes takes the steps that an eager program takes at the sizes of the call. So a
+rank that runs eagerly, or whose graph is for one size, waits for nobody.
+"""
+
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiling import fresh_compiler  # noqa: F401
+from recording_group import Recording, recording_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from cute_sharding.dtensor.run import groups as groups_of_ranks
+
+R, S = Replicate(), Shard
+
+PROGRAMS = {
+    "layer_norm": lambda x: F.layer_norm(x, (x.shape[1],)),
+    "layer_norm, chunk": lambda x: F.layer_norm(x, (x.shape[1],)).chunk(2, 1)[0] * 1,
+    "softmax": lambda x: x.softmax(0),
+    "any": lambda x: (x > 0).any(0) * 1,
+    "amax": lambda x: x.amax(1),
+    "prod": lambda x: x.prod(0),
+    "mean": lambda x: x.mean(0) * 2,
+    "cumsum": lambda x: x.cumsum(1),
+    "matmul": lambda x: x @ x.t(),
+}
+PLACEMENTS = {
+    (4,): [(S(0),), (S(1),)],
+    (2, 2): [(S(0), S(1)), (S(1), S(1)), (R, S(1)), (S(0), S(0))],
+}
+# Each graph is for the first size; some devices have no rows of 4 and of 5.
+SIZES = (8, 13, 5, 20, 4)
+CASES = [
+    (sizes, placements, name)
+    for sizes, some in PLACEMENTS.items()
+    for placements in some
+    for name in PROGRAMS
+]
+
+
+@pytest.fixture(scope="module")
+def meshes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups_of_ranks, "_groups", WeakKeyDictionary())
+        yield {sizes: recording_mesh(*sizes) for sizes in PLACEMENTS}
+
+
+def outcome(program, n, mesh, placements):
+    """The placements of the result, and what this rank received in which collectives."""
+    local, _ = compute_local_shape_and_global_offset((n, 8), mesh, placements)
+    given = torch.arange(float(torch.Size(local).numel())).reshape(local)
+    tensor = DTensor.from_local(
+        given, mesh, placements, run_check=False, shape=torch.Size((n, 8)), stride=(8, 1)
+    )
+    Recording.events.clear()
+    return program(tensor).placements, list(Recording.events)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "placements", "name"), CASES, ids=lambda value: str(value).replace(" ", "")
+)
+def test_an_op_takes_the_steps_of_an_eager_program(sizes, placements, name, meshes):
+    program, mesh = PROGRAMS[name], meshes[sizes]
+    graph = torch.compile(program, backend="aot_eager", dynamic=True, fullgraph=True)
+    for n in SIZES:
+        assert outcome(graph, n, mesh, placements) == outcome(program, n, mesh, placements), n
