@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import starmap
 from operator import itemgetter
 from typing import NamedTuple
@@ -75,6 +75,7 @@ def assign(
     empty: bool = False,
     assume_rows: bool = False,
     network: Chosen = None,
+    compared: list[Assignment] | None = None,
 ) -> Assignment:
     """The assignment that receives the fewest elements; of several, one that leaves the fewest
     reductions pending, then one that holds the fewest elements on each device.
@@ -95,6 +96,7 @@ def assign(
         shares: whether averages over blocks of any sizes may be pending, since each device's
             average is weighted by its share of the rows.
         network: the network for which redistributions are planned, if it is not the default.
+        compared: a list to which all assignments are added that the search compares.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -125,7 +127,9 @@ def assign(
     question = _Question(
         fitted, operands, mesh, reduce, linear, filled, shares, empty, assume_rows, network
     )
-    return _assign(question, spare)[1]
+    return (
+        _assign(question, spare)[1] if compared is None else _search(question, spare, compared)[1]
+    )
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,12 @@ class _Question:
 
 @lru_cache(maxsize=1 << 12)
 def _assign(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
+    return _search(question, spare)
+
+
+def _search(
+    question: _Question, spare: bool, compared: list[Assignment] | None = None
+) -> tuple[Cost, Assignment]:
     signature, operands, mesh = question.signature, question.operands, question.mesh
     options = [
         [
@@ -162,18 +172,26 @@ def _assign(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
         for m, n in enumerate(mesh)
     ]
     whole = [_Choice()] * len(mesh)  # always allowed
-    if not spare:
-        return least(options, partial(_weigh, question), whole)
-    found = _assign(question, False)
-    if found[1].received:
+
+    def cheapest(question: _Question, options: list[list[_Choice]]) -> tuple[Cost, Assignment]:
+        def weighed(choices: Sequence[_Choice]) -> tuple[Cost, Assignment] | None:
+            found = _weigh(question, choices)
+            if compared is not None and found is not None:
+                compared.append(found[1])
+            return found
+
+        return least(options, weighed, whole)
+
+    found = cheapest(question, options)
+    if spare and found[1].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
         wider = [
             [*some, *cuts] if n > 1 and some == [_Choice()] else some
             for some, n in zip(options, mesh)
         ]
-        filled = partial(_weigh, replace(question, filled=True))
-        found = min(found, least(wider, filled, whole), key=itemgetter(0))
+        filled = cheapest(replace(question, filled=True), wider)
+        found = min(found, filled, key=itemgetter(0))
     return found
 
 

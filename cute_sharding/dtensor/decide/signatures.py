@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from math import lcm, prod
 from typing import Any
 
 import torch
@@ -42,13 +44,13 @@ def by_signature(
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
     *,
-    fewer_than: int | None = None,
+    fewer_than: Sequence[DTensorSpec] = (),
 ) -> Any | None:
     """The op's answer by its signature. None if it has no signature for these arguments, if
-    placements are of kinds that no signature carries, or if no fewer than ``fewer_than`` elements
-    are received.
+    placements are of kinds that no signature carries, or if no fewer elements are received than
+    for redistributing the operands to the specs ``fewer_than``.
     """
-    if not are_understood(specs):
+    if not are_understood((*specs, *fewer_than)):
         return None
     shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
     if shapes is None or factors is None:
@@ -79,9 +81,10 @@ def by_signature(
         )
     ]
     as_order = are_read_as_order(specs)
-    if (as_order and not mean_what_they_say(specs, wanted)) or (
-        fewer_than is not None and found.received >= fewer_than
-    ):
+    if as_order and not mean_what_they_say(specs, wanted):
+        return None
+    torchs = [parts_of(spec.placements, factors) for spec in fewer_than]
+    if torchs and not _receives_less(specs, operands, found.operands, torchs):
         return None
     # Picked rows depend on which rows a device has, not only on how many.
     if signature.picked and not all(map(means_one_thing, specs)):
@@ -119,11 +122,12 @@ def _assign(
         network=network_in_force(),
     )
     is_symbolic = _is_symbolic(specs)
+    compared: list[Assignment] | None = [] if is_symbolic else None
 
     def decide(reduce: str | None, *, spare: bool, assume_rows: bool = False) -> Assignment:
-        found = assigned(reduce=reduce, assume_rows=assume_rows)
+        found = assigned(reduce=reduce, assume_rows=assume_rows, compared=compared)
         if found.received and spare:
-            found = assigned(reduce=reduce, spare=True, assume_rows=assume_rows)
+            found = assigned(reduce=reduce, spare=True, assume_rows=assume_rows, compared=compared)
         if row.shares == "elements" and reduce == "avg" and (found.differ or is_symbolic):
             # Each device scales its mean by its share of all elements (by_shares), and a sum of
             # these is left pending.
@@ -139,8 +143,39 @@ def _assign(
     for assume_rows in (True, False):
         found = decide(reduce, spare=spare, assume_rows=assume_rows)
         if found == always or _have_rows(specs, found.operands):
-            return found
-    return always
+            break
+    else:
+        found = always
+    for other in compared or ():
+        _receives_less(specs, operands, other.operands, found.operands)  # for its guard
+    return found
+
+
+def _receives_less(
+    specs: Sequence[DTensorSpec],
+    operands: Sequence[Operand],
+    ours: Sequence[tuple[Part, ...]],
+    theirs: Sequence[tuple[Part, ...]],
+) -> bool:
+    """Whether redistributing the operands to ``ours`` receives fewer elements than to ``theirs``.
+    If that depends on symbolic sizes, a guard is added that the order is the same in every call of
+    the graph; of each operand the share that is received is taken to be the same.
+    """
+    mesh, network = tuple(specs[0].mesh.shape), network_in_force()
+    spared = [
+        received_for(operand, other, mesh, network) - received_for(operand, own, mesh, network)
+        for operand, own, other in zip(operands, ours, theirs)
+    ]
+    if _is_symbolic(specs) and min(spared) < 0 < max(spared):
+        shares = [
+            Fraction(some, max(prod(operand.shape), 1)).limit_denominator(1 << 10)
+            for some, operand in zip(spared, operands)
+        ]
+        whole = lcm(*[share.denominator for share in shares])
+        total = sum(int(share * whole) * prod(spec.shape) for share, spec in zip(shares, specs))
+        now = sum(spared)
+        symints.is_truly(total > 0 if now > 0 else total < 0 if now < 0 else total <= 0)
+    return sum(spared) > 0
 
 
 def _have_rows(specs: Sequence[DTensorSpec], operands: Sequence[Sequence[Part]]) -> bool:
@@ -164,29 +199,12 @@ def for_less(
     row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
 ) -> Any | None:
     """The signature's answer, if it receives fewer elements than ``found``, torch's answer with its
-    operands redistributed by plan; symbolic sizes count by their present values. Ops that write to
-    an operand are left to torch.
+    operands redistributed by plan. Ops that write to an operand are left to torch.
     """
-    wanted = op_schemas.specs_of(found.redistribute_schema)
-    shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
-    if (
-        schema.op._schema.is_mutable
-        or shapes is None
-        or factors is None
-        or not are_understood((*specs, *wanted))
-    ):
+    if schema.op._schema.is_mutable:
         return None
-    mesh = tuple(specs[0].mesh.shape)
-    theirs = sum(
-        received_for(
-            Operand(shape, parts_of(spec.placements, factors)),
-            parts_of(other.placements, factors),
-            mesh,
-            network_in_force(),
-        )
-        for shape, spec, other in zip(shapes, specs, wanted)
-    )
-    return by_signature(row, name, schema, specs, fewer_than=theirs) if theirs else None
+    wanted = op_schemas.specs_of(found.redistribute_schema)
+    return by_signature(row, name, schema, specs, fewer_than=wanted)
 
 
 def _note(

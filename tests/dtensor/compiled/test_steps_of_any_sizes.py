@@ -17,15 +17,18 @@ from cute_sharding.dtensor.run import groups as groups_of_ranks
 R, S = Replicate(), Shard
 
 PROGRAMS = {
-    "layer_norm": lambda x: F.layer_norm(x, (x.shape[1],)),
-    "layer_norm, chunk": lambda x: F.layer_norm(x, (x.shape[1],)).chunk(2, 1)[0] * 1,
-    "softmax": lambda x: x.softmax(0),
-    "any": lambda x: (x > 0).any(0) * 1,
-    "amax": lambda x: x.amax(1),
-    "prod": lambda x: x.prod(0),
-    "mean": lambda x: x.mean(0) * 2,
-    "cumsum": lambda x: x.cumsum(1),
-    "matmul": lambda x: x @ x.t(),
+    "linear": lambda x, w: x @ w,
+    "linear, softmax": lambda x, w: (x @ w).softmax(0),
+    "layer_norm, linear": lambda x, w: F.layer_norm(x, x.shape[1:]) @ w,
+    "layer_norm": lambda x, w: F.layer_norm(x, (x.shape[1],)),
+    "layer_norm, chunk": lambda x, w: F.layer_norm(x, (x.shape[1],)).chunk(2, 1)[0] * 1,
+    "softmax": lambda x, w: x.softmax(0),
+    "any": lambda x, w: (x > 0).any(0) * 1,
+    "amax": lambda x, w: x.amax(1),
+    "prod": lambda x, w: x.prod(0),
+    "mean": lambda x, w: x.mean(0) * 2,
+    "cumsum": lambda x, w: x.cumsum(1),
+    "matmul": lambda x, w: x @ x.t(),
 }
 PLACEMENTS = {
     (4,): [(S(0),), (S(1),)],
@@ -48,15 +51,24 @@ def meshes():
         yield {sizes: recording_mesh(*sizes) for sizes in PLACEMENTS}
 
 
+def part(shape, mesh, placements):
+    """A tensor of which this rank has zeros."""
+    local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return DTensor.from_local(
+        torch.zeros(local),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=(shape[1], 1),
+    )
+
+
 def outcome(program, n, mesh, placements):
     """The placements of the result, and what this rank received in which collectives."""
-    local, _ = compute_local_shape_and_global_offset((n, 8), mesh, placements)
-    given = torch.arange(float(torch.Size(local).numel())).reshape(local)
-    tensor = DTensor.from_local(
-        given, mesh, placements, run_check=False, shape=torch.Size((n, 8)), stride=(8, 1)
-    )
+    rows, weight = part((n, 8), mesh, placements), part((8, 3), mesh, [S(1)] * mesh.ndim)
     Recording.events.clear()
-    return program(tensor).placements, list(Recording.events)
+    return program(rows, weight).placements, list(Recording.events)
 
 
 @pytest.mark.parametrize(
