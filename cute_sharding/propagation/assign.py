@@ -43,6 +43,10 @@ class Assignment(NamedTuple):
     >>> found: Assignment = assign(matmul, [rows, Operand((8, 8), (None,))], (4,))
     >>> found
     Assignment(operands=(((0, 1),), (None,)), results=(((0, 1),),), received=0, differ=False)
+
+    >>> mean, rows = parse("m n -> n", (2,)), Operand((5, 8), ((0, 1),))  # three rows and two
+    >>> assign(mean, [rows], (2,), reduce="avg", shares=True)
+    Assignment(operands=(((0, 1),),), results=(('avg',),), received=0, differ=True)
     """
 
     operands: tuple[tuple[Part, ...], ...]
@@ -86,8 +90,7 @@ def assign(
         mesh: the mesh's sizes.
         reduce: the reduction that a cut of a contracted name leaves pending; None: contracted
             names must not be cut.
-        linear: the operands whose pending reductions may stay pending; positions: the operands in
-            which the op is linear, so that pending sums and averages may stay.
+        linear: the operands whose pending reductions may stay; positions: of sums and averages.
         filled: the names of which every device must have rows; True: all names.
         spare: whether mesh dims that cannot keep any cut may cut a free name instead, if fewer
             elements are received then: each device receives a part and not the whole.
@@ -113,23 +116,24 @@ def assign(
     >>> found = assign(softmax, [rows], (2, 2), spare=True)
     >>> found.results, found.received  # all of a quarter of the rows
     ((((0, 1), (0, 1)),), 8)
-
-    >>> mean, rows = parse("m n -> n", (2,)), Operand((5, 8), ((0, 1),))  # three rows and two
-    >>> assign(mean, [rows], (2,), reduce="avg", shares=True)
-    Assignment(operands=(((0, 1),),), results=(('avg',),), received=0, differ=True)
     """
     operands, mesh = tuple(operands), tuple(mesh)
-    if not isinstance(linear, Linear):
-        linear = Linear(tuple(linear))
-    elif linear.operands is None:
-        linear = linear._replace(operands=tuple(range(len(operands))))
+    linear = _with_positions(linear, len(operands))
     fitted = signature.fitted([operand.shape for operand in operands])
     question = _Question(
         fitted, operands, mesh, reduce, linear, filled, shares, empty, assume_rows, network
     )
-    return (
-        _assign(question, spare)[1] if compared is None else _search(question, spare, compared)[1]
-    )
+    if compared is not None:
+        return _search(question, spare, compared)[1]
+    return _assign(question, spare)[1]
+
+
+def _with_positions(linear: Linear | Sequence[int], count: int) -> Linear:
+    """``linear`` with the positions of its operands, of ``count``."""
+    if not isinstance(linear, Linear):
+        return Linear(tuple(linear))
+    all_of_them = tuple(range(count))
+    return linear._replace(operands=all_of_them) if linear.operands is None else linear
 
 
 @dataclass(frozen=True)

@@ -122,31 +122,29 @@ def _assign(
         network=network_in_force(),
     )
     is_symbolic = _is_symbolic(specs)
-    compared: list[Assignment] | None = [] if is_symbolic else None
 
-    def decide(reduce: str | None, *, spare: bool, assume_rows: bool = False) -> Assignment:
-        found = assigned(reduce=reduce, assume_rows=assume_rows, compared=compared)
-        if found.received and spare:
-            found = assigned(reduce=reduce, spare=True, assume_rows=assume_rows, compared=compared)
+    def decide(reduce: str | None, spare: bool, **others: Any) -> Assignment:
+        found = assigned(reduce=reduce, spare=spare, **others)
         if row.shares == "elements" and reduce == "avg" and (found.differ or is_symbolic):
             # Each device scales its mean by its share of all elements (by_shares), and a sum of
             # these is left pending.
-            return decide("sum", spare=spare, assume_rows=assume_rows)
+            return decide("sum", spare, **others)
         return found
 
     reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
     spare = _weighs_all(name, schema)
     if not is_symbolic:
-        return decide(reduce, spare=spare)
+        return decide(reduce, spare)
+    compared: list[Assignment] = []
     any_size = reduce in ("sum", "avg") or row.empty
-    always = decide(reduce if any_size else None, spare=False)
+    found = always = decide(reduce if any_size else None, False, compared=compared)
     for assume_rows in (True, False):
-        found = decide(reduce, spare=spare, assume_rows=assume_rows)
-        if found == always or _have_rows(specs, found.operands):
+        others: list[Assignment] = []
+        other = decide(reduce, spare, assume_rows=assume_rows, compared=others)
+        if other == always or _have_rows(specs, other.operands):
+            found, compared = other, others
             break
-    else:
-        found = always
-    for other in compared or ():
+    for other in compared:
         _receives_less(specs, operands, other.operands, found.operands)  # for its guard
     return found
 
