@@ -40,9 +40,9 @@ __all__ = [
     "shapes_of_results",
     "specs_of_results",
     "with_fields",
-    "with_function",
     "with_keywords",
     "with_outputs",
+    "with_preparation",
 ]
 
 
@@ -56,8 +56,6 @@ class Answer(NamedTuple):
         by_plan: whether the arguments are redistributed by plan.
         keywords: keyword arguments to redistribute: name -> (current spec, wanted spec). torch
             redistributes positional arguments only.
-        prepare: converts the local arguments, in order, just before the op runs: the same values,
-            in the form that the kernel expects.
         takes_all: whether the function that runs in place of the op takes the local tensors without
             redistribution.
         read: called first, with the dispatcher's OpInfo of this call: it rewrites operands on
@@ -69,7 +67,6 @@ class Answer(NamedTuple):
 
     by_plan: bool = False
     keywords: Mapping[str, tuple[DTensorSpec, DTensorSpec]] = MappingProxyType({})
-    prepare: Prepare | None = None
     takes_all: bool = False
     read: Callable[[Any], None] | None = None
     copied: tuple[DTensorSpec, DTensorSpec] | None = None
@@ -82,29 +79,6 @@ _NAME = "_cute_sharding_answer"
 def answer_of(schema: OpSchema) -> Answer | None:
     """The :class:`Answer` of the op that is redistributed to this schema; None if it has none."""
     return getattr(schema, _NAME, None)
-
-
-def _with_changes(schema: OpSchema, **changes: Any) -> OpSchema:
-    """The schema, which must be one that we made, with these fields changed in its answer."""
-    setattr(schema, _NAME, (answer_of(schema) or Answer())._replace(**changes))
-    return schema
-
-
-def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
-    """A new copy of the schema that the answer redistributes to, or of ``schema`` if nothing is
-    redistributed. (torch caches its own schemas, so they are not changed.)
-    """
-    wanted: Any = found.redistribute_schema or schema
-    copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
-    copied.op = wanted.op  # the function that runs in place of the op, if there is one
-    answer = answer_of(wanted)
-    if answer is not None:
-        setattr(copied, _NAME, answer)
-    return copied
-
-
-def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
-    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
 
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
@@ -153,9 +127,11 @@ def op_sharding(
     suggestion = with_specs(schema, placed) if moves else None
     adjusted = _with_local_arguments(suggestion or schema, given, metas, outputs)
     suggestion = adjusted or suggestion
+    if moves:
+        setattr(suggestion, _NAME, Answer(by_plan=True))
     return OutputSharding(
         outputs,
-        _with_changes(suggestion, by_plan=True) if suggestion is not None and moves else suggestion,
+        suggestion,
         needs_redistribute=moves or adjusted is not None,
         use_val_from_redistribute_schema=adjusted is not None,
     )
@@ -204,9 +180,22 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     return with_fields(found, schema, keywords=moved) if moved else found
 
 
-def with_fields(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
-    """The answer, with the fields ``says`` of its :class:`Answer` changed."""
-    return _that_runs(found, _with_changes(_copy_of(found, schema), **says))
+def with_fields(
+    found: OutputSharding,
+    schema: OpSchema,
+    *,
+    runs: Callable[..., Any] | None = None,
+    **says: Any,
+) -> OutputSharding:
+    """The answer, with the fields ``says`` of its :class:`Answer` changed; and with ``runs`` in
+    place of the op: on the redistributed local arguments, or with ``takes_all`` on the local
+    tensors without redistribution. (torch caches its own schemas, so a copy is changed.)
+    """
+    given: Any = found.redistribute_schema or schema
+    wanted: Any = OpSchema(schema.op, given.args_schema, given.kwargs_schema, schema.schema_info)
+    wanted.op = runs or given.op
+    setattr(wanted, _NAME, (answer_of(given) or Answer())._replace(**says))
+    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
@@ -220,23 +209,16 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
     after: Any = wanted.args_schema[0]
     if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    noted = with_fields(found, schema, copied=(before, after))
-    return with_fields(noted, schema, by_plan=True) if by_plan else noted
+    by_plan = by_plan or (answer_of(wanted) or Answer()).by_plan
+    return with_fields(found, schema, copied=(before, after), by_plan=by_plan)
 
 
-def with_function(
-    found: OutputSharding,
-    schema: OpSchema,
-    function: Callable[..., Any],
-    **says: Any,
-) -> OutputSharding:
-    """The answer, with ``function`` run in place of the op: on the redistributed local arguments,
-    or with ``takes_all`` on the local tensors without redistribution. ``says``: further fields of
-    the :class:`Answer`.
+def with_preparation(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
+    """The answer, with its positional local arguments converted by ``prepare`` just before it runs:
+    the same values, in the form that the kernel expects.
     """
-    wanted: Any = _copy_of(found, schema)
-    wanted.op = function
-    return _that_runs(found, _with_changes(wanted, **says) if says else wanted)
+    run = kernel_of(found, schema)
+    return with_fields(found, schema, runs=lambda *args, **kwargs: run(*prepare(args), **kwargs))
 
 
 def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
@@ -314,7 +296,7 @@ def by_function(
     results have the placements ``given``. Without ``metas``, ``function`` returns no tensor.
     torch's own form of such an answer is that of an op which it rewrites to another op.
     """
-    found = with_function(OutputSharding(None), schema, function, takes_all=True)
+    found = with_fields(OutputSharding(None), schema, runs=function, takes_all=True)
     if metas is None:
         return found
     specs = [DTensorSpec(mesh, placements, meta) for placements, meta in zip(given, as_list(metas))]

@@ -1,39 +1,19 @@
-"""Runs ops as their answers say: the changes to local arguments that torch does not make, and ops
-that skip torch's fast path.
-"""
+"""Runs ops as their answers say, also those that skip torch's fast path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.answer.answers import Answer, answer_of
+from cute_sharding.dtensor.answer.answers import answer_of
 from cute_sharding.dtensor.replaced import dispatch, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema, is_in_place
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 
-__all__ = ["complete_arguments", "made_of", "run_slowly", "runner_of"]
-
-
-def complete_arguments(
-    op_info: Any,
-    schema: OpSchema,
-    answer: Answer,
-    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
-) -> None:
-    """Change the local arguments as the answer says, where torch does not: torch redistributes no
-    keyword arguments, and does not know what memory formats a kernel expects.
-    """
-    for name, (spec, wanted) in answer.keywords.items():
-        dispatch.observe(spec, wanted, f"argument {name}")
-        op_info.local_kwargs[name] = move(op_info.local_kwargs[name], spec, wanted)
-    if answer.prepare is not None:
-        op_info.local_args = answer.prepare(op_info.local_args)
+__all__ = ["made_of", "run_slowly", "runner_of"]
 
 
 def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:

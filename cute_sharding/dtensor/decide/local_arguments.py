@@ -182,7 +182,7 @@ def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
     if row is None or row.kernel is None:
         return found
     prepare = _prepare(row.kernel, found.redistribute_schema or schema)
-    return found if prepare is None else answers.with_fields(found, schema, prepare=prepare)
+    return found if prepare is None else answers.with_preparation(found, schema, prepare)
 
 
 def in_their_place(
@@ -214,4 +214,4 @@ def in_their_place(
             given[places[i]] = old.new_empty(sizes).contiguous(memory_format=_format(old))
         return given
 
-    return answers.with_fields(found, schema, prepare=prepare)
+    return answers.with_preparation(found, schema, prepare)

@@ -58,7 +58,7 @@ def in_order(found: Any, schema: OpSchema) -> Any:
         ]
         return tuple(laid) if isinstance(results, tuple) else laid
 
-    return answers.with_function(found, schema, function)
+    return answers.with_fields(found, schema, runs=function)
 
 
 def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.answer.running import complete_arguments
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
 from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
@@ -57,7 +56,10 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
             local_args(op_info, schema, takes_others)
         if answer is None:
             return
-        complete_arguments(op_info, schema, answer, partial(redistribute, answered=True))
+        for name, (spec, wanted) in answer.keywords.items():
+            dispatch.observe(spec, wanted, f"argument {name}")
+            local = op_info.local_kwargs[name]
+            op_info.local_kwargs[name] = redistribute(local, spec, wanted, answered=True)
         if answer.copied is not None:
             note_copy(before[0], *answer.copied, op_info.local_args[0])
 

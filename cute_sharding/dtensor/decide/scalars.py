@@ -46,10 +46,10 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
     finished = answers.with_outputs(
         found, lambda spec: _replicated(spec) if pending_of(spec) else spec.placements
     )
-    return answers.with_function(
+    return answers.with_fields(
         finished,
         schema,
-        partial(_run, answers.kernel_of(found, schema), pending),
+        runs=partial(_run, answers.kernel_of(found, schema), pending),
         reduced=(
             *answers.finished_by(found),
             *[spec for spec, of in zip(specs, pending) if of is not None],

@@ -43,11 +43,10 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     moved = [spec for _, spec in op_schemas.written(op, wanted)]
     if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
         return found
-    answer = answers.answer_of(wanted)
     # torch lists the specs of lists of tensors one by one, between the other arguments.
     nested = op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
-    run = TakingBack(op, wanted.op, schema, nested, None if answer is None else answer.prepare)
-    found = answers.with_function(found, schema, run, takes_all=True)
+    run = TakingBack(op, wanted.op, schema, nested)
+    found = answers.with_fields(found, schema, runs=run, takes_all=True)
     gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
     if gives_these or any(argument.is_out for argument in op._schema.arguments):
         outputs: Any = written[0] if len(written) == 1 else tuple(written)
@@ -153,7 +152,7 @@ def decide_write(question: Question) -> Any:
     found = as_what_is_written(question.name, finished, specs) or stock(finished)
     found = answers.from_other_specs(found, finished)
     if question.smooths_labels:
-        return answers.with_function(found, schema, outside_loss_parallel(schema.op))
+        return answers.with_fields(found, schema, runs=outside_loss_parallel(schema.op))
     return found
 
 
