@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.sharding import Box
 from cute_sharding.sharding.boxes import boxes
@@ -114,30 +112,24 @@ def _check_understood(spec: DTensorSpec) -> None:
 
 
 def _place(mesh: Any, rank: int | None) -> Device | None:
-    """The rank's coordinates on the mesh; None if it is not on the mesh."""
+    """The rank's coordinates on the mesh; of a slice, on the slice with this process. None if it is
+    not on it.
+    """
     if rank is None:
         if dispatch_modes.local_tensor_mode() is not None:
             raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
-    at = _positions(mesh, _this_rank()).get(rank)
-    return None if at is None else coordinate(at, tuple(mesh.shape))
+    here = _this_rank()
+    every = process_groups.slices(mesh)
+    some = [on for on in every if here is not None and on.coordinates(here) is not None]
+    places = [on.coordinates(rank) for on in some or every]
+    return next((place for place in places if place is not None), None)
 
 
 def _this_rank() -> int | None:
     """This process's rank; None without process groups."""
     return process_groups.this_rank() if dist.is_initialized() else None
-
-
-@lru_cache(maxsize=1 << 6)
-def _positions(mesh: Any, here: int | None) -> dict[int, int]:
-    """Rank -> row-major position in the mesh; of a sub-mesh, for the slice with rank ``here``."""
-    lists = process_groups.rank_lists(mesh)
-    return {
-        rank: at
-        for ranks in [ranks for ranks in lists if here in ranks] or lists
-        for at, rank in enumerate(ranks)
-    }
 
 
 def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device: Device) -> None:

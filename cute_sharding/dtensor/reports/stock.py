@@ -20,7 +20,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
-from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.network import Network
@@ -154,7 +153,7 @@ def stock_plan(
     """
     redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
-    device = coordinate(rank, mesh)
+    device = Mesh.numbered(mesh).device(rank)
     try:
         before, after = (_as_taken(placements, shape, mesh) for placements in (src, dst))
         local = list(shape)

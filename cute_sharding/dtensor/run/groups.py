@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.replaced import compiler, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
+from cute_sharding.dtensor.run.ranks import is_native, spans
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.exchange.routes import Groups
 
@@ -91,7 +91,7 @@ def prepare_groups(
         )
         if not there:
             groups[key] = _new_groups(
-                slices(mesh, among),
+                [ranks for _, ranks in process_groups.ranks_along(mesh, among)],
                 mesh,
                 f"mesh_{'_'.join(names[m] for m in among)}",
                 timeout,
@@ -310,20 +310,6 @@ def prepared_key() -> str:
         if dist.is_initialized() and _prepared()
         else ""
     )
-
-
-def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
-    """The sets of ranks that differ only on these mesh dims; if the mesh is a slice of a larger
-    one, also those of the other slices.
-    """
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for i, ranks in enumerate(process_groups.rank_lists(mesh)):
-        for at, rank in enumerate(ranks):
-            place = coordinate(at, tuple(mesh.shape))
-            found.setdefault((i, *(c for m, c in enumerate(place) if m not in dims)), []).append(
-                rank
-            )
-    return [sorted(ranks) for ranks in found.values()]
 
 
 def _flattenings(mesh: Any) -> tuple[Any, ...]:

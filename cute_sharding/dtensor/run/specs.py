@@ -93,13 +93,13 @@ class Spec:
         if not isinstance(self.mesh, DeviceMesh):
             sizes = tuple(map(int, self.mesh))
             return Mesh(sizes, range(prod(sizes)))
-        lists = process_groups.rank_lists(self.mesh)
-        if len(lists) > 1:
+        found = process_groups.slices(self.mesh)
+        if len(found) > 1:
             raise ValueError(
-                f"{self.mesh} is one of {len(lists)} slices of a larger mesh, and a refit is the "
+                f"{self.mesh} is one of {len(found)} slices of a larger mesh, and a refit is the "
                 "same on all ranks: give the larger mesh, with Replicate on its other dims"
             )
-        return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
+        return found[0]
 
     def to_dtensor_spec(self) -> DTensorSpec:
         """As a DTensorSpec, with contiguous strides."""
