@@ -16,7 +16,7 @@ import torch
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding, with_specs
 from cute_sharding.dtensor.replaced.registry import propagator
-from cute_sharding.dtensor.replaced.symints import with_symbols_in_shape
+from cute_sharding.dtensor.replaced.symints import ask_whether_contiguous, shape_with_symbols
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Placement,
@@ -32,11 +32,10 @@ __all__ = [
     "answer_of",
     "by_function",
     "dtypes_of_results",
-    "for_no_cache",
     "from_other_specs",
     "kernel_of",
-    "metas_of_results",
     "op_sharding",
+    "settle_strides",
     "shapes_of_results",
     "specs_of_results",
     "with_fields",
@@ -239,14 +238,24 @@ def specs_of_results(found: OutputSharding) -> list[Any]:
     return list(output) if isinstance(output, (list, tuple)) else [output]
 
 
-def for_no_cache(found: Any) -> Any:
-    """The answer in a traced program: a spec with symbolic strides also gets a symbolic size, by
+def settle_strides(found: Any, *, asks: bool) -> None:
+    """For an answer in a traced program: a spec with symbolic strides also gets a symbolic size, by
     which torch leaves it out of its cache.
+
+    With ``asks``, ask on all ranks whether the results are contiguous, as torch asks of tensors
+    with rows. A tensor of one row or none is contiguous whatever its strides are. So on a rank that
+    has such a local tensor the compiler learns less about sizes. What it knows about them decides
+    what is exchanged, and whether by a plan for any sizes.
     """
     for spec in leaves(found.output_spec):
-        if isinstance(spec, DTensorSpec):
-            with_symbols_in_shape(spec)
-    return found
+        meta = spec.tensor_meta if isinstance(spec, DTensorSpec) else None
+        if meta is None:
+            continue
+        if asks:
+            ask_whether_contiguous(meta.shape, meta.stride)
+        shape = shape_with_symbols(meta.shape, meta.stride)
+        if shape is not meta.shape:
+            spec.tensor_meta = TensorMeta(shape, meta.stride, meta.dtype)
 
 
 def as_list(metas: Any) -> Sequence[Any]:
@@ -259,12 +268,6 @@ def with_metas(metas: Any, of: Callable[[TensorMeta], TensorMeta]) -> Any:
     if isinstance(metas, TensorMeta):
         return of(metas)
     return tuple([None if meta is None else of(meta) for meta in metas])
-
-
-def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
-    """The TensorMetas (global shapes and strides) of an op's results, as far as they are known."""
-    specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
-    return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
 
 
 def with_outputs(

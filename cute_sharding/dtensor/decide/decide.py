@@ -37,14 +37,14 @@ from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
 from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
-from cute_sharding.dtensor.decide.movement import ask_alike, moved
+from cute_sharding.dtensor.decide.movement import moved
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.views import answer_view
 from cute_sharding.dtensor.decide.written import decide_write, taken_back, without_partials
-from cute_sharding.dtensor.door.cuts import leave_one_without, without
+from cute_sharding.dtensor.door.cuts import leave_one_without
 from cute_sharding.dtensor.fixes.table import ALL, CUTS, Fix, Remedy, fix_of
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
@@ -55,6 +55,7 @@ from cute_sharding.dtensor.replaced.op_schemas import (
 )
 from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
 from cute_sharding.dtensor.run.graph_keys import tag_traced
+from cute_sharding.dtensor.run.placements import without
 
 
 def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
@@ -76,9 +77,8 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
             return found
         if is_moved or question.is_view:
             tag_traced()
-        if settings.redistribution or settings.movement:
-            ask_alike(found)
-        return answers.for_no_cache(found)
+        answers.settle_strides(found, asks=settings.redistribution or settings.movement)
+        return found
 
     return on_one_mesh(propagate)
 

@@ -12,7 +12,6 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.door.cuts import without
 from cute_sharding.dtensor.extras.copies import LIVE
 from cute_sharding.dtensor.extras.writes import reach
 from cute_sharding.dtensor.fixes import when
@@ -26,7 +25,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
 from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.placements import text, without
 
 
 def gated(

@@ -8,13 +8,8 @@ from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.bookkeeping.stats import (
-    Received,
-    count,
-    count_place,
-    logger,
-)
-from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
+from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place, logger
+from cute_sharding.dtensor.decide.places import move_of, redistributions_of_rule
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
@@ -49,17 +44,6 @@ _FILLED = {
     "product": (True, 1),
     **dict.fromkeys(("avg", "max", "min", "band", "bor"), (True, True)),
 }
-
-
-def ask_alike(found: Any) -> None:
-    """Ask on all ranks whether the results are contiguous, as torch asks of tensors with rows.
-
-    A tensor of one row or none is contiguous whatever its strides are. So on a rank that has such a
-    local tensor the compiler learns less about sizes. What it knows about them decides what is
-    exchanged, and whether by a plan for any sizes.
-    """
-    for meta in answers.metas_of_results(found):
-        symints.ask_whether_contiguous(meta.shape, meta.stride)
 
 
 def moved(question: Question) -> Any | None:
@@ -296,7 +280,9 @@ def _note_place(
         total = Received()
         for movement in movements:
             total = total.plus(Received(movement.received_elements, movement.received_by_all))
+        for move in moves:
+            total = total.plus(move())
         return total
 
     theirs = partial(redistributions_of_rule, question.schema, question.stock)
-    count_place(question.name, OpPlace(received, moves, theirs))
+    count_place(question.name, Place(received, theirs))

@@ -17,7 +17,8 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.run.placements import without
 
 
 class Pending(NamedTuple):
@@ -44,7 +45,8 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
     if not any(pending):
         return found
     finished = answers.with_outputs(
-        found, lambda spec: _replicated(spec) if pending_of(spec) else spec.placements
+        found,
+        lambda spec: without((Partial,) if pending_of(spec) else (), spec.placements),
     )
     return answers.with_fields(
         finished,
@@ -63,10 +65,6 @@ def pending_of(spec: Any) -> Pending | None:
         return None
     placements = tuple([(m, p) for m, p in enumerate(spec.placements) if isinstance(p, Partial)])
     return Pending(spec.mesh, placements) if placements else None
-
-
-def _replicated(spec: DTensorSpec) -> list[Any]:
-    return [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
 
 
 def _run(

@@ -8,10 +8,10 @@ from typing import Any
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
+from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place
 from cute_sharding.dtensor.compiled.symbols import hints_of, symbols_of, to_sizes
 from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, with_whole_input
-from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistribution_of
+from cute_sharding.dtensor.decide.places import move_of, redistribution_of
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.stock import moves_rightly
 from cute_sharding.dtensor.decide.view_placements import Decision, count_refusal, place_view
@@ -62,12 +62,10 @@ def _answered(question: Question, view: View) -> Any:
         raise
     count(name, decision.outcome)
     if not symints.is_symbolic(tuple(spec.shape), view.target):
-        moves = []
-        if decision.source != tuple(spec.placements):
-            moves.append(move_of(spec, decision.source))
-        stock = partial(_stock_source, question)
-        theirs = OpPlace(Received, moves, lambda: [redistribution_of(spec, stock())])
-        count_place(name, theirs)
+        moves = decision.source != tuple(spec.placements)
+        received = move_of(spec, decision.source) if moves else Received
+        theirs = partial(_stock_source, question)
+        count_place(name, Place(received, lambda: [redistribution_of(spec, theirs())]))
     return answers.op_sharding(
         schema,
         [spec],

@@ -11,7 +11,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.question import Question
-from cute_sharding.dtensor.door.cuts import is_uneven, without
+from cute_sharding.dtensor.door.cuts import is_uneven
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
@@ -29,7 +29,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.replaced.tracing import strided_shard
-from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.placements import text, without
 
 
 def taken_back(found: Any, schema: OpSchema) -> Any:

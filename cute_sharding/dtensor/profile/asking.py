@@ -119,7 +119,7 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
     moved, function = _moved(schema, found), _runs_function(found)
     if counted.places:
         spec = op_schemas.specs_of(schema)[0]
-        elements = sum(place.received.busiest for _, place in counted.places)
+        elements = sum(place.received().busiest for _, place in counted.places)
         other = Other(elements * spec.tensor_meta.dtype.itemsize)  # type: ignore[union-attr]
     elif function:
         other = Other(None)

@@ -48,7 +48,6 @@ __all__ = [
     "check_no_mixed_partials",
     "cut_of",
     "decoded_order",
-    "decodes_to_shard_order",
     "in_order",
     "is_by_elements",
     "is_dtensor",
@@ -163,22 +162,6 @@ def says_an_order(spec: DTensorSpec) -> bool:
         not spec.use_strided_shard_as_shard_order
         and spec.shard_order is not None
         and not DTensorSpec.is_default_device_order(spec.shard_order)
-    )
-
-
-def decodes_to_shard_order(spec: DTensorSpec) -> bool:
-    """Whether torch reads the _StridedShard placements of ``spec`` correctly.
-
-    It reads those of a spec that a user makes as an order of shards. On a mesh of several dims,
-    split factors that no order has make its redistribution silently wrong, or raise half way (2.13
-    and 2.15 alike). Specs that propagation makes are not read like this, and are redistributed
-    rightly.
-    """
-    if not spec.use_strided_shard_as_shard_order:
-        return True
-    return (
-        DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh)
-        is not None
     )
 
 

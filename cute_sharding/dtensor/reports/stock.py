@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.door.cuts import is_of_views
 from cute_sharding.dtensor.replaced import redistribution_hook, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
@@ -171,7 +172,7 @@ def stock_plan(
     except Exception as error:  # whatever torch raises is what it says to this redistribution
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
         return StockPlan(mesh, error=words)
-    misread = len(mesh) > 1 and not all(map(tensor_specs.decodes_to_shard_order, (source, target)))
+    misread = len(mesh) > 1 and any(map(is_of_views, (source, target)))
     return StockPlan(mesh, tuple(steps), held, misread=misread)
 
 

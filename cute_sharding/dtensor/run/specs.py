@@ -15,10 +15,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
-    Replicate,
     TensorMeta,
 )
-from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.placements import checked_placements, without
 from cute_sharding.dtensor.run.reading import chains_of_placements
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
@@ -114,8 +113,7 @@ class Spec:
         mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
         pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
-        finished = [Replicate() if isinstance(p, Partial) else p for p in placements]
-        chains = chains_of_placements(shape, mesh.sizes, tuple(finished))
+        chains = chains_of_placements(shape, mesh.sizes, without((Partial,), placements))
         return PlacedTensor(
             Placed(shape, mesh, chains),
             str(self.dtype).removeprefix("torch."),
