@@ -60,7 +60,7 @@ def is_of_views(spec: DTensorSpec) -> bool:
     """
     return bool(tensor_specs.split_factors(spec)) and not (
         spec.use_strided_shard_as_shard_order
-        and tensor_specs.decoded_order(tuple(spec.placements), spec.mesh) is not None
+        and tensor_specs.decoded_order(tuple(spec.placements), spec.mesh.shape) is not None
     )
 
 

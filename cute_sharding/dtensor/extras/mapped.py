@@ -63,7 +63,7 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
         return None
     local = on_each_rank(lambda rank, x: x, tensor.detach())
     placements = tuple([counted_from_0(p, tensor.ndim) for p in placements])
-    for m, p in in_order(placements, mesh):
+    for m, p in in_order(placements, mesh.shape):
         if isinstance(p, (Shard, StridedShard)):
             parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
             local = (

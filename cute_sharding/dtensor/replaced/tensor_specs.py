@@ -170,7 +170,7 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     torch decodes from it; None for left to right, or without an order.
     """
     if spec.use_strided_shard_as_shard_order:
-        return decoded_order(tuple(spec.placements), spec.mesh)
+        return decoded_order(tuple(spec.placements), spec.mesh.shape)
     if not says_an_order(spec):
         return None
     order = spec.shard_order
@@ -182,15 +182,23 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
 
 
+class _Sizes(tuple[int, ...]):
+    """The sizes of a mesh, with the method of a mesh that decoding an order needs."""
+
+    def size(self, mesh_dim: int) -> int:
+        return self[mesh_dim]
+
+
 def decoded_order(
-    placements: tuple[Placement, ...], mesh: Any
+    placements: tuple[Placement, ...], mesh: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
     """The shard order that torch decodes from the _StridedShard placements of a spec that a program
     made; None without such placements, or if no order has these split factors.
     """
     if are_without_factors(placements):
         return None
-    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
+    sizes: Any = _Sizes(mesh)
+    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, sizes)
     return (
         None
         if order is None
@@ -198,7 +206,7 @@ def decoded_order(
     )
 
 
-def in_order(placements: Sequence[Placement], mesh: Any) -> list[tuple[int, Placement]]:
+def in_order(placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, Placement]]:
     """(mesh dim, placement) pairs in the order in which they shard. Split factors that encode an
     order give that order, as redistribution reads such a tensor; symbols encode none.
     """
