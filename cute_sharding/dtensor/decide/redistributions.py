@@ -79,11 +79,8 @@ def _all_redistributed(
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
         wanted = [Wanted(one[0], *_settle(*one, settings)) for one in moves]
-        some = [i for i, one in enumerate(wanted) if _is_planned(*one, settings, answered)]
-        counted = settings.redistribution or not answered
-        together = exchange_together([wanted[i] for i in some], counted=counted)
-        for i, local in zip(some, together):
-            moved[i] = local
+        planned = [one if _is_planned(*one, settings, answered) else None for one in wanted]
+        moved = exchange_together(planned, counted=settings.redistribution or not answered)
     return [
         redistribute(*move, answered=answered) if local is None else local
         for move, local in zip(moves, moved)
