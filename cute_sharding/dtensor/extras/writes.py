@@ -253,7 +253,7 @@ def _redistribute(local: Any, spec: Any, to: Any) -> Any:
     if not isinstance(spec, (list, tuple)):
         return _redistribute([local], [spec], [to])[0]
     moving = _places_moved(spec, to)
-    moved = redistribute_all([Wanted(local[i], spec[i], to[i]) for i in moving])
+    moved = redistribute_all([Wanted(local[i], spec[i], to[i]) for i in moving], counted=False)
     result = list(local)
     for i, x in zip(moving, moved):
         result[i] = x
@@ -270,7 +270,7 @@ def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
     for i in moving:
         placed = [Replicate() if m in pending[i] else p for m, p in enumerate(spec[i].placements)]
         back.append(Wanted(wrote[i], to[i], tensor_specs.placed_as(spec[i], tuple(placed))))
-    for i, value in zip(moving, redistribute_all(back)):
+    for i, value in zip(moving, redistribute_all(back, counted=False)):
         local[i].copy_(_contributed(value, spec[i].mesh, pending[i]))
 
 

@@ -39,11 +39,11 @@ class Wanted(NamedTuple):
     target: DTensorSpec
 
 
-def redistribute_all(wanted: Sequence[Wanted]) -> list[torch.Tensor]:
-    """Redistribute each of them, together where possible; they are not counted."""
+def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[torch.Tensor]:
+    """Redistribute each of them, together where possible."""
     return [
-        redistribute_local_tensor(*one, counted=False) if moved is None else moved
-        for one, moved in zip(wanted, exchange_together(wanted, counted=False))
+        redistribute_local_tensor(*one, counted=counted) if moved is None else moved
+        for one, moved in zip(wanted, exchange_together(wanted, counted=counted))
     ]
 
 

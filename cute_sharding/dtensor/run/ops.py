@@ -167,7 +167,7 @@ class Runner:
         if not self._targets:
             return given
         wanted = [Wanted(given[i], self.specs[i], to) for i, to in self._targets.items()]
-        moved = dict(zip(self._targets, redistribute_all(wanted)))
+        moved = dict(zip(self._targets, redistribute_all(wanted, counted=False)))
         return [moved.get(i, x) for i, x in enumerate(given)]
 
     def moved(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
