@@ -101,7 +101,7 @@ def _decide(question: Question, view: View) -> Decision:
     sized = registry.takes_local_sizes(question.schema.op)
     if holds_in_its_order(view, spec, decision, sized=sized):
         return decision
-    return with_whole_input(view, spec, mesh, decision, name, if_not_free=to)
+    return with_whole_input(spec, mesh, decision, name, if_not_free=to)
 
 
 def _stock_source(question: Question) -> Sequence[Placement]:
