@@ -25,10 +25,10 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.reading import chains_of_spec
+from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.sharding import Box
 from cute_sharding.sharding.boxes import boxes
-from cute_sharding.sharding.chains import Device, chain_of
-from cute_sharding.sharding.meeting import count_rows, rows_held
+from cute_sharding.sharding.chains import Device
 
 
 def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
@@ -84,14 +84,17 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
 
 def held_at(spec: DTensorSpec, device: Sequence[int]) -> tuple[Box, ...]:
     """The boxes of the device at these coordinates of the mesh."""
-    chains = chains_of_spec(spec)
-    mesh = tuple(spec.mesh.shape)
     pending = [
         p.reduce_op if type(p) is Partial else str(p)
-        for p, n in zip(spec.placements, mesh)
+        for p, n in zip(spec.placements, spec.mesh.shape)
         if isinstance(p, Partial) and n > 1
     ]
-    return boxes(tuple(spec.shape), [chain_of(chain, mesh, device) for chain in chains], pending)
+    return boxes(tuple(spec.shape), _placed(spec).held_on(tuple(device)), pending)
+
+
+def _placed(spec: DTensorSpec) -> Placed:
+    """The tensor on the numbers of its mesh's places."""
+    return Placed(tuple(spec.shape), Mesh.numbered(tuple(spec.mesh.shape)), chains_of_spec(spec))
 
 
 def _check_understood(spec: DTensorSpec) -> None:
@@ -143,13 +146,7 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
         local = local_tensors.local_of(collective_ops.wait_for(local), rank)
     elif rank not in (None, _this_rank()):
         return
-    mesh = tuple(spec.mesh.shape)
-    sizes = tuple(
-        [
-            count_rows(rows_held(n, chain_of(chain, mesh, device)))
-            for n, chain in zip(spec.shape, chains_of_spec(spec))
-        ]
-    )
+    mesh, sizes = tuple(spec.mesh.shape), _placed(spec).shape_of(device)
     if tuple(local.shape) != sizes:
         raise ValueError(
             f"local_boxes: the local tensor has the shape {tuple(local.shape)}, and "
