@@ -151,17 +151,7 @@ def _is_planned(
         tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
     ):
         return False
-    # Not torch's: placements from views, which torch would misread or move wrongly; strided shards
-    # of symbolic sizes, whose rows torch counts one by one.
-    is_wanted = (
-        settings.redistribution
-        or answered
-        or (
-            any(map(tensor_specs.split_factors, (current, target)))
-            and symints.is_symbolic(*current.shape)
-        )
-        or not is_torchs(current, target)
-    )
+    is_wanted = settings.redistribution or answered or not is_torchs(current, target)
     return is_wanted and not _lacks_numbers(current.shape)
 
 
