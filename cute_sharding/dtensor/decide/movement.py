@@ -26,7 +26,7 @@ from cute_sharding.dtensor.run import dynamic
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import LocalView, Runner, Step
 from cute_sharding.dtensor.run.order import lying_apart
-from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
+from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced, text
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
@@ -71,7 +71,7 @@ def _moved_at_once(question: Question) -> Any | None:
         if anew is None:
             return None
         runner, now = anew
-        outputs = [_placements(some, specs[0], {}) for some in now.cuts]
+        outputs = [replaced(specs[0].placements, some) for some in now.cuts]
         _note(name, [now.exchange], specs, outputs)
         return answers.by_function(schema, runner, specs[0].mesh, outputs, runner.metas)
     pending = _pending(specs[: row.reads])
@@ -94,19 +94,18 @@ def _moved_at_once(question: Question) -> Any | None:
         return None
     if not is_view(choice.exchange):
         metas = answers.with_metas(metas, lying_apart)
-    outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
+    outputs = [replaced(specs[0].placements, some) for some in choice.cuts]
     _note(name, [choice.exchange], specs, outputs)
     _note_place(question, [choice.exchange], [])
+    given = [tuple(spec.placements) for spec in specs]
     note = note_copies if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, _placements_of_all(specs), (movement,), metas, note)
+    runner = Runner(name, specs, given, (movement,), metas, note)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
 def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
     """The results' placements; None if the op just runs on each device's local tensors."""
-    cuts = tuple(
-        [tuple([cut_of(p) for p in placements]) for placements in _placements_of_all(specs)]
-    )
+    cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
     # An exchange also for ops that have no rule in torch; that torch refuses, as splits of empty
     # shards, or gathers if devices are without rows; and for strided shards beside a Partial, which
     # a signature would reduce.
@@ -181,10 +180,10 @@ def _moved_in_steps(question: Question) -> Any | None:
         if movement is None or _is_wrong_for(pending, step.exchange.move):
             return None
         run.append(movement)
-    outputs = [_placements(found[-1].cuts, spec, pending)]
+    outputs = [replaced(spec.placements, found[-1].cuts)]
     movements = [step.exchange for step in found if step.exchange]
     _note(name, movements, specs, outputs, brought=first != cuts)
-    brought = _placements(first, spec, pending)
+    brought = replaced(spec.placements, first)
     moves = [move_of(spec, brought)] if first != cuts else []
     _note_place(question, movements, moves)
     runner = Runner(name, specs, [brought], tuple(run), metas)
@@ -229,16 +228,6 @@ def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:
     if move.adds:
         return any(op not in ("sum", "avg") for op in pending.values())
     return move.fill != 0 and any(op not in _FILLED for op in pending.values())
-
-
-def _placements_of_all(specs: Sequence[DTensorSpec]) -> list[tuple[Placement, ...]]:
-    return [tuple(spec.placements) for spec in specs]
-
-
-def _placements(cuts: Cuts, given: DTensorSpec, pending: dict[int, str]) -> tuple[Placement, ...]:
-    return tuple(
-        [given.placements[m] if m in pending else placement_of(cut) for m, cut in enumerate(cuts)]
-    )
 
 
 def _note(
