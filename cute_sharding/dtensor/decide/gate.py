@@ -112,14 +112,14 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         place = op_schemas.place_of(op, "dim")
         if place is None:
             return convolution(op, args, kwargs)
-        dim, searched = args[place] if place < len(args) else kwargs.get("dim"), args[0]
+        dim, searched = args[place] if place < len(args) else None, args[0]
         spec, ndim = searched._spec, max(searched.ndim, 1)
         if dim is not None and not -ndim <= dim < ndim:
             return stock(op, args, kwargs)  # torch raises the error
         if not symints.are_without_factors(spec.placements) or when.searches_nothing(spec, dim):
             return run_slowly(op, args, kwargs)
         if dim is not None and dim < 0:  # torch compares it with dims that count from the front
-            args, kwargs = _with_dim(args, kwargs, dim + ndim)
+            args = (searched, dim + ndim, *args[2:])
         return stock(op, args, kwargs)
 
     return handler
@@ -133,15 +133,6 @@ def _lying_as_said(result: Any) -> Any:
         return result
     local = lay_out(result._local_tensor, result._spec.tensor_meta)
     return result if local is result._local_tensor else tensor_specs.like(result, local)
-
-
-def _with_dim(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dim: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a search along a dim, with that dim replaced by ``dim``."""
-    if "dim" in kwargs:
-        return args, {**kwargs, "dim": dim}
-    return (args[0], dim, *args[2:]), kwargs
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ programs read them on all ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,24 +71,24 @@ def _run(
     function: Callable[..., Any], pending: Sequence[Pending | None], *args: Any, **kwargs: Any
 ) -> Any:
     results = function(*args, **kwargs)
-    if not isinstance(results, tuple):
-        return finish([results], pending[0])[0]
-    done = list(results)
+    every = dict(enumerate(results if isinstance(results, tuple) else (results,)))
+    every |= finish(every, dict(enumerate(pending)))
+    return tuple(every.values()) if isinstance(results, tuple) else every[0]
+
+
+def finish(numbers: Mapping[Any, Any], pending: Mapping[Any, Pending | None]) -> dict[Any, Any]:
+    """The numbers with pending reductions, reduced: those with the same reductions and dtype
+    together, once for each mesh dim.
+    """
     of_a_kind = defaultdict(list)
-    for i, (x, of) in enumerate(zip(results, pending)):
+    for key, of in pending.items():
         if of is not None:
-            of_a_kind[of, x.dtype].append(i)
-    for (of, _), places in of_a_kind.items():
-        for i, x in zip(places, finish([results[i] for i in places], of)):
-            done[i] = x
-    return tuple(done)
-
-
-def finish(numbers: Sequence[torch.Tensor], pending: Pending | None) -> list[torch.Tensor]:
-    """Numbers with the same pending reductions, reduced together: once for each mesh dim."""
-    if pending is None:
-        return list(numbers)
-    x = numbers[0] if len(numbers) == 1 else torch.stack(list(numbers))
-    for m, placement in pending.placements:
-        x = reduce_value(placement, x, pending.mesh, m)
-    return [x] if len(numbers) == 1 else list(x.unbind())
+            of_a_kind[of, numbers[key].dtype].append(key)
+    found: dict[Any, Any] = {}
+    for (of, _), keys in of_a_kind.items():
+        some = [numbers[key] for key in keys]
+        x = some[0] if len(some) == 1 else torch.stack(some)
+        for m, placement in of.placements:
+            x = reduce_value(placement, x, of.mesh, m)
+        found.update(zip(keys, [x] if len(some) == 1 else x.unbind()))
+    return found
