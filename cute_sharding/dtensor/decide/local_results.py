@@ -23,7 +23,6 @@ from cute_sharding.dtensor.run.order import (
     lay_out,
     lies_row_by_row,
     long_dims,
-    long_dims_of_elements,
 )
 from cute_sharding.relations.table import ROWS
 from cute_sharding.relations.table.along import pointwise
@@ -83,4 +82,4 @@ def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
         return row is None or row.own_order
     if row is not None and row.own_order:
         return True
-    return any(long_dims(meta) != long_dims_of_elements(meta.shape, operands) for meta in results)
+    return any(long_dims(meta.shape, [meta]) != long_dims(meta.shape, operands) for meta in results)

@@ -95,22 +95,13 @@ def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Seq
     return 0
 
 
-def long_dims(meta: TensorMeta) -> list[int]:
-    """The dims with more than one row, from the outermost to the innermost.
-
-    >>> long_dims(TensorMeta(torch.Size((2, 1, 3)), (1, 2, 2), torch.float32))
-    [2, 0]
-    """
-    order = memory_order(meta.shape, meta.stride)
-    return [d for d in order if meta.shape[d] > 1]
-
-
-def long_dims_of_elements(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
-    """:func:`long_dims` of a pointwise op's result of this shape, from broadcast operands.
+def long_dims(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
+    """The dims with more than one row, from the outermost to the innermost, of a pointwise op's
+    result of this shape, from broadcast operands.
 
     >>> row = TensorMeta(torch.Size((3,)), (1,), torch.float32)
     >>> matrix = TensorMeta(torch.Size((2, 3)), (1, 2), torch.float32)
-    >>> long_dims_of_elements((2, 3), [row, matrix])
+    >>> long_dims((2, 3), [row, matrix])
     [1, 0]
     """
     strides = [
