@@ -62,31 +62,22 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
     raises. None if torch's rule applies: all have the same placements, shards are plain and even,
     or the tensor that is written to is pending.
     """
-    wanted, differ = [], False
-    targets = [
-        [spec for spec in found if spec is not None]
-        for is_written, found in op_schemas.arguments(schema)
-        if is_written
-    ]
-    for is_written, found in op_schemas.arguments(schema):
+    arguments, wanted, differ = op_schemas.arguments(schema), [], False
+    targets = [found for is_written, found in arguments if is_written]
+    for is_written, found in arguments:
+        fitting = next((some for some in targets if len(some) in (1, len(found))), None)
         for i, spec in enumerate(found):
-            of = next(
-                (
-                    some[i] if len(some) == len(found) else some[0]
-                    for some in targets
-                    if len(some) in (1, len(found))
-                ),
-                None,
-            )
+            of = None if fitting is None else fitting[i % len(fitting)]
             if spec is None or of is None:
                 return None
             wanted.append(tuple(spec.placements) if is_written else _following(of, spec))
-            differ = differ or tuple(of.placements) != tuple(spec.placements)
-            if is_written and tuple(of.placements) != tuple(spec.placements):
+            differs = tuple(of.placements) != tuple(spec.placements)
+            if is_written and differs:
                 return None
+            differ = differ or differs
     if not differ or not are_understood(specs):
         return None
-    written = [spec for some in targets for spec in some]
+    written = [spec for some in targets for spec in some if spec is not None]
     if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
         tensor_specs.split_factors(spec)
         or is_uneven(spec)
