@@ -145,15 +145,9 @@ def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSp
 
 def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
     """The spec of a tensor with another shape, and contiguous strides."""
-    meta = TensorMeta(
-        torch.Size(shape),
-        row_major(tuple(shape)),
-        spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32,
-    )
-    order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
-    return DTensorSpec(
-        spec.mesh, spec.placements, meta, order, spec.use_strided_shard_as_shard_order
-    )
+    dtype = spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32
+    meta = TensorMeta(torch.Size(shape), row_major(tuple(shape)), dtype)
+    return with_placements(spec, spec.placements, meta)
 
 
 def says_an_order(spec: DTensorSpec) -> bool:
@@ -257,15 +251,19 @@ def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     return DTensor(local, tensor._spec, requires_grad=False)
 
 
-def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:
-    """The spec with other placements on pending mesh dims, and the same order of shards."""
+def with_placements(
+    spec: DTensorSpec, placements: Sequence[Placement], meta: TensorMeta | None = None
+) -> DTensorSpec:
+    """The spec with other placements on pending mesh dims, and the same order of shards; with
+    ``meta``, of a tensor with this TensorMeta.
+    """
     order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
     return DTensorSpec(
         spec.mesh,
         tuple(placements),
-        tensor_meta=spec.tensor_meta,
-        shard_order=order,
-        use_strided_shard_as_shard_order=spec.use_strided_shard_as_shard_order,
+        meta or spec.tensor_meta,
+        order,
+        spec.use_strided_shard_as_shard_order,
     )
 
 
