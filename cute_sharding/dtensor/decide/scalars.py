@@ -71,9 +71,10 @@ def _run(
     function: Callable[..., Any], pending: Sequence[Pending | None], *args: Any, **kwargs: Any
 ) -> Any:
     results = function(*args, **kwargs)
-    every = dict(enumerate(results if isinstance(results, tuple) else (results,)))
-    every |= finish(every, dict(enumerate(pending)))
-    return tuple(every.values()) if isinstance(results, tuple) else every[0]
+    if not isinstance(results, tuple):  # mostly
+        return _reduced(results, pending[0])
+    every = dict(enumerate(results))
+    return tuple((every | finish(every, dict(enumerate(pending)))).values())
 
 
 def finish(numbers: Mapping[Any, Any], pending: Mapping[Any, Pending | None]) -> dict[Any, Any]:
@@ -87,8 +88,12 @@ def finish(numbers: Mapping[Any, Any], pending: Mapping[Any, Pending | None]) ->
     found: dict[Any, Any] = {}
     for (of, _), keys in of_a_kind.items():
         some = [numbers[key] for key in keys]
-        x = some[0] if len(some) == 1 else torch.stack(some)
-        for m, placement in of.placements:
-            x = reduce_value(placement, x, of.mesh, m)
+        x = _reduced(some[0] if len(some) == 1 else torch.stack(some), of)
         found.update(zip(keys, [x] if len(some) == 1 else x.unbind()))
     return found
+
+
+def _reduced(x: torch.Tensor, pending: Any) -> torch.Tensor:
+    for m, placement in pending.placements:
+        x = reduce_value(placement, x, pending.mesh, m)
+    return x
