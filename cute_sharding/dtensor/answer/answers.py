@@ -75,9 +75,14 @@ class Answer(NamedTuple):
 _NAME = "_cute_sharding_answer"
 
 
-def answer_of(schema: OpSchema) -> Answer | None:
-    """The :class:`Answer` of the op that is redistributed to this schema; None if it has none."""
-    return getattr(schema, _NAME, None)
+_NOTHING_ELSE = Answer()
+
+
+def answer_of(schema: OpSchema) -> Answer:
+    """The :class:`Answer` of the op that is redistributed to this schema; one that says nothing
+    beside torch's if it has none.
+    """
+    return getattr(schema, _NAME, _NOTHING_ELSE)
 
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
@@ -193,7 +198,7 @@ def with_fields(
     given: Any = found.redistribute_schema or schema
     wanted: Any = OpSchema(schema.op, given.args_schema, given.kwargs_schema, schema.schema_info)
     wanted.op = runs or given.op
-    setattr(wanted, _NAME, (answer_of(given) or Answer())._replace(**says))
+    setattr(wanted, _NAME, answer_of(given)._replace(**says))
     return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
 
 
@@ -208,7 +213,7 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
     after: Any = wanted.args_schema[0]
     if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    by_plan = by_plan or (answer_of(wanted) or Answer()).by_plan
+    by_plan = by_plan or answer_of(wanted).by_plan
     return with_fields(found, schema, copied=(before, after), by_plan=by_plan)
 
 
@@ -228,8 +233,7 @@ def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
 def finished_by(found: Any) -> tuple[DTensorSpec, ...]:
     """Of each number that what runs in the op's place finishes, the spec with what is pending."""
     wanted = getattr(found, "redistribute_schema", None)
-    answer = None if wanted is None else answer_of(wanted)
-    return () if answer is None else answer.reduced
+    return () if wanted is None else answer_of(wanted).reduced
 
 
 def specs_of_results(found: OutputSharding) -> list[Any]:

@@ -10,7 +10,7 @@ from cute_sharding.dtensor.answer.answers import answer_of
 from cute_sharding.dtensor.replaced import dispatch, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema, is_in_place
+from cute_sharding.dtensor.replaced.op_schemas import is_in_place
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 
 __all__ = ["made_of", "run_slowly", "runner_of"]
@@ -28,17 +28,14 @@ def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
     )
     found: Any = propagate(schema)
     wanted = found.redistribute_schema
-    return (wanted.op, found.output_spec) if wanted and _takes_all(wanted) else (None, None)
+    return (
+        (wanted.op, found.output_spec) if wanted and answer_of(wanted).takes_all else (None, None)
+    )
 
 
 def made_of(local: Any, specs: Any) -> Any:
     """DTensors with these specs from the local results of an op."""
     return dispatch.dispatcher().wrap(local, specs)
-
-
-def _takes_all(schema: OpSchema) -> bool:
-    answer = answer_of(schema)
-    return answer is not None and answer.takes_all
 
 
 def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -50,7 +47,7 @@ def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     found: Any = torchs._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
     info.output_sharding = found
     wanted = found.redistribute_schema
-    if wanted is not None and _takes_all(wanted):  # also if the op draws random numbers
+    if wanted is not None and answer_of(wanted).takes_all:  # also if the op draws random numbers
         results = None
         if info.compute_mesh._is_current_rank_part_of_mesh():
             torchs.redistribute_local_args(info, wanted, False)  # at most calls answer.read

@@ -33,8 +33,7 @@ def in_order(found: Any, schema: OpSchema) -> Any:
     new results and redistributes operands or has a kernel that may use another order.
     """
     wanted = found.redistribute_schema
-    answer = wanted and answers.answer_of(wanted)
-    if (answer and answer.takes_all) or any(
+    if (wanted and answers.answer_of(wanted).takes_all) or any(
         each.alias_info is not None for each in schema.op._schema.returns
     ):
         return found

@@ -41,21 +41,19 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
     ) -> None:
         schema, takes_others = suggested_input_schema, use_val_from_redistribute_schema
         answer, settings = answers.answer_of(schema), in_force()
-        if answer is not None and answer.read is not None:
+        if answer.read is not None:
             answer.read(op_info)
-        if answer is not None and answer.takes_all:
+        if answer.takes_all:
             return  # the function takes the arguments without redistribution
         if settings is None or not settings.views:
-            answer = None
-        before, answered = op_info.local_args, answer is not None and answer.by_plan
+            answer = answers.Answer()
+        before, answered = op_info.local_args, answer.by_plan
         of_lists = dispatch.is_of_lists(op_info)
         if answered or (of_lists and settings is not None and settings.redistribution):
             move = partial(_all_redistributed, at_once=of_lists, answered=answered)
             dispatch.redistribute_arguments(op_info, schema, takes_others, move)
         else:
             local_args(op_info, schema, takes_others)
-        if answer is None:
-            return
         for name, (spec, wanted) in answer.keywords.items():
             dispatch.observe(spec, wanted, f"argument {name}")
             local = op_info.local_kwargs[name]
