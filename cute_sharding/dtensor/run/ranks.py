@@ -80,11 +80,18 @@ def true_on_each_rank(function: Callable[[int], bool]) -> bool:
 
 @lru_cache(maxsize=1 << 10)
 def slice_with(mesh: Any, rank: int) -> Mesh:
-    """The mesh with its ranks; if it is a slice of a larger mesh, the slice with ``rank``."""
+    """The mesh with its ranks; if it is a slice of a larger mesh, the slice with ``rank``.
+
+    Raises:
+        ValueError: the rank is on none.
+    """
     for on in process_groups.slices(mesh):
         if on.coordinates(rank) is not None:
             return on
-    raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
+    raise ValueError(
+        f"rank {rank} is not on the mesh {mesh}, nor on another slice of the same larger mesh: "
+        "give a mesh that has this rank, or call this on the ranks of the mesh alone"
+    )
 
 
 @lru_cache(maxsize=1 << 12)

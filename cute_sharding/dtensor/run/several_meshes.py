@@ -6,13 +6,12 @@ ranks of both agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.groups import group_of_ranks
-from cute_sharding.dtensor.run.ranks import is_native
+from cute_sharding.dtensor.run.ranks import is_native, slice_with
 from cute_sharding.exchange import Bundle, Exchange, Mesh
 from cute_sharding.sharding.chains import Chains
 
@@ -50,12 +49,12 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
             slice of the other.
     """
     mine, others = process_groups.slices(mesh), process_groups.slices(other)
-    source = _of_rank(mesh, mine, rank)
+    source = mine[0] if len(mine) == 1 else slice_with(mesh, rank)
     meeting = [on for on in others if not {*on.ranks}.isdisjoint(source.ranks)]
     if len(mine) == 1 and len(meeting) > 1:
         every = [r for on in others for r in on.ranks]
         return Meshes(source, Mesh((len(others), *other.shape), every), slices=True)
-    target = _of_rank(other, others, rank)
+    target = others[0] if len(others) == 1 else slice_with(other, rank)
     for one, theirs, some in ((source, target, others), (target, source, mine)):
         for seen in some:
             if seen != theirs and not {*one.ranks}.isdisjoint(seen.ranks):
@@ -66,20 +65,6 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
                     "mesh"
                 )
     return Meshes(source, target)
-
-
-def _of_rank(mesh: Any, every: Sequence[Mesh], rank: int) -> Mesh:
-    """The slice that a rank is on; the mesh if it is no slice."""
-    if len(every) == 1:
-        return every[0]
-    for on in every:
-        if on.coordinates(rank) is not None:
-            return on
-    raise ValueError(
-        f"rank {rank} is on none of the {len(every)} slices that the mesh {mesh} is one of, "
-        "so it is not known which of them takes part: give a mesh that is no slice, or "
-        "call this on the ranks of the slice alone"
-    )
 
 
 def on_which_group(exchange: Exchange | Bundle, mesh: Any, other: Any) -> Any | None:
