@@ -32,7 +32,6 @@ __all__ = [
     "is_ascending",
     "is_fake",
     "is_first_rank",
-    "layout_of",
     "rank_lists",
     "ranks_along",
     "slices",
@@ -111,13 +110,6 @@ def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, tuple[int, ...]]:
 def has_groups(mesh: Any) -> bool:
     """Whether the mesh was made with process groups."""
     return bool(getattr(mesh, "_dim_group_names", None))
-
-
-def layout_of(mesh: Any, dims: Sequence[int]) -> tuple[Any, ...]:
-    """A key for the ranks on these mesh dims: the same for a slice of a mesh and for the mesh
-    itself.
-    """
-    return mesh._flatten_rank_map, tuple([mesh._layout[m] for m in dims])
 
 
 def this_rank() -> int:

@@ -101,13 +101,21 @@ def place(mesh: Any, rank: int) -> Device:
 
 
 @lru_cache(maxsize=1 << 12)
-def numbers(mesh: Any, rank: int, dims: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:
-    """The number of a rank's place on the mesh, row-major; and those of the ranks that differ from
-    it only on ``dims``, in the order of their process group, which is by rank.
+def ranks_beside(mesh: Any, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks that differ from a rank only on these mesh dims, in the order of their process
+    group, which ascends.
     """
     on = slice_with(mesh, rank)
-    number, group = Mesh.numbered(on.sizes).rank, sorted(on.slice_of(on.device(rank), dims))
-    return number(on.device(rank)), tuple([number(on.device(peer)) for peer in group])
+    return tuple(sorted(on.slice_of(on.device(rank), dims)))
+
+
+@lru_cache(maxsize=1 << 12)
+def numbers(mesh: Any, rank: int, dims: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:
+    """The number of a rank's place on the mesh, row-major; and those of :func:`ranks_beside`."""
+    on = slice_with(mesh, rank)
+    number = Mesh.numbered(on.sizes).rank
+    beside = [number(on.device(peer)) for peer in ranks_beside(mesh, rank, dims)]
+    return number(on.device(rank)), tuple(beside)
 
 
 def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
