@@ -116,6 +116,12 @@ class Mesh:
             return None
         return _place(at, self.sizes)
 
+    def device(self, rank: int) -> Device:
+        """The coordinates of a rank that is on the mesh."""
+        found = self.coordinates(rank)
+        assert found is not None
+        return found
+
     def rank(self, device: Device) -> int:
         """The rank at these coordinates."""
         at = 0

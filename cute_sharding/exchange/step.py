@@ -174,9 +174,7 @@ class Step(Stage):
 
     def place(self, rank: int) -> Device:
         """The coordinates of a rank."""
-        device = self.flow.source.mesh.coordinates(rank)
-        assert device is not None, "on the mesh"
-        return device
+        return self.flow.source.mesh.device(rank)
 
     def natively(self) -> Step:
         """The step for a backend that gathers and reduce-scatters better than it exchanges: as such

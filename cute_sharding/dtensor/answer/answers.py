@@ -16,7 +16,7 @@ import torch
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding, with_specs
 from cute_sharding.dtensor.replaced.registry import propagator
-from cute_sharding.dtensor.replaced.symints import with_symbols_in_shape
+from cute_sharding.dtensor.replaced.symints import ask_whether_contiguous, shape_with_symbols
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Placement,
@@ -32,17 +32,16 @@ __all__ = [
     "answer_of",
     "by_function",
     "dtypes_of_results",
-    "for_no_cache",
     "from_other_specs",
     "kernel_of",
-    "metas_of_results",
     "op_sharding",
+    "settle_strides",
     "shapes_of_results",
     "specs_of_results",
     "with_fields",
-    "with_function",
     "with_keywords",
     "with_outputs",
+    "with_preparation",
 ]
 
 
@@ -56,8 +55,6 @@ class Answer(NamedTuple):
         by_plan: whether the arguments are redistributed by plan.
         keywords: keyword arguments to redistribute: name -> (current spec, wanted spec). torch
             redistributes positional arguments only.
-        prepare: converts the local arguments, in order, just before the op runs: the same values,
-            in the form that the kernel expects.
         takes_all: whether the function that runs in place of the op takes the local tensors without
             redistribution.
         read: called first, with the dispatcher's OpInfo of this call: it rewrites operands on
@@ -69,7 +66,6 @@ class Answer(NamedTuple):
 
     by_plan: bool = False
     keywords: Mapping[str, tuple[DTensorSpec, DTensorSpec]] = MappingProxyType({})
-    prepare: Prepare | None = None
     takes_all: bool = False
     read: Callable[[Any], None] | None = None
     copied: tuple[DTensorSpec, DTensorSpec] | None = None
@@ -79,32 +75,14 @@ class Answer(NamedTuple):
 _NAME = "_cute_sharding_answer"
 
 
-def answer_of(schema: OpSchema) -> Answer | None:
-    """The :class:`Answer` of the op that is redistributed to this schema; None if it has none."""
-    return getattr(schema, _NAME, None)
+_NOTHING_ELSE = Answer()
 
 
-def _with_changes(schema: OpSchema, **changes: Any) -> OpSchema:
-    """The schema, which must be one that we made, with these fields changed in its answer."""
-    setattr(schema, _NAME, (answer_of(schema) or Answer())._replace(**changes))
-    return schema
-
-
-def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
-    """A new copy of the schema that the answer redistributes to, or of ``schema`` if nothing is
-    redistributed. (torch caches its own schemas, so they are not changed.)
+def answer_of(schema: OpSchema) -> Answer:
+    """The :class:`Answer` of the op that is redistributed to this schema; one that says nothing
+    beside torch's if it has none.
     """
-    wanted: Any = found.redistribute_schema or schema
-    copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
-    copied.op = wanted.op  # the function that runs in place of the op, if there is one
-    answer = answer_of(wanted)
-    if answer is not None:
-        setattr(copied, _NAME, answer)
-    return copied
-
-
-def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
-    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
+    return getattr(schema, _NAME, _NOTHING_ELSE)
 
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
@@ -153,9 +131,11 @@ def op_sharding(
     suggestion = with_specs(schema, placed) if moves else None
     adjusted = _with_local_arguments(suggestion or schema, given, metas, outputs)
     suggestion = adjusted or suggestion
+    if moves:
+        setattr(suggestion, _NAME, Answer(by_plan=True))
     return OutputSharding(
         outputs,
-        _with_changes(suggestion, by_plan=True) if suggestion is not None and moves else suggestion,
+        suggestion,
         needs_redistribute=moves or adjusted is not None,
         use_val_from_redistribute_schema=adjusted is not None,
     )
@@ -204,9 +184,22 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     return with_fields(found, schema, keywords=moved) if moved else found
 
 
-def with_fields(found: OutputSharding, schema: OpSchema, **says: Any) -> OutputSharding:
-    """The answer, with the fields ``says`` of its :class:`Answer` changed."""
-    return _that_runs(found, _with_changes(_copy_of(found, schema), **says))
+def with_fields(
+    found: OutputSharding,
+    schema: OpSchema,
+    *,
+    runs: Callable[..., Any] | None = None,
+    **says: Any,
+) -> OutputSharding:
+    """The answer, with the fields ``says`` of its :class:`Answer` changed; and with ``runs`` in
+    place of the op: on the redistributed local arguments, or with ``takes_all`` on the local
+    tensors without redistribution. (torch caches its own schemas, so a copy is changed.)
+    """
+    given: Any = found.redistribute_schema or schema
+    wanted: Any = OpSchema(schema.op, given.args_schema, given.kwargs_schema, schema.schema_info)
+    wanted.op = runs or given.op
+    setattr(wanted, _NAME, answer_of(given)._replace(**says))
+    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
@@ -220,23 +213,16 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
     after: Any = wanted.args_schema[0]
     if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    noted = with_fields(found, schema, copied=(before, after))
-    return with_fields(noted, schema, by_plan=True) if by_plan else noted
+    by_plan = by_plan or answer_of(wanted).by_plan
+    return with_fields(found, schema, copied=(before, after), by_plan=by_plan)
 
 
-def with_function(
-    found: OutputSharding,
-    schema: OpSchema,
-    function: Callable[..., Any],
-    **says: Any,
-) -> OutputSharding:
-    """The answer, with ``function`` run in place of the op: on the redistributed local arguments,
-    or with ``takes_all`` on the local tensors without redistribution. ``says``: further fields of
-    the :class:`Answer`.
+def with_preparation(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
+    """The answer, with its positional local arguments converted by ``prepare`` just before it runs:
+    the same values, in the form that the kernel expects.
     """
-    wanted: Any = _copy_of(found, schema)
-    wanted.op = function
-    return _that_runs(found, _with_changes(wanted, **says) if says else wanted)
+    run = kernel_of(found, schema)
+    return with_fields(found, schema, runs=lambda *args, **kwargs: run(*prepare(args), **kwargs))
 
 
 def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
@@ -247,8 +233,7 @@ def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
 def finished_by(found: Any) -> tuple[DTensorSpec, ...]:
     """Of each number that what runs in the op's place finishes, the spec with what is pending."""
     wanted = getattr(found, "redistribute_schema", None)
-    answer = None if wanted is None else answer_of(wanted)
-    return () if answer is None else answer.reduced
+    return () if wanted is None else answer_of(wanted).reduced
 
 
 def specs_of_results(found: OutputSharding) -> list[Any]:
@@ -257,14 +242,24 @@ def specs_of_results(found: OutputSharding) -> list[Any]:
     return list(output) if isinstance(output, (list, tuple)) else [output]
 
 
-def for_no_cache(found: Any) -> Any:
-    """The answer in a traced program: a spec with symbolic strides also gets a symbolic size, by
+def settle_strides(found: Any, *, asks: bool) -> None:
+    """For an answer in a traced program: a spec with symbolic strides also gets a symbolic size, by
     which torch leaves it out of its cache.
+
+    With ``asks``, ask on all ranks whether the results are contiguous, as torch asks of tensors
+    with rows. A tensor of one row or none is contiguous whatever its strides are. So on a rank that
+    has such a local tensor the compiler learns less about sizes. What it knows about them decides
+    what is exchanged, and whether by a plan for any sizes.
     """
     for spec in leaves(found.output_spec):
-        if isinstance(spec, DTensorSpec):
-            with_symbols_in_shape(spec)
-    return found
+        meta = spec.tensor_meta if isinstance(spec, DTensorSpec) else None
+        if meta is None:
+            continue
+        if asks:
+            ask_whether_contiguous(meta.shape, meta.stride)
+        shape = shape_with_symbols(meta.shape, meta.stride)
+        if shape is not meta.shape:
+            spec.tensor_meta = TensorMeta(shape, meta.stride, meta.dtype)
 
 
 def as_list(metas: Any) -> Sequence[Any]:
@@ -277,12 +272,6 @@ def with_metas(metas: Any, of: Callable[[TensorMeta], TensorMeta]) -> Any:
     if isinstance(metas, TensorMeta):
         return of(metas)
     return tuple([None if meta is None else of(meta) for meta in metas])
-
-
-def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
-    """The TensorMetas (global shapes and strides) of an op's results, as far as they are known."""
-    specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
-    return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
 
 
 def with_outputs(
@@ -314,7 +303,7 @@ def by_function(
     results have the placements ``given``. Without ``metas``, ``function`` returns no tensor.
     torch's own form of such an answer is that of an op which it rewrites to another op.
     """
-    found = with_function(OutputSharding(None), schema, function, takes_all=True)
+    found = with_fields(OutputSharding(None), schema, runs=function, takes_all=True)
     if metas is None:
         return found
     specs = [DTensorSpec(mesh, placements, meta) for placements, meta in zip(given, as_list(metas))]

@@ -1,39 +1,19 @@
-"""Runs ops as their answers say: the changes to local arguments that torch does not make, and ops
-that skip torch's fast path.
-"""
+"""Runs ops as their answers say, also those that skip torch's fast path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.answer.answers import Answer, answer_of
+from cute_sharding.dtensor.answer.answers import answer_of
 from cute_sharding.dtensor.replaced import dispatch, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema, is_in_place
+from cute_sharding.dtensor.replaced.op_schemas import is_in_place
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 
-__all__ = ["complete_arguments", "made_of", "run_slowly", "runner_of"]
-
-
-def complete_arguments(
-    op_info: Any,
-    schema: OpSchema,
-    answer: Answer,
-    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
-) -> None:
-    """Change the local arguments as the answer says, where torch does not: torch redistributes no
-    keyword arguments, and does not know what memory formats a kernel expects.
-    """
-    for name, (spec, wanted) in answer.keywords.items():
-        dispatch.observe(spec, wanted, f"argument {name}")
-        op_info.local_kwargs[name] = move(op_info.local_kwargs[name], spec, wanted)
-    if answer.prepare is not None:
-        op_info.local_args = answer.prepare(op_info.local_args)
+__all__ = ["made_of", "run_slowly", "runner_of"]
 
 
 def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
@@ -48,17 +28,14 @@ def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
     )
     found: Any = propagate(schema)
     wanted = found.redistribute_schema
-    return (wanted.op, found.output_spec) if wanted and _takes_all(wanted) else (None, None)
+    return (
+        (wanted.op, found.output_spec) if wanted and answer_of(wanted).takes_all else (None, None)
+    )
 
 
 def made_of(local: Any, specs: Any) -> Any:
     """DTensors with these specs from the local results of an op."""
     return dispatch.dispatcher().wrap(local, specs)
-
-
-def _takes_all(schema: OpSchema) -> bool:
-    answer = answer_of(schema)
-    return answer is not None and answer.takes_all
 
 
 def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,7 +47,7 @@ def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     found: Any = torchs._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
     info.output_sharding = found
     wanted = found.redistribute_schema
-    if wanted is not None and _takes_all(wanted):  # also if the op draws random numbers
+    if wanted is not None and answer_of(wanted).takes_all:  # also if the op draws random numbers
         results = None
         if info.compute_mesh._is_current_rank_part_of_mesh():
             torchs.redistribute_local_args(info, wanted, False)  # at most calls answer.read

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
@@ -94,16 +94,17 @@ class Kind:
         return self._moves()
 
 
-class Place(Protocol):
-    """An op that was answered, on operands with certain placements."""
+class Place(NamedTuple):
+    """An op that was answered, on operands with certain placements; what is computed on request.
 
-    @property
-    def received(self) -> Received:
-        """The elements that it receives each time."""
+    Attributes:
+        received: computes the elements that it receives each time.
+        theirs: lists the redistributions of its operands by torch's own rule. Raises what that
+            raises.
+    """
 
-    @property
-    def redistributions(self) -> list[Redistribution]:
-        """The redistributions of its operands by torch's own rule. Raises what that raises."""
+    received: Callable[[], Received]
+    theirs: Callable[[], list[Redistribution]]
 
 
 # Not yet added up: (op, outcome), and kinds of redistributions that ran by plan. To append is

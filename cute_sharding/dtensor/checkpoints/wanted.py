@@ -21,7 +21,7 @@ from cute_sharding.dtensor.replaced import collective_ops, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.ranks import places
+from cute_sharding.dtensor.run.ranks import slice_with
 from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.models import PlacedTensor
@@ -114,7 +114,7 @@ def want_of(leaf: Leaf) -> Want | None:
         shape,
         tensor.dtype,
         tuple(mesh.shape),
-        tuple(places(mesh, rank)),
+        tuple(slice_with(mesh, rank).ranks),
         chains_of_spec(spec),
         mesh.device_type,
     )

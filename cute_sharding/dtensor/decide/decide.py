@@ -2,8 +2,8 @@
 
 A decision is a function of the op, the specs of its operands, the settings and the release of
 torch. :func:`propagation` first describes operands of several meshes on one mesh (:mod:`.meshes`).
-With the setting ``movement``, a movement op is answered by its map of rows (:mod:`.movement`). All
-other ops are answered in the order of :func:`decide`:
+A movement op is answered by its map of rows (:mod:`.movement`), mostly only with the setting
+``movement``. All other ops are answered in the order of :func:`decide`:
 
 1. *Program*: the program has registered a rule for the op: that rule, after the gate.
 2. *View*: the same layout, read under the shape of the output (:mod:`.views`).
@@ -37,21 +37,25 @@ from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
 from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
-from cute_sharding.dtensor.decide.movement import movement_first
+from cute_sharding.dtensor.decide.movement import moved
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
+from cute_sharding.dtensor.decide.views import answer_view
 from cute_sharding.dtensor.decide.written import decide_write, taken_back, without_partials
-from cute_sharding.dtensor.door.cuts import leave_one_without, without
+from cute_sharding.dtensor.door.cuts import leave_one_without
 from cute_sharding.dtensor.fixes.table import ALL, CUTS, Fix, Remedy, fix_of
 from cute_sharding.dtensor.replaced import op_schemas, registry
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     OpSchema,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
+from cute_sharding.dtensor.run.graph_keys import tag_traced
+from cute_sharding.dtensor.run.placements import without
 
 
 def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
@@ -60,15 +64,23 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
         try:
-            return _complete(question, decide(question))
+            found = moved(question)
+            is_moved = found is not None
+            found = found if is_moved else _complete(question, decide(question))
         except (
             NotImplementedError,
             DynamicOutputShapeException,
             DataDependentOutputException,
         ) as error:
             raise in_words(error, question.schema, question.specs) from error
+        if not is_tracing():
+            return found
+        if is_moved or question.is_view:
+            tag_traced()
+        answers.settle_strides(found, asks=settings.redistribution or settings.movement)
+        return found
 
-    return on_one_mesh(movement_first(propagate, is_on=settings.movement, stock=torchs))
+    return on_one_mesh(propagate)
 
 
 def decide(question: Question) -> Any:
@@ -77,7 +89,7 @@ def decide(question: Question) -> Any:
         strided = question.is_strided
         return question.gated((StridedShard,)) if strided else question.stock(question.schema)
     if question.is_view:
-        return question.viewed()
+        return answer_view(question)
     if question.is_wrong_in_one:
         raise NotImplementedError  # torch then decomposes the op
     fix = fix_of(question.schema, question.specs)

@@ -12,7 +12,6 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.door.cuts import without
 from cute_sharding.dtensor.extras.copies import LIVE
 from cute_sharding.dtensor.extras.writes import reach
 from cute_sharding.dtensor.fixes import when
@@ -26,7 +25,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
 from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.placements import text, without
 
 
 def gated(
@@ -113,14 +112,14 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         place = op_schemas.place_of(op, "dim")
         if place is None:
             return convolution(op, args, kwargs)
-        dim, searched = args[place] if place < len(args) else kwargs.get("dim"), args[0]
+        dim, searched = args[place] if place < len(args) else None, args[0]
         spec, ndim = searched._spec, max(searched.ndim, 1)
         if dim is not None and not -ndim <= dim < ndim:
             return stock(op, args, kwargs)  # torch raises the error
         if not symints.are_without_factors(spec.placements) or when.searches_nothing(spec, dim):
             return run_slowly(op, args, kwargs)
         if dim is not None and dim < 0:  # torch compares it with dims that count from the front
-            args, kwargs = _with_dim(args, kwargs, dim + ndim)
+            args = (searched, dim + ndim, *args[2:])
         return stock(op, args, kwargs)
 
     return handler
@@ -134,15 +133,6 @@ def _lying_as_said(result: Any) -> Any:
         return result
     local = lay_out(result._local_tensor, result._spec.tensor_meta)
     return result if local is result._local_tensor else tensor_specs.like(result, local)
-
-
-def _with_dim(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dim: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a search along a dim, with that dim replaced by ``dim``."""
-    if "dim" in kwargs:
-        return args, {**kwargs, "dim": dim}
-    return (args[0], dim, *args[2:]), kwargs
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -26,12 +26,11 @@ from cute_sharding.relations.signature import Signature
 from cute_sharding.relations.table import ROWS
 from cute_sharding.relations.table.kernels import (
     AlignedMask,
-    Channels,
     Images,
     Kernel,
-    LeadingSizes,
     Matrices,
     MeanGradient,
+    Sizes,
 )
 
 # The kernel loads this many bytes at a time, and torch checks every stride but the last
@@ -82,22 +81,14 @@ def _of_images(tensors: int, number: int) -> Prepare:
     return prepare
 
 
-def _with_leading_of(tensor: int, sizes: int) -> Prepare:
-    """Set the sizes of images and channels to those of the local tensor."""
-    return lambda args: [
-        *args[:sizes],
-        [*args[tensor].shape[:2], *args[sizes][2:]],
-        *args[sizes + 1 :],
-    ]
-
-
-def _with_channels_of(tensor: int, sizes: int) -> Prepare:
-    """Set the size of a bias, if there is one, to the number of the local tensor's channels. A
-    kernel does not read it, but the function that replaces the kernel for empty tensors does.
+def _with_sizes_of(tensor: int, sizes: int, dims: Sequence[int]) -> Prepare:
+    """Set the first of the sizes, if there are any, to those of the local tensor in these dims. (A
+    kernel may not read them, but the function that replaces it for empty tensors does.)
     """
 
     def prepare(args: Sequence[Any]) -> Sequence[Any]:
-        told = args[sizes] and [args[tensor].shape[1]]
+        own = [args[tensor].shape[d] for d in dims]
+        told = args[sizes] and [*own, *args[sizes][len(dims) :]]
         return [*args[:sizes], told, *args[sizes + 1 :]]
 
     return prepare
@@ -166,10 +157,8 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
             return _with_mask_at(at) if is_given else None
         case Images(tensors, number):
             return _of_images(tensors, number)
-        case LeadingSizes(of, sizes):
-            return _with_leading_of(of, sizes)
-        case Channels(of, sizes):
-            return _with_channels_of(of, sizes)
+        case Sizes(of, sizes, dims):
+            return _with_sizes_of(of, sizes, dims)
         case Matrices():
             return _as_said(schema)
         case MeanGradient(reduction):
@@ -182,7 +171,7 @@ def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
     if row is None or row.kernel is None:
         return found
     prepare = _prepare(row.kernel, found.redistribute_schema or schema)
-    return found if prepare is None else answers.with_fields(found, schema, prepare=prepare)
+    return found if prepare is None else answers.with_preparation(found, schema, prepare)
 
 
 def in_their_place(
@@ -214,4 +203,4 @@ def in_their_place(
             given[places[i]] = old.new_empty(sizes).contiguous(memory_format=_format(old))
         return given
 
-    return answers.with_fields(found, schema, prepare=prepare)
+    return answers.with_preparation(found, schema, prepare)

@@ -23,7 +23,6 @@ from cute_sharding.dtensor.run.order import (
     lay_out,
     lies_row_by_row,
     long_dims,
-    long_dims_of_elements,
 )
 from cute_sharding.relations.table import ROWS
 from cute_sharding.relations.table.along import pointwise
@@ -34,8 +33,7 @@ def in_order(found: Any, schema: OpSchema) -> Any:
     new results and redistributes operands or has a kernel that may use another order.
     """
     wanted = found.redistribute_schema
-    answer = wanted and answers.answer_of(wanted)
-    if (answer and answer.takes_all) or any(
+    if (wanted and answers.answer_of(wanted).takes_all) or any(
         each.alias_info is not None for each in schema.op._schema.returns
     ):
         return found
@@ -58,7 +56,7 @@ def in_order(found: Any, schema: OpSchema) -> Any:
         ]
         return tuple(laid) if isinstance(results, tuple) else laid
 
-    return answers.with_function(found, schema, function)
+    return answers.with_fields(found, schema, runs=function)
 
 
 def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
@@ -83,4 +81,4 @@ def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
         return row is None or row.own_order
     if row is not None and row.own_order:
         return True
-    return any(long_dims(meta) != long_dims_of_elements(meta.shape, operands) for meta in results)
+    return any(long_dims(meta.shape, [meta]) != long_dims(meta.shape, operands) for meta in results)

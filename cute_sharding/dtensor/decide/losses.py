@@ -4,20 +4,23 @@ other dims have plain shards, and targets that are sharded like the logits; and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count
-from cute_sharding.dtensor.replaced import dispatch, op_schemas, registry
+from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
     Placement,
     Replicate,
     Shard,
     StridedShard,
+    dtensor_of,
     is_dtensor,
 )
+from cute_sharding.dtensor.run.placements import without
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
 
@@ -31,7 +34,7 @@ def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         if at is None or not is_dtensor(args[at]):
             return stock(op, args, kwargs)
         given = list(args)
-        given[at] = _redistribute(args[at], _plain(args[at].placements))
+        given[at] = _redistribute(args[at], without((StridedShard,), args[at].placements))
         if targets is not None and is_dtensor(args[targets]):
             given[targets] = _redistribute(args[targets], _of_targets(given[at]))
         if any(a is not b for a, b in zip(args, given)):
@@ -64,10 +67,6 @@ def outside_loss_parallel(run: Callable[..., Any]) -> Callable[..., Any]:
     return refusing
 
 
-def _plain(placements: tuple[Placement, ...]) -> list[Placement]:
-    return [Replicate() if isinstance(p, StridedShard) else p for p in placements]
-
-
 def _of_targets(logits: Any) -> list[Placement]:
     """The placements of the logits, with the dim of classes replicated."""
     classes = 1 if logits.ndim > 1 else 0
@@ -79,7 +78,11 @@ def _of_targets(logits: Any) -> list[Placement]:
     ]
 
 
-def _redistribute(tensor: Any, placements: list[Placement]) -> Any:
+def _redistribute(tensor: Any, placements: Sequence[Placement]) -> Any:
+    """The tensor in these placements; outside of autograd."""
     if tuple(placements) == tuple(tensor.placements):
         return tensor
-    return dispatch.with_placements(tensor, placements, redistribute_local_tensor)
+    spec = tensor._spec
+    target = DTensorSpec(spec.mesh, tuple(placements), spec.tensor_meta)
+    local = redistribute_local_tensor(tensor._local_tensor, spec, target)
+    return dtensor_of(local, target, requires_grad=False)

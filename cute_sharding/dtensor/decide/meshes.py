@@ -18,7 +18,6 @@ mesh of its own.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -242,12 +241,12 @@ class Reading(NamedTuple):
         given = dispatch.arguments_of(op_info, self.given)
         read = dispatch.arguments_of(op_info, self.read)
         local = dispatch.local_arguments(op_info)
-        of_a_kind = defaultdict(list)
-        for place, spec in given.items():
-            pending = None if spec is read[place] else pending_of(spec)
-            if pending is not None:
-                dispatch.observe(spec, read[place], "operands on several meshes")
-                of_a_kind[pending, local[place].dtype].append(place)
-        for (pending, _), places in of_a_kind.items():
-            local.update(zip(places, finish([local[place] for place in places], pending)))
+        pending = {
+            place: None if spec is read[place] else pending_of(spec)
+            for place, spec in given.items()
+        }
+        for place, of in pending.items():
+            if of is not None:
+                dispatch.observe(given[place], read[place], "operands on several meshes")
+        local.update(finish(local, pending))
         dispatch.give(op_info, local, read)

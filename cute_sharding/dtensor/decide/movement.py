@@ -8,25 +8,13 @@ from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.bookkeeping.settings import in_force
-from cute_sharding.dtensor.bookkeeping.stats import (
-    Received,
-    count,
-    count_place,
-    logger,
-)
-from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
+from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place, logger
+from cute_sharding.dtensor.decide.places import move_of, redistributions_of_rule
+from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.extras.copies import note_copies
-from cute_sharding.dtensor.replaced import (
-    dispatch_modes,
-    op_schemas,
-    registry,
-    symints,
-    tensor_specs,
-)
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -35,11 +23,10 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run import dynamic
-from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import LocalView, Runner, Step
 from cute_sharding.dtensor.run.order import lying_apart
-from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
+from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced, text
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
@@ -59,59 +46,20 @@ _FILLED = {
 }
 
 
-Rule = Callable[[OpSchema], Any]
+def moved(question: Question) -> Any | None:
+    """The answer for the op by its map of rows. None if it is no movement, touches no sharded dim,
+    or its arguments or placements have no known movement: others then answer.
 
-
-def movement_first(others: Rule, *, is_on: bool, stock: Rule) -> Rule:
-    """A propagator that answers movement ops by their map of rows, and other ops by ``others``.
-    ``stock`` is torch's own.
-
-    If movement is not on (``is_on``), it answers only ops that consist of several views, if these
-    are free: torch derives its rule from the decomposition.
+    Without the setting ``movement`` only for ops that consist of several views, if these are free:
+    torch derives its rule from the decomposition.
     """
-    answer_of: dict[str, Callable[..., Any]] = (
-        {**dict.fromkeys(STEPS, several_of), **dict.fromkeys(MOVEMENTS, movement_of)}
-        if is_on
-        else dict.fromkeys(STEPS, partial(several_of, views_alone=True))
-    )
-
-    def propagate_op_sharding_non_cached(op_schema: OpSchema) -> Any:
-        schema = op_schema
-        name = registry.name_of(schema.op)
-        answer = answer_of.get(name)
-        found = answer and answer(name, schema, op_schemas.specs_of(schema), stock)
-        is_ours = found is not None
-        if not is_ours:
-            found = others(schema)
-        if not dispatch_modes.is_tracing():
-            return found
-        if is_ours:
-            tag_traced()
-        settings = in_force()
-        if settings is not None and (settings.redistribution or settings.movement):
-            _ask_alike(found)
-        return answers.for_no_cache(found)
-
-    return propagate_op_sharding_non_cached
+    if question.name in STEPS:
+        return _moved_in_steps(question)
+    return _moved_at_once(question) if question.settings.movement else None
 
 
-def _ask_alike(found: Any) -> None:
-    """Ask on all ranks whether the results are contiguous, as torch asks of tensors with rows.
-
-    A tensor of one row or none is contiguous whatever its strides are. So on a rank that has such a
-    local tensor the compiler learns less about sizes. What it knows about them decides what is
-    exchanged, and whether by a plan for any sizes.
-    """
-    for meta in answers.metas_of_results(found):
-        symints.ask_whether_contiguous(meta.shape, meta.stride)
-
-
-def movement_of(
-    name: str, schema: OpSchema, specs: Sequence[DTensorSpec], stock: Rule
-) -> Any | None:
-    """The answer for the op as a movement. None if it is no movement, touches no sharded dim, or
-    its arguments or placements have no known movement: others then answer.
-    """
+def _moved_at_once(question: Question) -> Any | None:
+    name, schema, specs = question.name, question.schema, question.specs
     row = MOVEMENTS.get(name)
     if row is None or not specs or not _is_known(specs):
         return None
@@ -123,7 +71,7 @@ def movement_of(
         if anew is None:
             return None
         runner, now = anew
-        outputs = [_placements(some, specs[0], {}) for some in now.cuts]
+        outputs = [replaced(specs[0].placements, some) for some in now.cuts]
         _note(name, [now.exchange], specs, outputs)
         return answers.by_function(schema, runner, specs[0].mesh, outputs, runner.metas)
     pending = _pending(specs[: row.reads])
@@ -146,19 +94,18 @@ def movement_of(
         return None
     if not is_view(choice.exchange):
         metas = answers.with_metas(metas, lying_apart)
-    outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
+    outputs = [replaced(specs[0].placements, some) for some in choice.cuts]
     _note(name, [choice.exchange], specs, outputs)
-    _note_place(name, schema, [choice.exchange], [], stock)
+    _note_place(question, [choice.exchange], [])
+    given = [tuple(spec.placements) for spec in specs]
     note = note_copies if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, _placements_of_all(specs), (movement,), metas, note)
+    runner = Runner(name, specs, given, (movement,), metas, note)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
 def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
     """The results' placements; None if the op just runs on each device's local tensors."""
-    cuts = tuple(
-        [tuple([cut_of(p) for p in placements]) for placements in _placements_of_all(specs)]
-    )
+    cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
     # An exchange also for ops that have no rule in torch; that torch refuses, as splits of empty
     # shards, or gathers if devices are without rows; and for strided shards beside a Partial, which
     # a signature would reduce.
@@ -195,17 +142,11 @@ def _left_to_right(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
     return tuple([(cut[0], 1) if cut and cut[0] in strided else cut for cut in cuts])
 
 
-def several_of(
-    name: str,
-    schema: OpSchema,
-    specs: Sequence[DTensorSpec],
-    stock: Rule,
-    *,
-    views_alone: bool = False,
-) -> Any | None:
-    """The answer for an op of several steps, each a view or a movement. With ``views_alone``
-    only if no step exchanges rows. None if others have to answer.
+def _moved_in_steps(question: Question) -> Any | None:
+    """The answer for an op of several steps, each a view or a movement. Without the setting
+    ``movement`` only if no step exchanges rows.
     """
+    name, schema, specs = question.name, question.schema, question.specs
     if len(specs) != 1 or not _is_known(specs):
         return None
     (spec,), mesh = specs, specs[0].mesh
@@ -224,7 +165,7 @@ def several_of(
     first, found = way
     if _left_to_right(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
         return None
-    if views_alone and (
+    if not question.settings.movement and (
         (first != cuts and not row.is_wrong_in_torch)
         or not any(cuts)
         or any(step.exchange for step in found)
@@ -239,12 +180,12 @@ def several_of(
         if movement is None or _is_wrong_for(pending, step.exchange.move):
             return None
         run.append(movement)
-    outputs = [_placements(found[-1].cuts, spec, pending)]
+    outputs = [replaced(spec.placements, found[-1].cuts)]
     movements = [step.exchange for step in found if step.exchange]
     _note(name, movements, specs, outputs, brought=first != cuts)
-    brought = _placements(first, spec, pending)
+    brought = replaced(spec.placements, first)
     moves = [move_of(spec, brought)] if first != cuts else []
-    _note_place(name, schema, movements, moves, stock)
+    _note_place(question, movements, moves)
     runner = Runner(name, specs, [brought], tuple(run), metas)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
@@ -289,16 +230,6 @@ def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:
     return move.fill != 0 and any(op not in _FILLED for op in pending.values())
 
 
-def _placements_of_all(specs: Sequence[DTensorSpec]) -> list[tuple[Placement, ...]]:
-    return [tuple(spec.placements) for spec in specs]
-
-
-def _placements(cuts: Cuts, given: DTensorSpec, pending: dict[int, str]) -> tuple[Placement, ...]:
-    return tuple(
-        [given.placements[m] if m in pending else placement_of(cut) for m, cut in enumerate(cuts)]
-    )
-
-
 def _note(
     name: str,
     movements: Sequence[Exchange],
@@ -326,22 +257,21 @@ def _note(
 
 
 def _note_place(
-    name: str,
-    schema: OpSchema,
-    movements: Sequence[Exchange],
-    moves: Sequence[Callable[[], Received]],
-    stock: Rule,
+    question: Question, movements: Sequence[Exchange], moves: Sequence[Callable[[], Received]]
 ) -> None:
     """Count what the op receives beside what torch's rule would. If torch has no rule, it would
     derive one by trying placements, which takes long; then nothing is counted.
     """
-    if registry.is_derived(schema.op):
+    if registry.is_derived(question.schema.op):
         return
 
     def received() -> Received:
         total = Received()
         for movement in movements:
             total = total.plus(Received(movement.received_elements, movement.received_by_all))
+        for move in moves:
+            total = total.plus(move())
         return total
 
-    count_place(name, OpPlace(received, moves, partial(redistributions_of_rule, schema, stock)))
+    theirs = partial(redistributions_of_rule, question.schema, question.stock)
+    count_place(question.name, Place(received, theirs))

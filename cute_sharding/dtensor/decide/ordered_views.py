@@ -11,10 +11,9 @@ from cute_sharding.dtensor.bookkeeping.settings import Implicit
 from cute_sharding.dtensor.compiled.symbols import to_symints
 from cute_sharding.dtensor.decide.view_placements import Decision
 from cute_sharding.dtensor.replaced import tensor_specs
-from cute_sharding.dtensor.run.placements import cut_of, replaced, text
+from cute_sharding.dtensor.run.placements import cut_of, text, without
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.layout import Size
-from cute_sharding.propagation.carry import carry
 from cute_sharding.relations.view import View
 
 
@@ -42,25 +41,9 @@ def holds_in_its_order(
     if sized:
         return False
     # Dims that the view keeps whole, as in a permutation, keep their cuts in any order.
-    before, after = (
-        [cut_of(p) for p in placements] for placements in (spec.placements, decision.output)
-    )
-    moved = {(a[0], b[0]) for a, b in zip(before, after) if a is not None and b is not None}
-    same = all(
-        a == b
-        or (
-            a is not None
-            and b is not None
-            and a[1] == b[1]
-            and view.input_shape[a[0]] == view.output_shape[b[0]]
-        )
-        for a, b in zip(before, after)
-    )
-    return (
-        decision.source == tuple(spec.placements)
-        and same
-        and len({a for a, _ in moved}) == len({b for _, b in moved}) == len(moved)
-    )
+    cuts = [cut_of(p) for p in spec.placements]
+    is_kept = all(cut is None or cut[0] in view.kept for cut in cuts)
+    return is_kept and decision.source == tuple(spec.placements)
 
 
 def _divides(
@@ -76,7 +59,6 @@ def _divides(
 
 
 def with_whole_input(
-    view: View,
     spec: tensor_specs.DTensorSpec,
     mesh: tuple[int, ...],
     decision: Decision,
@@ -98,7 +80,5 @@ def with_whole_input(
             "Redistribute it first, to placements without _StridedShard: "
             f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )
-    source = tuple([p if cut_of(p) is None else tensor_specs.Replicate() for p in decision.source])
-    return Decision(
-        source, replaced(source, carry(view, (None,) * len(mesh), mesh).cuts), "redistribution"
-    )
+    source = without((tensor_specs.Shard, tensor_specs.StridedShard), decision.source)
+    return Decision(source, source, "redistribution")

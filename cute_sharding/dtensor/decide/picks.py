@@ -56,7 +56,7 @@ def by_picks(
             places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
             rows = places[i], d, places[i + 1]
             run = partial(_pick_rows, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
-            return answers.with_function(answer, schema, run)
+            return answers.with_fields(answer, schema, runs=run)
     return answer
 
 

@@ -5,7 +5,6 @@ Computed only on request (:mod:`..reports.stats`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.stats import Received, Redistribution
@@ -16,35 +15,6 @@ from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.redistribute import prepare
 
 Placements = Sequence[Placement]
-
-
-class OpPlace:
-    """An op on operands with certain specs (a :class:`..bookkeeping.stats.Place`).
-
-    Args:
-        received: computes what it receives, without ``moves``.
-        moves: compute what redistributions of its operands by plan receive; see :func:`move_of`.
-        stock: lists the redistributions of torch's own rule. Raises what that rule raises.
-    """
-
-    def __init__(
-        self,
-        received: Callable[[], Received],
-        moves: Sequence[Callable[[], Received]],
-        stock: Callable[[], list[Redistribution]],
-    ) -> None:
-        self._received, self._moves, self._stock = received, moves, stock
-
-    @cached_property
-    def received(self) -> Received:
-        total = self._received()
-        for move in self._moves:
-            total = total.plus(move())
-        return total
-
-    @property
-    def redistributions(self) -> list[Redistribution]:
-        return self._stock()
 
 
 def redistribution_of(spec: DTensorSpec, after: Placements) -> Redistribution:

@@ -1,5 +1,5 @@
-"""Facts about an op that its decision depends on, and the answers that are not torch's: for a view,
-by the signature, and by the gate.
+"""Facts about an op that its decision depends on, and two answers that are not torch's: by the
+signature, and by the gate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import gated
 from cute_sharding.dtensor.decide.signatures import by_signature
-from cute_sharding.dtensor.decide.views import ViewQuestion
 from cute_sharding.dtensor.door.cuts import (
     is_of_views,
     is_sharded,
@@ -189,10 +188,6 @@ class Question:
             op_schemas.keeps_any_cut(op)
             and (op_schemas.draws(op) or not any(map(some_device_is_empty, self.specs)))
         )
-
-    def viewed(self) -> Any:
-        """The answer for a view."""
-        return ViewQuestion(self.name, self.schema, self.stock, self.settings).answer()
 
     def signed(self) -> Any | None:
         """The signature's answer; None if there is none. Partials that signatures do not know (a

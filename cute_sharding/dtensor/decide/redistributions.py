@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.answer.running import complete_arguments
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
 from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
@@ -42,22 +41,23 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
     ) -> None:
         schema, takes_others = suggested_input_schema, use_val_from_redistribute_schema
         answer, settings = answers.answer_of(schema), in_force()
-        if answer is not None and answer.read is not None:
+        if answer.read is not None:
             answer.read(op_info)
-        if answer is not None and answer.takes_all:
+        if answer.takes_all:
             return  # the function takes the arguments without redistribution
         if settings is None or not settings.views:
-            answer = None
-        before, answered = op_info.local_args, answer is not None and answer.by_plan
+            answer = answers.Answer()
+        before, answered = op_info.local_args, answer.by_plan
         of_lists = dispatch.is_of_lists(op_info)
         if answered or (of_lists and settings is not None and settings.redistribution):
             move = partial(_all_redistributed, at_once=of_lists, answered=answered)
             dispatch.redistribute_arguments(op_info, schema, takes_others, move)
         else:
             local_args(op_info, schema, takes_others)
-        if answer is None:
-            return
-        complete_arguments(op_info, schema, answer, partial(redistribute, answered=True))
+        for name, (spec, wanted) in answer.keywords.items():
+            dispatch.observe(spec, wanted, f"argument {name}")
+            local = op_info.local_kwargs[name]
+            op_info.local_kwargs[name] = redistribute(local, spec, wanted, answered=True)
         if answer.copied is not None:
             note_copy(before[0], *answer.copied, op_info.local_args[0])
 
@@ -77,11 +77,8 @@ def _all_redistributed(
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
         wanted = [Wanted(one[0], *_settle(*one, settings)) for one in moves]
-        some = [i for i, one in enumerate(wanted) if _is_planned(*one, settings, answered)]
-        counted = settings.redistribution or not answered
-        together = exchange_together([wanted[i] for i in some], counted=counted)
-        for i, local in zip(some, together):
-            moved[i] = local
+        planned = [one if _is_planned(*one, settings, answered) else None for one in wanted]
+        moved = exchange_together(planned, counted=settings.redistribution or not answered)
     return [
         redistribute(*move, answered=answered) if local is None else local
         for move, local in zip(moves, moved)
@@ -152,17 +149,7 @@ def _is_planned(
         tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
     ):
         return False
-    # Not torch's: placements from views, which torch would misread or move wrongly; strided shards
-    # of symbolic sizes, whose rows torch counts one by one.
-    is_wanted = (
-        settings.redistribution
-        or answered
-        or (
-            any(map(tensor_specs.split_factors, (current, target)))
-            and symints.is_symbolic(*current.shape)
-        )
-        or not is_torchs(current, target)
-    )
+    is_wanted = settings.redistribution or answered or not is_torchs(current, target)
     return is_wanted and not _lacks_numbers(current.shape)
 
 

@@ -8,7 +8,7 @@ programs read them on all ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.run.placements import without
 
 
 class Pending(NamedTuple):
@@ -44,12 +45,13 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
     if not any(pending):
         return found
     finished = answers.with_outputs(
-        found, lambda spec: _replicated(spec) if pending_of(spec) else spec.placements
+        found,
+        lambda spec: without((Partial,) if pending_of(spec) else (), spec.placements),
     )
-    return answers.with_function(
+    return answers.with_fields(
         finished,
         schema,
-        partial(_run, answers.kernel_of(found, schema), pending),
+        runs=partial(_run, answers.kernel_of(found, schema), pending),
         reduced=(
             *answers.finished_by(found),
             *[spec for spec, of in zip(specs, pending) if of is not None],
@@ -65,32 +67,33 @@ def pending_of(spec: Any) -> Pending | None:
     return Pending(spec.mesh, placements) if placements else None
 
 
-def _replicated(spec: DTensorSpec) -> list[Any]:
-    return [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
-
-
 def _run(
     function: Callable[..., Any], pending: Sequence[Pending | None], *args: Any, **kwargs: Any
 ) -> Any:
     results = function(*args, **kwargs)
-    if not isinstance(results, tuple):
-        return finish([results], pending[0])[0]
-    done = list(results)
+    if not isinstance(results, tuple):  # mostly
+        return _reduced(results, pending[0])
+    every = dict(enumerate(results))
+    return tuple((every | finish(every, dict(enumerate(pending)))).values())
+
+
+def finish(numbers: Mapping[Any, Any], pending: Mapping[Any, Pending | None]) -> dict[Any, Any]:
+    """The numbers with pending reductions, reduced: those with the same reductions and dtype
+    together, once for each mesh dim.
+    """
     of_a_kind = defaultdict(list)
-    for i, (x, of) in enumerate(zip(results, pending)):
+    for key, of in pending.items():
         if of is not None:
-            of_a_kind[of, x.dtype].append(i)
-    for (of, _), places in of_a_kind.items():
-        for i, x in zip(places, finish([results[i] for i in places], of)):
-            done[i] = x
-    return tuple(done)
+            of_a_kind[of, numbers[key].dtype].append(key)
+    found: dict[Any, Any] = {}
+    for (of, _), keys in of_a_kind.items():
+        some = [numbers[key] for key in keys]
+        x = _reduced(some[0] if len(some) == 1 else torch.stack(some), of)
+        found.update(zip(keys, [x] if len(some) == 1 else x.unbind()))
+    return found
 
 
-def finish(numbers: Sequence[torch.Tensor], pending: Pending | None) -> list[torch.Tensor]:
-    """Numbers with the same pending reductions, reduced together: once for each mesh dim."""
-    if pending is None:
-        return list(numbers)
-    x = numbers[0] if len(numbers) == 1 else torch.stack(list(numbers))
+def _reduced(x: torch.Tensor, pending: Any) -> torch.Tensor:
     for m, placement in pending.placements:
         x = reduce_value(placement, x, pending.mesh, m)
-    return [x] if len(numbers) == 1 else list(x.unbind())
+    return x

@@ -69,14 +69,14 @@ def by_shares(
         total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
         devices = prod(mesh.size(m) for m in mesh_dims)
         function = partial(_by_weights, schema.op, total, devices)
-        return answers.with_function(
-            answer, schema, function, reduced=(_weight(specs[0], mesh_dims),)
+        return answers.with_fields(
+            answer, schema, runs=function, reduced=(_weight(specs[0], mesh_dims),)
         )
     dims = _dims_of_elements(signature)
     places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     n = prod([specs[i].shape[d] for i, d in dims])
     counted = [(places[i], d) for i, d in dims]
-    return answers.with_function(answer, schema, partial(_by_elements, schema.op, counted, n))
+    return answers.with_fields(answer, schema, runs=partial(_by_elements, schema.op, counted, n))
 
 
 def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:

@@ -32,16 +32,25 @@ def slices_together(args: tuple[Any, ...]) -> Callable[..., Any] | None:
     rows share one exchange. None if fewer than two do.
     """
     slices = _slices(*args)
-    joined = _join([each.runner for each in slices if each])
-    if joined is None:
+    lacking = [each.runner.movement for each in slices if each]
+    if len(lacking) < 2:
         return None
-    (x, *_), parts, remaining = args, _Parts(joined), iter(slices)
+    exchange = _joined_exchange(tuple([movement.exchange for movement in lacking]))
+    joined = Movement.on(exchange, lacking[0].mesh, lacking[0].pending)
+    if joined is None:  # the ranks have no common process group
+        return None
+    (x, *_), remaining, results = args, iter(slices), list[torch.Tensor]()
+
+    def take(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The next result, as a list of one; the first call moves all of them."""
+        results[:] = results or joined(operands)
+        return [results.pop(0)]
 
     def answer(op: Any, *given: Any) -> Any:
         each = next(remaining) if given[0] is x else None
         if each is None:
             return op(*given)
-        return made_of(each.runner.run([x._local_tensor], parts.take), each.spec)
+        return made_of(each.runner.run([x._local_tensor], take), each.spec)
 
     return answer
 
@@ -71,28 +80,6 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
         _Slice(run, of_it) if isinstance(run, Runner) and run.movement.dims else None
         for run, of_it in every
     ]
-
-
-def _join(runners: Sequence[Runner]) -> Movement | None:
-    """One movement for the results of several; None without a process group for its mesh dims."""
-    if len(runners) < 2:
-        return None
-    first = runners[0].movement
-    exchange = _joined_exchange(tuple([runner.movement.exchange for runner in runners]))
-    return Movement.on(exchange, first.mesh, first.pending)
-
-
-class _Parts:
-    """The results of a movement, taken one by one: the first call moves all of them."""
-
-    def __init__(self, joined: Movement) -> None:
-        self._joined = joined
-        self._results: list[torch.Tensor] = []
-
-    def take(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The next result, as a list of one."""
-        self._results = self._results or self._joined(operands)
-        return [self._results.pop(0)]
 
 
 @lru_cache(maxsize=1 << 10)

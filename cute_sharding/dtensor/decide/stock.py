@@ -10,20 +10,14 @@ from cute_sharding.propagation.suggestions import divides_where_it_moves
 
 
 def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
-    """Whether a redistribution of ``spec`` to ``target`` that torch runs if it may
-    (:func:`is_torchs`) gives local tensors that a view can be taken of. If torch's all-to-all has
-    to pad, its result cannot be viewed.
+    """Whether a redistribution of ``spec`` to ``target`` gives local tensors that a view can be
+    taken of, if torch runs those that it may (:func:`is_torchs`). If torch's all-to-all has to pad,
+    its result cannot be viewed.
     """
     source = tuple([cut_of(p) for p in spec.placements])
     mesh = tuple(spec.mesh.shape)
-    strided = any(cut is not None and cut[1] != 1 for cut in (*source, *target))
-    return (
-        source == target
-        or (len(mesh) > 1 and strided)
-        or all(
-            divides_where_it_moves(spec.shape, cuts, source, target, mesh)
-            for cuts in (source, target)
-        )
+    return any(cut is not None and cut[1] != 1 for cut in (*source, *target)) or all(
+        divides_where_it_moves(spec.shape, cuts, source, target, mesh) for cuts in (source, target)
     )
 
 
@@ -31,22 +25,14 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
     """Whether torch runs the redistribution of ``spec`` to ``target``: all those that a program
     without our views may reach, except those that torch is known to get wrong.
 
-    It does not with _StridedShard placements, or an order of shards, on a mesh of several dims. For
-    those torch searches steps among states that an earlier search in this process has left, which
-    other ranks may not have; by each rank's own sizes, if they do not divide; and it misreads split
-    factors that encode no order.
+    It does not with _StridedShard placements, or an order of shards. For those torch searches steps
+    among states that an earlier search in this process has left, which other ranks may not have; by
+    each rank's own sizes, if they do not divide; and it misreads split factors that encode no
+    order.
     """
-    specs = spec, target
-    strided = any(map(tensor_specs.split_factors, specs))
-    if spec.mesh.ndim > 1 and (strided or any(map(tensor_specs.says_an_order, specs))):
+    if any(tensor_specs.split_factors(s) or tensor_specs.says_an_order(s) for s in (spec, target)):
         return spec.placements == target.placements and spec.shard_order == target.shard_order
-    if not process_groups.is_ascending(spec.mesh):
-        return False
-    made_here = strided and any(
-        tensor_specs.split_factors(some) and not some.use_strided_shard_as_shard_order
-        for some in specs
-    )
-    return not made_here or moves_rightly(spec, tuple([cut_of(p) for p in target.placements]))
+    return process_groups.is_ascending(spec.mesh)
 
 
 def is_torchs_alone(current: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:

@@ -18,15 +18,16 @@ from cute_sharding.dtensor.decide.view_words import (
     explain_unknown,
     log_free,
     log_redistribution,
-    unsharded,
 )
 from cute_sharding.dtensor.replaced.registry import stock_propagate, torch_rule
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
+    Shard,
+    StridedShard,
 )
-from cute_sharding.dtensor.run.placements import Cuts, cut_of, replaced, text
+from cute_sharding.dtensor.run.placements import Cuts, cut_of, replaced, text, without
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.suggestions import suggested_targets
@@ -159,7 +160,7 @@ def place_view(
 
 def _replicate_all(asked: Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """Input and output placements without any shard: right for all sizes."""
-    source = _reduced(asked.row, unsharded(asked.placements))
+    source = _reduced(asked.row, without((Shard, StridedShard), asked.placements))
     return source, source
 
 

@@ -11,13 +11,12 @@ from cute_sharding.dtensor.bookkeeping.telling import is_new
 from cute_sharding.dtensor.compiled.symbols import hints_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
-    Replicate,
     Shard,
     StridedShard,
     mesh_dim_text,
     mesh_text,
 )
-from cute_sharding.dtensor.run.placements import Cuts, cut_of, text
+from cute_sharding.dtensor.run.placements import Cuts, cut_of, text, without
 from cute_sharding.exchange import received_elements
 from cute_sharding.layout import Size
 from cute_sharding.propagation.carry import carry
@@ -80,10 +79,6 @@ class Suggestion(NamedTuple):
     output: tuple[Placement, ...]
 
 
-def unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
-
-
 def explain_unknown(asked: Asked, fact: str) -> str:
     view, placements = asked.view, asked.placements
     return (
@@ -93,7 +88,7 @@ def explain_unknown(asked: Asked, fact: str) -> str:
         "could "
         f"be decided if this were known: {fact}. Say so before the view, if it holds: "
         f"torch._check({fact}); or redistribute the tensor first to "
-        f"{text(unsharded(placements))}; or let views do so themselves: "
+        f"{text(without((Shard, StridedShard), placements))}; or let views do so themselves: "
         'cute_sharding.enable(implicit_redistribution="replicate").'
     )
 
@@ -168,7 +163,7 @@ def explain(
     if suggestions is None:
         lines.append(
             "Redistribute the input first: "
-            f".redistribute(placements={list(unsharded(placements))!r})"
+            f".redistribute(placements={list(without((Shard, StridedShard), placements))!r})"
         )
     else:
         lines.append("Redistribute the input first, for example (what costs least later first):")

@@ -11,7 +11,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.question import Question
-from cute_sharding.dtensor.door.cuts import is_uneven, without
+from cute_sharding.dtensor.door.cuts import is_uneven
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
@@ -29,7 +29,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.replaced.tracing import strided_shard
-from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.placements import text, without
 
 
 def taken_back(found: Any, schema: OpSchema) -> Any:
@@ -43,11 +43,10 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     moved = [spec for _, spec in op_schemas.written(op, wanted)]
     if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
         return found
-    answer = answers.answer_of(wanted)
     # torch lists the specs of lists of tensors one by one, between the other arguments.
     nested = op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
-    run = TakingBack(op, wanted.op, schema, nested, None if answer is None else answer.prepare)
-    found = answers.with_function(found, schema, run, takes_all=True)
+    run = TakingBack(op, wanted.op, schema, nested)
+    found = answers.with_fields(found, schema, runs=run, takes_all=True)
     gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
     if gives_these or any(argument.is_out for argument in op._schema.arguments):
         outputs: Any = written[0] if len(written) == 1 else tuple(written)
@@ -63,31 +62,22 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
     raises. None if torch's rule applies: all have the same placements, shards are plain and even,
     or the tensor that is written to is pending.
     """
-    wanted, differ = [], False
-    targets = [
-        [spec for spec in found if spec is not None]
-        for is_written, found in op_schemas.arguments(schema)
-        if is_written
-    ]
-    for is_written, found in op_schemas.arguments(schema):
+    arguments, wanted, differ = op_schemas.arguments(schema), [], False
+    targets = [found for is_written, found in arguments if is_written]
+    for is_written, found in arguments:
+        fitting = next((some for some in targets if len(some) in (1, len(found))), None)
         for i, spec in enumerate(found):
-            of = next(
-                (
-                    some[i] if len(some) == len(found) else some[0]
-                    for some in targets
-                    if len(some) in (1, len(found))
-                ),
-                None,
-            )
+            of = None if fitting is None else fitting[i % len(fitting)]
             if spec is None or of is None:
                 return None
             wanted.append(tuple(spec.placements) if is_written else _following(of, spec))
-            differ = differ or tuple(of.placements) != tuple(spec.placements)
-            if is_written and tuple(of.placements) != tuple(spec.placements):
+            differs = tuple(of.placements) != tuple(spec.placements)
+            if is_written and differs:
                 return None
+            differ = differ or differs
     if not differ or not are_understood(specs):
         return None
-    written = [spec for some in targets for spec in some]
+    written = [spec for some in targets for spec in some if spec is not None]
     if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
         tensor_specs.split_factors(spec)
         or is_uneven(spec)
@@ -153,7 +143,7 @@ def decide_write(question: Question) -> Any:
     found = as_what_is_written(question.name, finished, specs) or stock(finished)
     found = answers.from_other_specs(found, finished)
     if question.smooths_labels:
-        return answers.with_function(found, schema, outside_loss_parallel(schema.op))
+        return answers.with_fields(found, schema, runs=outside_loss_parallel(schema.op))
     return found
 
 

@@ -55,10 +55,12 @@ def leave_one_without(specs: Sequence[DTensorSpec]) -> bool:
 
 
 def is_of_views(spec: DTensorSpec) -> bool:
-    """Whether some shards are not those of any order of shards: only views make such shards."""
+    """Whether some shards are not those of any order of shards: only views make such shards. torch
+    misreads them in the specs of a program, on a mesh of several dims (2.13 and 2.15 alike).
+    """
     return bool(tensor_specs.split_factors(spec)) and not (
         spec.use_strided_shard_as_shard_order
-        and tensor_specs.decoded_order(tuple(spec.placements), spec.mesh) is not None
+        and tensor_specs.decoded_order(tuple(spec.placements), spec.mesh.shape) is not None
     )
 
 
@@ -84,10 +86,6 @@ def _counts(spec: DTensorSpec) -> list[set[int]]:
                 for device in kinds_of_device(n, factor, parts)
             }
     return counts
-
-
-def without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    return tuple([Replicate() if isinstance(p, kinds) else p for p in placements])
 
 
 def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[Part, ...]:

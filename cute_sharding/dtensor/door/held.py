@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,12 +24,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.reading import chains_of_spec
+from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.sharding import Box
 from cute_sharding.sharding.boxes import boxes
-from cute_sharding.sharding.chains import Device, chain_of
-from cute_sharding.sharding.meeting import count_rows, rows_held
+from cute_sharding.sharding.chains import Device
 
 
 def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
@@ -86,14 +84,17 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
 
 def held_at(spec: DTensorSpec, device: Sequence[int]) -> tuple[Box, ...]:
     """The boxes of the device at these coordinates of the mesh."""
-    chains = chains_of_spec(spec)
-    mesh = tuple(spec.mesh.shape)
     pending = [
         p.reduce_op if type(p) is Partial else str(p)
-        for p, n in zip(spec.placements, mesh)
+        for p, n in zip(spec.placements, spec.mesh.shape)
         if isinstance(p, Partial) and n > 1
     ]
-    return boxes(tuple(spec.shape), [chain_of(chain, mesh, device) for chain in chains], pending)
+    return boxes(tuple(spec.shape), _placed(spec).held_on(tuple(device)), pending)
+
+
+def _placed(spec: DTensorSpec) -> Placed:
+    """The tensor on the numbers of its mesh's places."""
+    return Placed(tuple(spec.shape), Mesh.numbered(tuple(spec.mesh.shape)), chains_of_spec(spec))
 
 
 def _check_understood(spec: DTensorSpec) -> None:
@@ -114,30 +115,24 @@ def _check_understood(spec: DTensorSpec) -> None:
 
 
 def _place(mesh: Any, rank: int | None) -> Device | None:
-    """The rank's coordinates on the mesh; None if it is not on the mesh."""
+    """The rank's coordinates on the mesh; of a slice, on the slice with this process. None if it is
+    not on it.
+    """
     if rank is None:
         if dispatch_modes.local_tensor_mode() is not None:
             raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
-    at = _positions(mesh, _this_rank()).get(rank)
-    return None if at is None else coordinate(at, tuple(mesh.shape))
+    here = _this_rank()
+    every = process_groups.slices(mesh)
+    some = [on for on in every if here is not None and on.coordinates(here) is not None]
+    places = [on.coordinates(rank) for on in some or every]
+    return next((place for place in places if place is not None), None)
 
 
 def _this_rank() -> int | None:
     """This process's rank; None without process groups."""
     return process_groups.this_rank() if dist.is_initialized() else None
-
-
-@lru_cache(maxsize=1 << 6)
-def _positions(mesh: Any, here: int | None) -> dict[int, int]:
-    """Rank -> row-major position in the mesh; of a sub-mesh, for the slice with rank ``here``."""
-    lists = process_groups.rank_lists(mesh)
-    return {
-        rank: at
-        for ranks in [ranks for ranks in lists if here in ranks] or lists
-        for at, rank in enumerate(ranks)
-    }
 
 
 def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device: Device) -> None:
@@ -151,13 +146,7 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
         local = local_tensors.local_of(collective_ops.wait_for(local), rank)
     elif rank not in (None, _this_rank()):
         return
-    mesh = tuple(spec.mesh.shape)
-    sizes = tuple(
-        [
-            count_rows(rows_held(n, chain_of(chain, mesh, device)))
-            for n, chain in zip(spec.shape, chains_of_spec(spec))
-        ]
-    )
+    mesh, sizes = tuple(spec.mesh.shape), _placed(spec).shape_of(device)
     if tuple(local.shape) != sizes:
         raise ValueError(
             f"local_boxes: the local tensor has the shape {tuple(local.shape)}, and "

@@ -48,7 +48,7 @@ def _is_alike_in_both(spec: DTensorSpec) -> bool:
     """Whether both readings of its placements give the same rows; for all sizes, if symbolic."""
     shape, placements = tuple(spec.shape), tuple(spec.placements)
     if symints.is_symbolic(shape):
-        return tensor_specs.decoded_order(placements, spec.mesh) is None
+        return tensor_specs.decoded_order(placements, spec.mesh.shape) is None
     return agree(shape, spec, placements)
 
 

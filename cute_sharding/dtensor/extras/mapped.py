@@ -34,8 +34,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
+from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding.chains import chains_of
 
 
 def gather_to_distribute(tensor: Any, mesh: Any, placements: Any) -> Any:
@@ -63,7 +64,7 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
         return None
     local = on_each_rank(lambda rank, x: x, tensor.detach())
     placements = tuple([counted_from_0(p, tensor.ndim) for p in placements])
-    for m, p in in_order(placements, mesh):
+    for m, p in in_order(placements, mesh.shape):
         if isinstance(p, (Shard, StridedShard)):
             parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
             local = (
@@ -168,8 +169,9 @@ def _with_global_shape(tensor: Any) -> Any:
     for d in range(ndim):
         ways = [range(n) if cut and cut[0] == d else range(1) for n, cut in zip(sizes, cuts)]
         shape.append(sum(of_ranks[where][d] for where in product(*ways)))
+    placed = Placed(tuple(shape), Mesh.numbered(sizes), chains_of(cuts, ndim, sizes))
     for where, of in of_ranks.items():
-        if of[:ndim] != _local_shape(shape, cuts, sizes, where):
+        if tuple(of[:ndim]) != placed.shape_of(where):
             raise RuntimeError(
                 f"local_map: local tensors of shapes {[some[:ndim] for some in of_ranks.values()]} "
                 f"are no shards of one tensor with placements {text(spec.placements)} on mesh "
@@ -203,16 +205,3 @@ def _gathered(
     return {
         where: found[where].tolist() for where in product(*[range(n) for n in tuple(mesh.shape)])
     }
-
-
-def _local_shape(
-    shape: Sequence[int],
-    cuts: Sequence[tuple[int, Any] | None],
-    mesh: Sequence[int],
-    where: Sequence[int],
-) -> list[int]:
-    sizes = list(shape)
-    for cut, n, k in zip(cuts, mesh, where):
-        if cut is not None:
-            sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], n, k)
-    return sizes

@@ -24,7 +24,7 @@ from cute_sharding.dtensor.replaced import (
     tensor_specs,
 )
 from cute_sharding.dtensor.replaced.patch import Patch
-from cute_sharding.dtensor.run.ranks import places
+from cute_sharding.dtensor.run.ranks import slice_with
 from cute_sharding.sharding import Box
 
 
@@ -201,10 +201,8 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     """
     spec = dtensor._spec
     shape = tuple(spec.shape)
-    held = [
-        (rank, _blocks(spec, device))
-        for rank, device in places(spec.mesh, process_groups.this_rank()).items()
-    ]
+    on = slice_with(spec.mesh, process_groups.this_rank())
+    held = [(rank, _blocks(spec, on.device(rank))) for rank in on.ranks]
     edges = [
         sorted(
             {

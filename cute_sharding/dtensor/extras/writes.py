@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.extras.copies import (
     Copy,
     copy_in,
@@ -179,14 +178,12 @@ class TakingBack:
         op: the op.
         function: the op, or the function in its place.
         given, wanted: the op on the specs of the tensors, and on the specs that it needs.
-        prepare: converts its local arguments before.
     """
 
     op: Any
     function: Callable[..., Any]
     given: OpSchema
     wanted: OpSchema
-    prepare: Prepare | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given, wanted = self.given.args_schema, self.wanted.args_schema
@@ -203,8 +200,7 @@ class TakingBack:
         """Run the op on these local tensors, redistributed from the first specs to the second."""
         moved_args = [*map(_redistribute, args, given, wanted)]
         moved_kwargs = {name: self._moved_keyword(name, x) for name, x in kwargs.items()}
-        ready = moved_args if self.prepare is None else self.prepare(moved_args)
-        results = self.function(*ready, **moved_kwargs)
+        results = self.function(*moved_args, **moved_kwargs)
         for i, name in _places_written(self.op):
             if i < len(args):
                 _take_back(args[i], moved_args[i], given[i], wanted[i])

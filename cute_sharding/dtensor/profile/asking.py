@@ -29,7 +29,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.exchange.network import Network
 from cute_sharding.profiling import Moved, Other
@@ -120,7 +119,7 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
     moved, function = _moved(schema, found), _runs_function(found)
     if counted.places:
         spec = op_schemas.specs_of(schema)[0]
-        elements = sum(place.received.busiest for _, place in counted.places)
+        elements = sum(place.received().busiest for _, place in counted.places)
         other = Other(elements * spec.tensor_meta.dtype.itemsize)  # type: ignore[union-attr]
     elif function:
         other = Other(None)
@@ -259,10 +258,8 @@ def _text(placement: Placement) -> str:
 
 def group_on(mesh: Any, ranks: tuple[int, ...]) -> tuple[int, ...] | None:
     """The mesh dims whose ranks a group has; None where it is no group of the mesh."""
-    sizes = tuple(mesh.shape)
-    for lists in process_groups.rank_lists(mesh):
-        places = {rank: at for at, rank in enumerate(lists)}
-        if all(rank in places for rank in ranks):
-            found = [coordinate(places[rank], sizes) for rank in ranks]
-            return tuple([m for m in range(len(sizes)) if len({at[m] for at in found}) > 1])
+    for on in process_groups.slices(mesh):
+        if all(on.coordinates(rank) is not None for rank in ranks):
+            places = zip(*map(on.device, ranks))
+            return tuple([m for m, of in enumerate(places) if len({*of}) > 1])
     return None

@@ -16,7 +16,6 @@ from torch._logging._internal import LazyString
 from torch.distributed.tensor import DTensor, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
-from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves
 
@@ -30,7 +29,6 @@ __all__ = [
     "redistribute_arguments",
     "return_and_correct_aliasing",
     "schema_of",
-    "with_placements",
 ]
 
 
@@ -127,13 +125,3 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
-
-
-def with_placements(
-    tensor: DTensor, placements: Sequence[Placement], move: Callable[..., torch.Tensor]
-) -> DTensor:
-    """The tensor with other placements, its local tensor redistributed by ``move(local, spec,
-    spec)``; outside of autograd.
-    """
-    target = DTensorSpec(tensor._spec.mesh, tuple(placements), tensor._spec.tensor_meta)
-    return DTensor(move(tensor._local_tensor, tensor._spec, target), target, requires_grad=False)

@@ -43,13 +43,6 @@ else:
     installed.replace(patches.LOCAL_ORDERS, _in_order)
 
 
-class _Sizes(tuple[int, ...]):
-    """The sizes of a mesh, with the method of a mesh that decoding an order needs."""
-
-    def size(self, mesh_dim: int) -> int:
-        return self[mesh_dim]
-
-
 def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's function, which assumes that mesh dims shard from left to right; called with the mesh
     dims permuted into the order in which they shard.
@@ -62,7 +55,7 @@ def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         placements: Any,
         skip_offset: bool = False,
     ) -> Any:
-        order = tensor_specs.in_order(placements, _Sizes(mesh_shape))
+        order = tensor_specs.in_order(placements, mesh_shape)
         dims = [m for m, _ in order]
         if dims == sorted(dims) or my_coordinate is None:
             return stock(global_shape, mesh_shape, my_coordinate, placements, skip_offset)

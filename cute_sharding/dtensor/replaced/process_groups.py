@@ -5,9 +5,9 @@ A mesh's ranks, layout and groups are read; none is made or destroyed here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import prod
+from itertools import product
 from typing import Any
 from weakref import ref
 
@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import _redistribute
 
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
+from cute_sharding.exchange import Mesh
 
 __all__ = [
     "averages",
@@ -27,11 +28,13 @@ __all__ = [
     "group_of_dim",
     "group_of_flattened",
     "has_groups",
+    "in_order",
     "is_ascending",
     "is_fake",
     "is_first_rank",
-    "layout_of",
     "rank_lists",
+    "ranks_along",
+    "slices",
     "stand_for",
     "this_rank",
 ]
@@ -45,20 +48,41 @@ def rank_lists(mesh: Any) -> list[list[int]]:
 
 
 @lru_cache(maxsize=1 << 8)
+def slices(mesh: Any) -> tuple[Mesh, ...]:
+    """The mesh with its ranks; if it is a slice of a larger mesh, every slice."""
+    return tuple([Mesh(tuple(mesh.shape), ranks) for ranks in rank_lists(mesh)])
+
+
+def ranks_along(mesh: Any, dims: Sequence[int]) -> Iterator[tuple[Mesh, list[int]]]:
+    """The sets of ranks that differ only on these mesh dims, ascending as in their process groups,
+    each with its slice.
+    """
+    for on in slices(mesh):
+        for device in product(*[range(1 if m in dims else n) for m, n in enumerate(on.sizes)]):
+            yield on, sorted(on.slice_of(device, dims))
+
+
+@lru_cache(maxsize=1 << 10)
+def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
+    """Whether process groups of these mesh dims number their ranks as the mesh does, with the dims
+    in this order and the last one the fastest.
+    """
+    if dims == tuple(sorted(dims)) and all([*on.ranks] == sorted(on.ranks) for on in slices(mesh)):
+        return True
+    for on, ranks in ranks_along(mesh, dims):
+        places = [[device[m] for m in dims] for device in map(on.device, ranks)]
+        if places != sorted(places):
+            return False
+    return True
+
+
 def is_ascending(mesh: Any) -> bool:
     """Whether ranks ascend along each mesh dim, as they do in its process group. If they do not, a
     rank's place in the group is not its coordinate, and torch uses sometimes the one and sometimes
     the other as the number of its shard: it scatters and gathers by the place, and slices replicas
     by the coordinate. The same on all ranks of all slices of a mesh.
     """
-    shape = tuple(mesh.shape)
-    for ranks in rank_lists(mesh):
-        for m, parts in enumerate(shape):
-            step = prod(shape[m + 1 :])
-            for first in range(len(ranks)):
-                if first // step % parts + 1 < parts and ranks[first] > ranks[first + step]:
-                    return False
-    return True
+    return all(in_order(mesh, (m,)) for m in range(mesh.ndim))
 
 
 def is_first_rank(mesh: Any) -> bool:
@@ -70,34 +94,22 @@ def is_first_rank(mesh: Any) -> bool:
 
 @lru_cache(maxsize=1 << 8)
 def _is_first(mesh: Any, rank: int) -> bool:
-    return any(ranks[0] == rank for ranks in rank_lists(mesh))
+    return any(on.ranks[0] == rank for on in slices(mesh))
 
 
-def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, list[int]]:
+def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, tuple[int, ...]]:
     """For each rank of the mesh, the coordinates of the ranks in its process group of the mesh dim,
     in the group's order, which ascends.
     """
-    parts, step = mesh.shape[dim], prod(tuple(mesh.shape)[dim + 1 :])
-    found = {}
-    for ranks in rank_lists(mesh):
-        for first in range(len(ranks)):
-            if first // step % parts == 0:
-                group = ranks[first : first + parts * step : step]
-                order = sorted(range(parts), key=group.__getitem__)
-                found.update(dict.fromkeys(group, order))
+    found: dict[int, tuple[int, ...]] = {}
+    for on, ranks in ranks_along(mesh, (dim,)):
+        found.update(dict.fromkeys(ranks, tuple([on.device(rank)[dim] for rank in ranks])))
     return found
 
 
 def has_groups(mesh: Any) -> bool:
     """Whether the mesh was made with process groups."""
     return bool(getattr(mesh, "_dim_group_names", None))
-
-
-def layout_of(mesh: Any, dims: Sequence[int]) -> tuple[Any, ...]:
-    """A key for the ranks on these mesh dims: the same for a slice of a mesh and for the mesh
-    itself.
-    """
-    return mesh._flatten_rank_map, tuple([mesh._layout[m] for m in dims])
 
 
 def this_rank() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import (
     Partial,
     Placement,
@@ -44,7 +44,6 @@ __all__ = [
     "split_factor_of",
     "split_factors",
     "with_numbers",
-    "with_symbols_in_shape",
 ]
 
 assert_at_run_time = torch._check
@@ -178,16 +177,6 @@ def shape_with_symbols(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
     first, *others = shape
     sizes: Any = (symbol * 0 + first, *others)
     return torch.Size(sizes)
-
-
-def with_symbols_in_shape(spec: DTensorSpec) -> None:
-    """Give the spec a symbolic size if only its strides are symbolic."""
-    meta = spec.tensor_meta
-    if meta is None:
-        return
-    shape = shape_with_symbols(meta.shape, meta.stride)
-    if shape is not meta.shape:
-        spec.tensor_meta = TensorMeta(shape, meta.stride, meta.dtype)
 
 
 def has_shape_env(*values: Any) -> bool:

@@ -48,7 +48,6 @@ __all__ = [
     "check_no_mixed_partials",
     "cut_of",
     "decoded_order",
-    "decodes_to_shard_order",
     "in_order",
     "is_by_elements",
     "is_dtensor",
@@ -146,15 +145,9 @@ def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSp
 
 def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
     """The spec of a tensor with another shape, and contiguous strides."""
-    meta = TensorMeta(
-        torch.Size(shape),
-        row_major(tuple(shape)),
-        spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32,
-    )
-    order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
-    return DTensorSpec(
-        spec.mesh, spec.placements, meta, order, spec.use_strided_shard_as_shard_order
-    )
+    dtype = spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32
+    meta = TensorMeta(torch.Size(shape), row_major(tuple(shape)), dtype)
+    return with_placements(spec, spec.placements, meta)
 
 
 def says_an_order(spec: DTensorSpec) -> bool:
@@ -166,28 +159,12 @@ def says_an_order(spec: DTensorSpec) -> bool:
     )
 
 
-def decodes_to_shard_order(spec: DTensorSpec) -> bool:
-    """Whether torch reads the _StridedShard placements of ``spec`` correctly.
-
-    It reads those of a spec that a user makes as an order of shards. On a mesh of several dims,
-    split factors that no order has make its redistribution silently wrong, or raise half way (2.13
-    and 2.15 alike). Specs that propagation makes are not read like this, and are redistributed
-    rightly.
-    """
-    if not spec.use_strided_shard_as_shard_order:
-        return True
-    return (
-        DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh)
-        is not None
-    )
-
-
 def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
     """The (tensor dim, mesh dims in the order in which they shard it) that ``spec`` names or that
     torch decodes from it; None for left to right, or without an order.
     """
     if spec.use_strided_shard_as_shard_order:
-        return decoded_order(tuple(spec.placements), spec.mesh)
+        return decoded_order(tuple(spec.placements), spec.mesh.shape)
     if not says_an_order(spec):
         return None
     order = spec.shard_order
@@ -199,15 +176,23 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
 
 
+class _Sizes(tuple[int, ...]):
+    """The sizes of a mesh, with the method of a mesh that decoding an order needs."""
+
+    def size(self, mesh_dim: int) -> int:
+        return self[mesh_dim]
+
+
 def decoded_order(
-    placements: tuple[Placement, ...], mesh: Any
+    placements: tuple[Placement, ...], mesh: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
     """The shard order that torch decodes from the _StridedShard placements of a spec that a program
     made; None without such placements, or if no order has these split factors.
     """
     if are_without_factors(placements):
         return None
-    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
+    sizes: Any = _Sizes(mesh)
+    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, sizes)
     return (
         None
         if order is None
@@ -215,7 +200,7 @@ def decoded_order(
     )
 
 
-def in_order(placements: Sequence[Placement], mesh: Any) -> list[tuple[int, Placement]]:
+def in_order(placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, Placement]]:
     """(mesh dim, placement) pairs in the order in which they shard. Split factors that encode an
     order give that order, as redistribution reads such a tensor; symbols encode none.
     """
@@ -266,15 +251,19 @@ def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     return DTensor(local, tensor._spec, requires_grad=False)
 
 
-def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:
-    """The spec with other placements on pending mesh dims, and the same order of shards."""
+def with_placements(
+    spec: DTensorSpec, placements: Sequence[Placement], meta: TensorMeta | None = None
+) -> DTensorSpec:
+    """The spec with other placements on pending mesh dims, and the same order of shards; with
+    ``meta``, of a tensor with this TensorMeta.
+    """
     order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
     return DTensorSpec(
         spec.mesh,
         tuple(placements),
-        tensor_meta=spec.tensor_meta,
-        shard_order=order,
-        use_strided_shard_as_shard_order=spec.use_strided_shard_as_shard_order,
+        meta or spec.tensor_meta,
+        order,
+        spec.use_strided_shard_as_shard_order,
     )
 
 

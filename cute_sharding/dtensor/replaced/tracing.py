@@ -159,7 +159,7 @@ class Tracing:
         if device is None or not are_known(placements):
             return None
         cuts: list[list[Any]] = [[] for _ in shape]
-        for m, placement in in_order(placements, mesh):
+        for m, placement in in_order(placements, mesh.shape):
             cut = cut_of(placement)
             if cut is not None:
                 cuts[cut[0]].append((cut[1], mesh.shape[m], device[m]))

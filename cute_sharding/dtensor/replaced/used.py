@@ -110,7 +110,7 @@ _ROWS = (
         "torch.distributed.device_mesh",
         "DeviceMesh",
         "the ranks of a mesh could not be read",
-        "_dim_group_names _flatten_mapping _flatten_rank_map _get_root_mesh "
+        "_dim_group_names _flatten_mapping _get_root_mesh "
         "_is_current_rank_part_of_mesh _layout _rank_map",
     ),
     (

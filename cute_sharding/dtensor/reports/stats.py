@@ -107,12 +107,12 @@ def _add_received(counts: Counts, received: Received) -> None:
 
 def _add_place(counts: Counts, place: Place) -> None:
     try:
-        received = place.received
+        received = place.received()
     except Exception:  # it was answered, and then refused where it was redistributed
         return
     _add_received(counts, received)
     try:
-        redistributions = place.redistributions
+        redistributions = place.theirs()
     except Exception:  # whatever torch raises
         counts.add("stock_raises", 1)
         return

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.door.cuts import is_of_views
 from cute_sharding.dtensor.replaced import redistribution_hook, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
@@ -20,7 +21,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
-from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.network import Network
@@ -154,7 +154,7 @@ def stock_plan(
     """
     redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
-    device = coordinate(rank, mesh)
+    device = Mesh.numbered(mesh).device(rank)
     try:
         before, after = (_as_taken(placements, shape, mesh) for placements in (src, dst))
         local = list(shape)
@@ -172,7 +172,7 @@ def stock_plan(
     except Exception as error:  # whatever torch raises is what it says to this redistribution
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
         return StockPlan(mesh, error=words)
-    misread = len(mesh) > 1 and not all(map(tensor_specs.decodes_to_shard_order, (source, target)))
+    misread = len(mesh) > 1 and any(map(is_of_views, (source, target)))
     return StockPlan(mesh, tuple(steps), held, misread=misread)
 
 

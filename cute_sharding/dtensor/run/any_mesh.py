@@ -17,7 +17,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     mesh_dim_text,
 )
-from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.placements import checked_placements, without
 from cute_sharding.dtensor.run.redistribute import planned_for, redistribute_local_tensor
 
 
@@ -128,7 +128,7 @@ class _Redistribute(torch.autograd.Function):
         is_explicit: bool,
     ) -> DTensor:
         spec = tensor._spec
-        finished = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
+        finished = without((Partial,), spec.placements)
         # With the tensor's strides: on every rank, the gradient is said to have them.
         ctx.before, ctx.after = tensor_specs.with_placements(spec, finished), target
         ctx.memory_limit = memory_limit

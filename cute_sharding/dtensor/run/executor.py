@@ -33,7 +33,6 @@ from cute_sharding.dtensor.run.packing import (
 )
 from cute_sharding.dtensor.run.ranks import (
     copies_natively,
-    in_order,
     on_each_rank,
     true_on_each_rank,
 )
@@ -72,7 +71,11 @@ def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
     """The step's form as the backend's own collective of a tensor dim; None if it has none."""
     assert isinstance(step, (AllToAll, Reduction))
     how = step.along
-    if how is None or not (how.even or step.padded) or not in_order(mesh, how.mesh_dims):
+    if (
+        how is None
+        or not (how.even or step.padded)
+        or not process_groups.in_order(mesh, how.mesh_dims)
+    ):
         return None
     return (
         None

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 
 import torch.distributed as dist
@@ -40,16 +37,7 @@ def _fingerprint() -> str:
     """
     package = Path(__file__).parents[2]
     digest = hashlib.sha1((package / "__init__.py").read_bytes(), usedforsecurity=False)
-    digest.update(" ".join(_files(package)).encode())
+    for source in sorted(package.rglob("*.py")):
+        found = source.stat()
+        digest.update(f"{source.name} {found.st_size} {found.st_mtime_ns} ".encode())
     return digest.hexdigest()[:16]
-
-
-def _files(folder: str | Path) -> Iterator[str]:
-    """Name, size and time of all sources below a folder, sorted by name."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=attrgetter("name")):
-            if entry.name.endswith(".py"):
-                found = entry.stat()
-                yield f"{entry.name} {found.st_size} {found.st_mtime_ns}"
-            elif entry.is_dir():
-                yield from _files(entry.path)

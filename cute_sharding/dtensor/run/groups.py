@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.replaced import compiler, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
+from cute_sharding.dtensor.run.ranks import is_native, ranks_beside, spans
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.exchange.routes import Groups
 
@@ -77,29 +77,20 @@ def prepare_groups(
     wide = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
     if not dims:
         sets = [among for count in range(2, len(wide) + 1) for among in combinations(wide, count)]
-    groups, before = _prepared(), len(_prepared())
+    before = len(_prepared())
     names = mesh.mesh_dim_names or tuple([f"dim_{m}" for m in range(mesh.ndim)])
     for among in sets:
         among = tuple([m for m in among if m in wide])
-        key = _key(mesh, among)
-        # Known on all ranks alike, also on those outside of the mesh.
-        there = (
-            len(among) < 2
-            or key in groups
-            or process_groups.flattened_mesh(mesh, among) is not None
-            or _is_world(mesh, among)
-        )
-        if not there:
-            groups[key] = _new_groups(
-                slices(mesh, among),
-                mesh,
-                f"mesh_{'_'.join(names[m] for m in among)}",
-                timeout,
-                pg_options,
-            )
+        if (
+            len(among) > 1
+            and process_groups.flattened_mesh(mesh, among) is None
+            and not _is_world(mesh, among)
+        ):
+            lists = [tuple(ranks) for _, ranks in process_groups.ranks_along(mesh, among)]
+            _make(lists, mesh, f"mesh_{'_'.join(names[m] for m in among)}", timeout, pg_options)
     for other in others:
         _prepare_both(mesh, other, timeout, pg_options)
-    if len(groups) > before:
+    if len(_prepared()) > before:
         compiler.forget_compiled_code()
 
 
@@ -114,13 +105,20 @@ def _prepare_both(mesh: DeviceMesh, other: DeviceMesh, timeout: Any, pg_options:
     if 1 in (len(process_groups.rank_lists(each)) for each in (mesh, other)):
         unions = [set().union(*unions)]
     wanted = sorted(tuple(sorted(one)) for one in unions)
-    groups, world = _prepared(), tuple(range(dist.get_world_size()))
-    if wanted != [world] and any(_key_of_ranks(mesh, ranks) not in groups for ranks in wanted):
-        name = "ranks_of_two_meshes"
-        made = _new_groups([*map(list, wanted)], mesh, name, timeout, pg_options)
-        rank = process_groups.this_rank()
-        for some in wanted:
-            groups[_key_of_ranks(mesh, some)] = made if rank in some else None
+    if wanted != [tuple(range(dist.get_world_size()))]:
+        _make(wanted, mesh, "ranks_of_two_meshes", timeout, pg_options)
+
+
+def _make(
+    lists: Sequence[tuple[int, ...]], mesh: Any, name: str, timeout: Any, pg_options: Any
+) -> None:
+    """Make groups of these lists of ranks, unless they are made already, which is known on all
+    ranks alike, also on those outside of them.
+    """
+    groups, rank = _prepared(), process_groups.this_rank()
+    if any(_key(mesh, ranks) not in groups for ranks in lists):
+        made = _new_groups([*map(list, lists)], mesh, name, timeout, pg_options)
+        groups.update({_key(mesh, ranks): made if rank in ranks else None for ranks in lists})
 
 
 def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
@@ -250,7 +248,7 @@ def group_of_ranks(ranks: tuple[int, ...], mesh: Any, other: Any) -> Any | None:
     this order: one that ``prepare_groups`` made; that of all dims of a mesh that has all these
     ranks; the default group.
     """
-    group = _prepared().get(_key_of_ranks(mesh, ranks))
+    group = _prepared().get(_key(mesh, ranks))
     for of in (mesh, other):
         if group is None and of.size() == len(ranks) and process_groups.has_groups(of):
             dims = tuple([m for m in range(of.ndim) if of.size(m) > 1])
@@ -262,12 +260,11 @@ def group_of_ranks(ranks: tuple[int, ...], mesh: Any, other: Any) -> Any | None:
     return group
 
 
-def _key_of_ranks(mesh: Any, ranks: tuple[int, ...]) -> tuple[Any, ...]:
-    return mesh.device_type, ranks
-
-
 def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:
-    group = _prepared().get(_key(mesh, dims))
+    if not mesh._is_current_rank_part_of_mesh():
+        return None
+    ranks = ranks_beside(mesh, process_groups.this_rank(), dims)
+    group = _prepared().get(_key(mesh, ranks))
     if group is None:
         flattened = process_groups.flattened_mesh(mesh, dims)
         group = None if flattened is None else process_groups.group_of_flattened(flattened)
@@ -288,8 +285,8 @@ def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
     return one == other
 
 
-# The groups that prepare_groups made, by a key that is the same on all ranks: the ranks on the mesh
-# dims, and the kind of device. None on a rank outside of the mesh. They end with the default group.
+# The groups that prepare_groups made, by a key that is the same on all ranks: the ranks, ascending,
+# and the kind of device. None on a rank that is none of them. They end with the default group.
 _groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
@@ -297,8 +294,8 @@ def _prepared() -> dict[tuple[Any, ...], Any]:
     return _groups.setdefault(dist.group.WORLD, {})
 
 
-def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
-    return mesh.device_type, *process_groups.layout_of(mesh, dims)
+def _key(mesh: Any, ranks: tuple[int, ...]) -> tuple[Any, ...]:
+    return mesh.device_type, ranks
 
 
 def prepared_key() -> str:
@@ -310,20 +307,6 @@ def prepared_key() -> str:
         if dist.is_initialized() and _prepared()
         else ""
     )
-
-
-def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
-    """The sets of ranks that differ only on these mesh dims; if the mesh is a slice of a larger
-    one, also those of the other slices.
-    """
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for i, ranks in enumerate(process_groups.rank_lists(mesh)):
-        for at, rank in enumerate(ranks):
-            place = coordinate(at, tuple(mesh.shape))
-            found.setdefault((i, *(c for m, c in enumerate(place) if m not in dims)), []).append(
-                rank
-            )
-    return [sorted(ranks) for ranks in found.values()]
 
 
 def _flattenings(mesh: Any) -> tuple[Any, ...]:

@@ -48,25 +48,25 @@ def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[
 
 
 def exchange_together(
-    wanted: Sequence[Wanted], *, counted: bool = True
+    wanted: Sequence[Wanted | None], *, counted: bool
 ) -> list[torch.Tensor | None]:
-    """The results of redistributions that share exchanges; None for one that no other tensor on its
-    mesh can join.
+    """The results of redistributions that share exchanges; None for None, and for one that no other
+    tensor on its mesh can join.
 
     Raises:
         OtherShape: a local tensor does not have the shape that its spec gives.
     """
     results: list[torch.Tensor | None] = [None] * len(wanted)
-    on_mesh: dict[Any, dict[int, Prepared]] = {}
+    joined: dict[Any, dict[int, tuple[Prepared, Wanted]]] = {}
     for i, one in enumerate(wanted if len(wanted) > 1 else ()):
-        found = _exchanges(one)
-        if found is not None:
-            on_mesh.setdefault(one.current.mesh, {})[i] = found
-    for mesh, found_of in on_mesh.items():
-        if len(found_of) > 1:
-            some = [wanted[i] for i in found_of]
-            moved = _redistribute_together([*found_of.values()], some, mesh, counted=counted)
-            for i, x in zip(found_of, moved):
+        found = None if one is None else _exchanges(one)
+        if one is not None and found is not None:
+            joined.setdefault(one.current.mesh, {})[i] = found, one
+    for mesh, some in joined.items():
+        if len(some) > 1:
+            plans, given = zip(*some.values())
+            moved = _redistribute_together(plans, given, mesh, counted=counted)
+            for i, x in zip(some, moved):
                 results[i] = x
     return results
 

@@ -16,7 +16,13 @@ from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
 from cute_sharding.dtensor.run.messages import exchange_messages, exchange_of_this_rank, needing
 from cute_sharding.dtensor.run.packing import from_wire, make_of_pieces, own_view, unpack
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, only_rank, peers, place
+from cute_sharding.dtensor.run.ranks import (
+    all_on_each_rank,
+    numbers,
+    on_each_rank,
+    only_rank,
+    place,
+)
 from cute_sharding.dtensor.run.windows import (
     collapse,
     expand,
@@ -314,8 +320,7 @@ class Movement:
 
 @lru_cache(maxsize=1 << 12)
 def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) -> Part:
-    number = exchange.sources[0].mesh.rank
-    return exchange.part(number(place(mesh, rank)), [*map(number, peers(mesh, dims, rank))])
+    return exchange.part(*numbers(mesh, rank, dims))
 
 
 def _slice(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:

@@ -29,11 +29,11 @@ from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.order import lie_in, order_of
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
+from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.exchange.slices import ends_otherwise
-from cute_sharding.propagation.steps import Placed
+from cute_sharding.propagation.steps import Placed as PlacedStep
 from cute_sharding.relations.forms import Fold, Window
-from cute_sharding.sharding.chains import chain_of, chains_of
-from cute_sharding.sharding.meeting import count_rows, rows_held
+from cute_sharding.sharding.chains import chains_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class LocalView:
         mesh: the DeviceMesh.
     """
 
-    to: Placed
+    to: PlacedStep
     mesh: Any
     dims: tuple[int, ...] = ()
 
@@ -55,10 +55,9 @@ class LocalView:
     def _viewed(self, rank: int, local: torch.Tensor) -> torch.Tensor:
         if self.to.step.row.op == "torch.permute":
             return local.permute(*self.to.step.args)
-        sizes, device = tuple(self.mesh.shape), place(self.mesh, rank)
-        chains = chains_of(self.to.cuts, len(self.to.shape), sizes)
-        held = [rows_held(n, chain_of(c, sizes, device)) for n, c in zip(self.to.shape, chains)]
-        return local.reshape(list(map(count_rows, held)))
+        shape, on = self.to.shape, Mesh.numbered(tuple(self.mesh.shape))
+        placed = Placed(shape, on, chains_of(self.to.cuts, len(shape), on.sizes))
+        return local.reshape(placed.shape_of(place(self.mesh, rank)))
 
 
 class Step(Protocol):

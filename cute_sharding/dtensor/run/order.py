@@ -54,13 +54,14 @@ def order_of(meta: Any) -> tuple[int, ...] | None:
     if meta is None:
         return None
     try:
-        return _memory_order(meta.shape, meta.stride)
+        return memory_order(meta.shape, meta.stride)
     except TypeError:  # the cache cannot look up symbols
         numbers = symints.numbers_at_hand((tuple(meta.shape), tuple(meta.stride)))
-    return None if numbers is None else _memory_order(*numbers)
+    return None if numbers is None else memory_order(*numbers)
 
 
-def memory_order(sizes: Sequence[int], *strides: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1 << 12)
+def memory_order(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> tuple[int, ...]:
     """The dims from the outermost to the innermost, as ``clone()`` orders them (infer_dense_strides
     of aten/src/ATen/ExpandUtils.cpp), and pointwise ops with several operands
     (reorder_dimensions of TensorIterator.cpp). Two dims are compared by stride, then by size; the
@@ -95,22 +96,13 @@ def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Seq
     return 0
 
 
-def long_dims(meta: TensorMeta) -> list[int]:
-    """The dims with more than one row, from the outermost to the innermost.
-
-    >>> long_dims(TensorMeta(torch.Size((2, 1, 3)), (1, 2, 2), torch.float32))
-    [2, 0]
-    """
-    order = memory_order(meta.shape, meta.stride)
-    return [d for d in order if meta.shape[d] > 1]
-
-
-def long_dims_of_elements(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
-    """:func:`long_dims` of a pointwise op's result of this shape, from broadcast operands.
+def long_dims(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
+    """The dims with more than one row, from the outermost to the innermost, of a pointwise op's
+    result of this shape, from broadcast operands.
 
     >>> row = TensorMeta(torch.Size((3,)), (1,), torch.float32)
     >>> matrix = TensorMeta(torch.Size((2, 3)), (1, 2), torch.float32)
-    >>> long_dims_of_elements((2, 3), [row, matrix])
+    >>> long_dims((2, 3), [row, matrix])
     [1, 0]
     """
     strides = [
@@ -125,16 +117,13 @@ def long_dims_of_elements(shape: Sequence[int], operands: Sequence[TensorMeta]) 
         )
         for meta in operands
     ]
-    return [d for d in memory_order(shape, *strides) if shape[d] > 1]
+    return [d for d in memory_order(tuple(shape), *strides) if shape[d] > 1]
 
 
 def lies_row_by_row(meta: TensorMeta) -> bool:
     """Whether the tensor is row-major without gaps."""
     rows = row_major(tuple(meta.shape))
     return all(n == 1 or a == b for n, a, b in zip(meta.shape, meta.stride, rows))
-
-
-_memory_order = lru_cache(maxsize=1 << 12)(memory_order)
 
 
 def lying_apart(meta: TensorMeta) -> TensorMeta:
@@ -147,7 +136,7 @@ def lying_apart(meta: TensorMeta) -> TensorMeta:
     (2, 1)
     """
     strides, step = list(meta.stride), 1
-    for d in reversed(_memory_order(tuple(meta.shape), tuple(meta.stride))):
+    for d in reversed(memory_order(tuple(meta.shape), tuple(meta.stride))):
         if meta.shape[d] > 1:
             strides[d] = max(strides[d], step)
             step = strides[d] * meta.shape[d]

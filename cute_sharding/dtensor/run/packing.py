@@ -14,7 +14,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
-from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
+from cute_sharding.dtensor.run.ranks import numbers, on_each_rank
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.copies import Copy, flat
@@ -43,9 +43,7 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
     """
 
     def part(rank: int) -> Part:
-        number = step.ends[0].mesh.rank
-        mine = number(place(mesh, rank))
-        among = [*map(number, peers(mesh, step.mesh_dims, rank))]
+        mine, among = numbers(mesh, rank, step.mesh_dims)
         if gathers and isinstance(step, AllToAll):
             return step.gathering(mine, among)
         if isinstance(step, AllToAll):
@@ -58,8 +56,8 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
 @lru_cache(maxsize=1 << 12)
 def part_alone(step: Step, mesh: Any, rank: int) -> Part:
     """The part of a device that neither sends nor receives: only what it keeps."""
-    mine = step.ends[0].mesh.rank(place(mesh, rank))
-    part, own = step.transfer(mine, (mine,)), ((0, 0, step.kept_by(mine)),)
+    mine, alone = numbers(mesh, rank)
+    part, own = step.transfer(mine, alone), ((0, 0, step.kept_by(mine)),)
     return replace(part, peers=(), sends=(), receives=(), packs=((),), own=own, unpacks=((),))
 
 
@@ -86,7 +84,7 @@ def check_shape(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 @lru_cache(maxsize=1 << 12)
 def _source_on(step: Step, mesh: Any, rank: int) -> tuple[int, ...]:
     source, _ = step.ends
-    return source.shape_on(source.mesh.rank(place(mesh, rank)))
+    return source.shape_on(numbers(mesh, rank)[0])
 
 
 def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> torch.Tensor:

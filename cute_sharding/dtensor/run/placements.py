@@ -63,6 +63,11 @@ def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Plac
     )
 
 
+def without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements, with Replicate in place of those of these kinds."""
+    return tuple([Replicate() if isinstance(p, kinds) else p for p in placements])
+
+
 def text(placements: Sequence[Placement]) -> str:
     return f"[{', '.join(map(str, placements))}]"
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -19,6 +18,7 @@ from cute_sharding.dtensor.replaced import (
     local_tensors,
     process_groups,
 )
+from cute_sharding.exchange import Mesh
 from cute_sharding.sharding.chains import Device
 
 
@@ -79,68 +79,43 @@ def true_on_each_rank(function: Callable[[int], bool]) -> bool:
 
 
 @lru_cache(maxsize=1 << 10)
-def places(mesh: Any, rank: int) -> dict[int, Device]:
-    """Rank -> coordinates, in the order of the mesh; if the mesh is a slice of a larger one, for
-    the slice with ``rank``.
+def slice_with(mesh: Any, rank: int) -> Mesh:
+    """The mesh with its ranks; if it is a slice of a larger mesh, the slice with ``rank``.
+
+    Raises:
+        ValueError: the rank is on none.
     """
-    found = next((ranks for ranks in process_groups.rank_lists(mesh) if rank in ranks), None)
-    if found is None:
-        raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
-    return dict(zip(found, product(*map(range, mesh.shape))))
-
-
-def place(mesh: Any, rank: int) -> Device:
-    """The coordinates of a rank on the mesh."""
-    return places(mesh, rank)[rank]
-
-
-def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
-    result = []
-    for n in reversed(sizes):
-        index, k = divmod(index, n)
-        result.append(k)
-    return tuple(reversed(result))
-
-
-@lru_cache(maxsize=1 << 10)
-def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
-    """The coordinates of the ranks that differ from ``rank`` only on ``dims``, in the order of
-    their process group, which is by rank.
-    """
-    mine, others = place(mesh, rank), [m for m in range(mesh.ndim) if m not in dims]
-    return tuple(
-        [
-            device
-            for _, device in sorted(places(mesh, rank).items())
-            if all(device[m] == mine[m] for m in others)
-        ]
+    for on in process_groups.slices(mesh):
+        if on.coordinates(rank) is not None:
+            return on
+    raise ValueError(
+        f"rank {rank} is not on the mesh {mesh}, nor on another slice of the same larger mesh: "
+        "give a mesh that has this rank, or call this on the ranks of the mesh alone"
     )
 
 
-@lru_cache(maxsize=1 << 10)
-def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
-    """Whether process groups of these mesh dims number their ranks as the mesh does, with the dims
-    in this order and the last one the fastest.
+@lru_cache(maxsize=1 << 12)
+def place(mesh: Any, rank: int) -> Device:
+    """The coordinates of a rank on the mesh."""
+    return slice_with(mesh, rank).device(rank)
+
+
+@lru_cache(maxsize=1 << 12)
+def ranks_beside(mesh: Any, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks that differ from a rank only on these mesh dims, in the order of their process
+    group, which ascends.
     """
-    sizes = tuple(mesh.shape)
-    lists = process_groups.rank_lists(mesh)
-    if list(dims) == sorted(dims) and all(a < b for ranks in lists for a, b in pairwise(ranks)):
-        return True
-    for ranks in lists:
-        last: dict[tuple[int, ...], int] = {}
-        placed = sorted(
-            (
-                tuple([place[m] for m in dims]),
-                tuple([c for m, c in enumerate(place) if m not in dims]),
-                rank,
-            )
-            for rank, place in zip(ranks, (coordinate(i, sizes) for i in range(len(ranks))))
-        )
-        for _, others, rank in placed:
-            if last.get(others, -1) > rank:
-                return False
-            last[others] = rank
-    return True
+    on = slice_with(mesh, rank)
+    return tuple(sorted(on.slice_of(on.device(rank), dims)))
+
+
+@lru_cache(maxsize=1 << 12)
+def numbers(mesh: Any, rank: int, dims: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:
+    """The number of a rank's place on the mesh, row-major; and those of :func:`ranks_beside`."""
+    on = slice_with(mesh, rank)
+    number = Mesh.numbered(on.sizes).rank
+    beside = [number(on.device(peer)) for peer in ranks_beside(mesh, rank, dims)]
+    return number(on.device(rank)), tuple(beside)
 
 
 def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from cute_sharding.dtensor.replaced import tensor_specs
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, StridedShard
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.placements import cut_of
 from cute_sharding.exchange.cost import holds_all
 from cute_sharding.sharding.chains import Chains, chains_of
@@ -30,13 +30,8 @@ def left_to_right(
 
 def chains_of_spec(spec: DTensorSpec) -> Chains:
     """The chains of cuts of a tensor with this spec; left to right if that gives the same rows."""
-    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
-    plain = left_to_right(shape, mesh, tuple(spec.placements))
     order = tensor_specs.shard_order(spec)
-    if order is None:
-        return plain
-    ordered = _ordered(order, len(shape), mesh)
-    return plain if _same(shape, mesh, plain, ordered) else ordered
+    return _chains(tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements), order)
 
 
 def chains_of_placements(
@@ -45,25 +40,29 @@ def chains_of_placements(
     """The chains of cuts of a tensor with these placements on a mesh of these sizes, in a spec made
     by a program.
     """
-    if not any(isinstance(p, StridedShard) for p in placements):
-        return left_to_right(shape, mesh, placements)
-    return chains_of_spec(tensor_specs.unbound_spec(shape, mesh, placements))
+    return _chains(shape, mesh, placements, tensor_specs.decoded_order(placements, mesh))
 
 
 def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placement]) -> bool:
     """Whether placements on the mesh of ``spec`` give the same rows left to right, and as the order
     that torch decodes from them.
     """
-    order = tensor_specs.decoded_order(tuple(placements), spec.mesh)
+    given = tuple(shape), tuple(spec.mesh.shape), tuple(placements)
+    order = tensor_specs.decoded_order(given[2], given[1])
+    return order is None or _chains(*given, order) == left_to_right(*given)
+
+
+def _chains(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    placements: tuple[Placement, ...],
+    order: Sequence[tuple[int, Sequence[int]]] | None,
+) -> Chains:
+    plain = left_to_right(shape, mesh, placements)
     if order is None:
-        return True
-    mesh = tuple(spec.mesh.shape)
-    return _same(
-        tuple(shape),
-        mesh,
-        left_to_right(tuple(shape), mesh, tuple(placements)),
-        _ordered(order, len(shape), mesh),
-    )
+        return plain
+    ordered = _ordered(order, len(shape), mesh)
+    return plain if _same(shape, mesh, plain, ordered) else ordered
 
 
 def _ordered(order: Sequence[tuple[int, Sequence[int]]], ndim: int, mesh: Sequence[int]) -> Chains:

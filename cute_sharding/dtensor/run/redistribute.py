@@ -153,35 +153,22 @@ def _done(
     """The local tensor after the plan, and after what methods of placements do."""
     mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
     is_symbolic = symints.is_symbolic(*current.shape)
-    if found.first is not None:
+
+    def after_plan(plan: RedistributionPlan, is_async: bool = False) -> torch.Tensor:
         if is_symbolic:
-            local = run_on_symbols(found.first, local, current)
-        else:
-            local = run(found.first.steps, local, mesh)
-    local = _without_foreign(found, local, mesh, before, after)
-    if is_symbolic:
-        local = run_on_symbols(found.plan, local, current)
-    else:
-        is_async = async_op and not found.made
-        local = run(found.plan.steps, local, mesh, async_op=is_async)
-    for m in found.made:
-        local = redistribution_hook.partition_value(after[m], local, mesh, m)
-    return local
+            return run_on_symbols(plan, local, current)
+        return run(plan.steps, local, mesh, async_op=is_async)
 
-
-def _without_foreign(
-    found: Prepared,
-    local: torch.Tensor,
-    mesh: Any,
-    before: tuple[Placement, ...],
-    after: tuple[Placement, ...],
-) -> torch.Tensor:
-    """The local tensor after the reductions by placements' own methods."""
-    for m, hands_out, _ in found.reductions:
+    if found.first is not None:
+        local = after_plan(found.first)
+    for m, hands_out, _ in found.reductions:  # by the placements' own methods
         if hands_out:
             local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
         else:
             local = redistribution_hook.reduce_value(before[m], local, mesh, m)
+    local = after_plan(found.plan, async_op and not found.made)
+    for m in found.made:
+        local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
 
 
@@ -293,11 +280,10 @@ def _moved_by(way: Way, devices: int) -> Moved:
 
 
 class _Changes(NamedTuple):
-    """The mesh dims on which placements change: all; those that are reduced; among these the ones
-    whose placement is not torch's own Partial; and those that become contributions.
+    """The mesh dims on which placements change: those that are reduced; among these the ones whose
+    placement is not torch's own Partial; and those that become contributions.
     """
 
-    dims: tuple[int, ...]
     pending: tuple[int, ...]
     foreign: tuple[int, ...]
     made: tuple[int, ...]
@@ -334,7 +320,7 @@ def _changes(
                 f"equal terms on all devices cannot reduce to a given value by {after[m]}"
             )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
-    return _Changes(dims, pending, foreign, made)
+    return _Changes(pending, foreign, made)
 
 
 def _check_masks(

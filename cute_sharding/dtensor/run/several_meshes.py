@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.groups import group_of_ranks
-from cute_sharding.dtensor.run.ranks import is_native
+from cute_sharding.dtensor.run.ranks import is_native, slice_with
 from cute_sharding.exchange import Bundle, Exchange, Mesh
 from cute_sharding.sharding.chains import Chains
 
@@ -48,38 +48,23 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
         ValueError: it is not known which slice goes to which, or a rank of the one sees another
             slice of the other.
     """
-    lists = [process_groups.rank_lists(of) for of in (mesh, other)]
-    source = _of_rank(mesh, lists[0], rank)
-    meeting = [ranks for ranks in lists[1] if not {*ranks}.isdisjoint(source)]
-    if len(lists[0]) == 1 and len(meeting) > 1:
-        every = [r for ranks in lists[1] for r in ranks]
-        target = Mesh((len(lists[1]), *other.shape), tuple(every))
-        return Meshes(Mesh(tuple(mesh.shape), tuple(source)), target, slices=True)
-    found = source, _of_rank(other, lists[1], rank)
-    for ranks, theirs, some in ((found[0], found[1], lists[1]), (found[1], found[0], lists[0])):
+    mine, others = process_groups.slices(mesh), process_groups.slices(other)
+    source = mine[0] if len(mine) == 1 else slice_with(mesh, rank)
+    meeting = [on for on in others if not {*on.ranks}.isdisjoint(source.ranks)]
+    if len(mine) == 1 and len(meeting) > 1:
+        every = [r for on in others for r in on.ranks]
+        return Meshes(source, Mesh((len(others), *other.shape), every), slices=True)
+    target = others[0] if len(others) == 1 else slice_with(other, rank)
+    for one, theirs, some in ((source, target, others), (target, source, mine)):
         for seen in some:
-            if seen != theirs and not {*ranks}.isdisjoint(seen):
+            if seen != theirs and not {*one.ranks}.isdisjoint(seen.ranks):
                 raise ValueError(
-                    f"{mesh} and {other} are slices of larger meshes, and the ranks {ranks} of the "
-                    f"one are on several slices of the other, {theirs} and {seen}: the pair of "
-                    "slices is not clear. Redistribute on the larger mesh"
+                    f"{mesh} and {other} are slices of larger meshes, and the ranks {[*one.ranks]} "
+                    f"of the one are on several slices of the other, {[*theirs.ranks]} and "
+                    f"{[*seen.ranks]}: the pair of slices is not clear. Redistribute on the larger "
+                    "mesh"
                 )
-    one, two = (Mesh(tuple(of.shape), tuple(r)) for of, r in zip((mesh, other), found))
-    return Meshes(one, two)
-
-
-def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
-    """The ranks of the slice that a rank is on; all ranks if the mesh is no slice."""
-    if len(lists) == 1:
-        return lists[0]
-    for ranks in lists:
-        if rank in ranks:
-            return ranks
-    raise ValueError(
-        f"rank {rank} is on none of the {len(lists)} slices that the mesh {mesh} is one of, "
-        "so it is not known which of them takes part: give a mesh that is no slice, or "
-        "call this on the ranks of the slice alone"
-    )
+    return Meshes(source, target)
 
 
 def on_which_group(exchange: Exchange | Bundle, mesh: Any, other: Any) -> Any | None:

@@ -15,10 +15,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
-    Replicate,
     TensorMeta,
 )
-from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.placements import checked_placements, without
 from cute_sharding.dtensor.run.reading import chains_of_placements
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
@@ -93,13 +92,13 @@ class Spec:
         if not isinstance(self.mesh, DeviceMesh):
             sizes = tuple(map(int, self.mesh))
             return Mesh(sizes, range(prod(sizes)))
-        lists = process_groups.rank_lists(self.mesh)
-        if len(lists) > 1:
+        found = process_groups.slices(self.mesh)
+        if len(found) > 1:
             raise ValueError(
-                f"{self.mesh} is one of {len(lists)} slices of a larger mesh, and a refit is the "
+                f"{self.mesh} is one of {len(found)} slices of a larger mesh, and a refit is the "
                 "same on all ranks: give the larger mesh, with Replicate on its other dims"
             )
-        return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
+        return found[0]
 
     def to_dtensor_spec(self) -> DTensorSpec:
         """As a DTensorSpec, with contiguous strides."""
@@ -114,8 +113,7 @@ class Spec:
         mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
         pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
-        finished = [Replicate() if isinstance(p, Partial) else p for p in placements]
-        chains = chains_of_placements(shape, mesh.sizes, tuple(finished))
+        chains = chains_of_placements(shape, mesh.sizes, without((Partial,), placements))
         return PlacedTensor(
             Placed(shape, mesh, chains),
             str(self.dtype).removeprefix("torch."),

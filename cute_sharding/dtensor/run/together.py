@@ -19,7 +19,7 @@ from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_o
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.messages import all_to_all
 from cute_sharding.dtensor.run.packing import check_shape, empty_buffer, fill_buffer, unpack
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, places
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, ranks_beside, slice_with
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import part_among
@@ -127,12 +127,9 @@ def _part_of(
     steps: tuple[AllToAll, ...], sizes: tuple[int, ...], mesh: Any, rank: int
 ) -> BundlePart:
     """A rank's part, its messages in the order of its group."""
-    ranks = places(mesh, rank)
-    on = Mesh(tuple(mesh.shape), tuple(ranks))
+    on = slice_with(mesh, rank)
     items = [Item(_exchange_of(step, on), size) for step, size in zip(steps, sizes)]
-    group = {*peers(mesh, dims_of(steps), rank)}
-    members = sorted(r for r, place in ranks.items() if place in group)
-    return part_among(Bundle(tuple(items)).part(rank), members)
+    return part_among(Bundle(tuple(items)).part(rank), ranks_beside(mesh, rank, dims_of(steps)))
 
 
 def _busiest(steps: Sequence[AllToAll], sizes: Sequence[int]) -> int:

@@ -26,20 +26,14 @@ class Images(NamedTuple):
     number: int
 
 
-class LeadingSizes(NamedTuple):
-    """The first two of the sizes, argument ``sizes``, must be those of the tensor ``of``."""
-
-    of: int
-    sizes: int
-
-
-class Channels(NamedTuple):
-    """The bias's sizes, argument ``sizes``, if there is a bias, must be the channels of the tensor
-    ``of``.
+class Sizes(NamedTuple):
+    """The first of the sizes, argument ``sizes``, if there are any, must be those of the tensor
+    ``of`` in the dims ``dims``.
     """
 
     of: int
     sizes: int
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,4 +49,4 @@ class MeanGradient(NamedTuple):
     reduction: int
 
 
-Kernel = AlignedMask | Images | LeadingSizes | Channels | Matrices | MeanGradient
+Kernel = AlignedMask | Images | Sizes | Matrices | MeanGradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.relations.table.kernels import Channels, Matrices
+from cute_sharding.relations.table.kernels import Matrices, Sizes
 from cute_sharding.relations.table.names import Rule, Shape, text, without_missing
 from cute_sharding.relations.table.row import Row
 
@@ -207,7 +207,7 @@ ROWS: tuple[Row, ...] = (
         convolution_backward,
         "sum",
         filled=True,
-        kernel=Channels(0, 3),
+        kernel=Sizes(0, 3, (1,)),
         has_function=True,
     ),
     # matrices, each independent of the others

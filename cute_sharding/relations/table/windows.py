@@ -7,7 +7,7 @@ from __future__ import annotations
 from re import findall
 from typing import Any
 
-from cute_sharding.relations.table.kernels import LeadingSizes
+from cute_sharding.relations.table.kernels import Sizes
 from cute_sharding.relations.table.names import Rule, Shape, named, text
 from cute_sharding.relations.table.row import Row
 
@@ -83,7 +83,7 @@ ROWS: tuple[Row, ...] = (
                 tuple(f"{kind}_backward.default" for kind in kinds),
                 windowed(n, "y", "x"),
                 filled=True,
-                kernel=LeadingSizes(0, 2),
+                kernel=Sizes(0, 2, (0, 1)),
             ),
         )
     ),

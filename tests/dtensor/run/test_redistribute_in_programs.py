@@ -39,7 +39,7 @@ from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.decide import redistributions
 from cute_sharding.dtensor.decide.stock import is_torchs_alone
 from cute_sharding.dtensor.replaced import op_hooks
-from cute_sharding.dtensor.replaced.process_groups import is_ascending
+from cute_sharding.dtensor.replaced.process_groups import in_order, slices
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.redistribute import prepare
 
@@ -392,7 +392,8 @@ def test_the_first_redistribution_of_a_mesh_is_in_inference_mode():
     with ranks_of((2,)):
         full = number((6, 4))
         distribute(full, (2,), [Shard(0)])  # makes the mesh
-        is_ascending.cache_clear()
+        in_order.cache_clear()
+        slices.cache_clear()
         with cute_sharding.enabled(), torch.inference_mode():
             x = distribute(full, (2,), [Replicate()])
             assert_holds(x.redistribute(placements=[Shard(1)]), full)
