@@ -302,7 +302,7 @@ def posted(of: Of, args: Any, kwargs: Any) -> Posted:
 def _sized(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Sizes(value.shape, value.dtype)
-    return [_sized(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [*map(_sized, value)] if isinstance(value, (list, tuple)) else value
 
 
 def sent_by(post: Posted) -> Sent:
