@@ -121,12 +121,12 @@ class Lines:
 
     def found(self, start: FrameType) -> Found:
         """Where what runs in the frame ``start`` is."""
-        node = observing.current_node()
+        node, others = observing.current_node(), codes.OTHERS
         recomputes, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
         frame: FrameType | None = start
         while frame is not None:  # up to a line of the program, or to autograd's engine
-            called = codes.OTHERS.get(id(frame.f_code))
+            called = others.get(id(frame.f_code))
             if called is None:
                 kind = codes.kind_of(frame)
                 if kind.is_own or (kind.starts_backward and node is not None):

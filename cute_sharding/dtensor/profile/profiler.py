@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from time import perf_counter
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -107,17 +105,6 @@ class Profiler(Recorder):
         self._forward: dict[Call, Call] = {}
         self._of_node: dict[int, Call] = {}
         self._in_flight: dict[int, Seen] = {}
-        self._sent_before = 0  # collectives, where an exchange began
-
-    def exchange_begins(self, busiest: Callable[[], int]) -> None:
-        super().exchange_begins(busiest)
-        self._sent_before = len(self._seen)
-
-    def exchange_ends(self) -> None:
-        super().exchange_ends()
-        now = perf_counter()
-        for seen in self._seen[self._sent_before :]:
-            seen.end = now
 
     def __enter__(self) -> Profiler:
         super().__enter__()
@@ -135,35 +122,39 @@ class Profiler(Recorder):
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        # For each op: without a call of its own for each frame, argument and node.
-        lines, node, made = self._lines, current_node(), nodes_made()
+        # For each op: without a call of its own for each frame and node, and most arguments.
+        lines, node = self._lines, current_node()
         line: Line | None = None
         number, kind = -1, None
-        if node is None:
-            frame: FrameType | None = sys._getframe(2)
-            while frame is not None and id(frame.f_code) in OTHERS:
-                frame = frame.f_back
-            if frame is not None and id(frame.f_code) in OWN:
-                line = frame.f_code, frame.f_lineno
-            else:
-                line = lines.innermost(frame)
-        elif lines.started <= (number := node._sequence_nr()) < NO_NUMBER and not may_recompute():
+        if (
+            node is not None
+            and not may_recompute()
+            and lines.started <= (number := node._sequence_nr()) < NO_NUMBER
+        ):
             kind = type(node)  # and the line that made it is looked up later
         else:
-            line, is_gradient = lines.here(node)
-            number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
-        if made > lines.noted:
-            lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
-            if kind is None:
-                number = made - 1  # it was made just before
-        kept = tuple(
-            [
-                arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
-                for arg in args
-            ]
-        )
-        named = tuple([(name, _kept(value)) for name, value in kwargs.items()]) if kwargs else ()
-        self._met_last = met = line, func, kept, named, in_force(), number, kind
+            if node is None:
+                number, frame = -1, sys._getframe(2)
+                while id(frame.f_code) in OTHERS and frame.f_back is not None:
+                    frame = frame.f_back
+                if id(frame.f_code) in OWN:
+                    line = frame.f_code, frame.f_lineno
+                else:
+                    line = lines.innermost(frame)
+            else:
+                line, is_gradient = lines.here(node)
+                number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
+            made = nodes_made()
+            if made > lines.noted:
+                lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
+                if kind is None:
+                    number = made - 1  # it was made just before
+        kept = [
+            arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
+            for arg in args
+        ]
+        named = kwargs and {name: _kept(value) for name, value in kwargs.items()}
+        self._last = met = line, func, kept, named, in_force(), number, kind
         self._met.append(met)
         if len(self._met) > MOST_MET:
             self._count()
@@ -204,7 +195,8 @@ class Profiler(Recorder):
         line, op, args, kwargs, settings, number, kind = met
         if kind is not None and line is None:
             line = self._lines.of_node(number)
-        return Call(self._lines.place(line), kind is not None, op, args, kwargs, settings)
+        place, named = self._lines.place(line), tuple((kwargs or {}).items())
+        return Call(place, kind is not None, op, tuple(args), named, settings)
 
     def _count(self) -> None:
         """Calls that are equal are one: not worked out while the program waits."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
@@ -31,8 +32,8 @@ from cute_sharding.profiling import Collective, Place
 Met: TypeAlias = tuple[
     "Line | None",
     Any,
-    tuple[Any, ...],
-    tuple[tuple[str, Any], ...],
+    list[Any],
+    "dict[str, Any] | None",
     "Settings | None",
     int,
     "type | None",
@@ -70,10 +71,11 @@ class Recorder:
     def __init__(self) -> None:
         self._collectives: list[Collective] = []
         self._seen: list[Seen] = []
-        self._met_last: Met | None = None
+        self._last: Met | None = None
         self._lines = Lines()
         self._busiest: Callable[[], int] | None = None  # bytes, of the exchange that is sent now
         self._messages: list[tuple[Posted, Found]] | None = None
+        self._sent_before = 0  # collectives, where an exchange began
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
@@ -104,7 +106,7 @@ class Recorder:
 
     def exchange_begins(self, busiest: Callable[[], int]) -> None:
         """Collectives are a part of one exchange from now on."""
-        self._busiest, self._messages = busiest, []
+        self._busiest, self._messages, self._sent_before = busiest, [], len(self._seen)
 
     def exchange_ends(self) -> None:
         """It has been sent."""
@@ -112,7 +114,10 @@ class Recorder:
         self._busiest = self._messages = None
         if messages:
             posts, found = tuple([post for post, _ in messages]), messages[0][1]
-            self._seen.append(Seen(posts, found, busiest, self._met_last))
+            self._seen.append(Seen(posts, found, busiest, self._last))
+        now = perf_counter()
+        for seen in self._seen[self._sent_before :]:
+            seen.end = now
 
     @property
     def is_in_batch(self) -> bool:
@@ -146,7 +151,7 @@ class Recorder:
         if self._messages is not None and post.of.row.kind in MESSAGES:
             self._messages.append((post, found))
         else:
-            self._seen.append(Seen((post,), found, self._busiest, self._met_last))
+            self._seen.append(Seen((post,), found, self._busiest, self._last))
 
 
 class _Exchange:

@@ -32,7 +32,7 @@ class _Refusing(Profiler):
         self._warned: set[tuple[Place | None, bool, str]] = set()
 
     def about_to_send(self, post: Posted, found: Found) -> None:
-        seen = Seen((post,), found, None, self._met_last)
+        seen = Seen((post,), found, None, self._last)
         source = self.source_of(seen)
         if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
             return
