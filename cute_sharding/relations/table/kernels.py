@@ -7,7 +7,6 @@ arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -42,7 +41,6 @@ class Channels(NamedTuple):
     sizes: int
 
 
-@dataclass(frozen=True)
 class Matrices:
     """The first argument must be row-major locally if and only if the whole tensor is."""
 
