@@ -28,7 +28,7 @@ from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.observing import is_not_compiled
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 
-__all__ = ["Watcher", "exchange", "start", "stop"]
+__all__ = ["Watcher", "are_there", "exchange", "start", "stop"]
 
 
 class Watcher(Protocol):
@@ -93,6 +93,11 @@ def stop(watcher: Watcher) -> None:
         _everyone.remove(watcher)
         if not _everyone:
             _installed.undo()
+
+
+def are_there() -> bool:
+    """Whether anybody watches, in any thread."""
+    return bool(_everyone)
 
 
 def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
