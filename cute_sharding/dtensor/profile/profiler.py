@@ -216,7 +216,7 @@ class Profiler(Recorder):
             seen = self._in_flight.pop(memory_of(args[0] if args else kwargs["tensor"]), None)
             if seen is not None:
                 seen.end = perf_counter()
-        elif self._seen and not self.is_in_batch:
+        elif self._seen and not self._messages:  # messages of a batch are not noted yet
             seen = self._seen[-1]
             seen.end = perf_counter()
             for tensor in result if isinstance(result, list) else (result,):

@@ -76,6 +76,7 @@ class Recorder:
         self._busiest: Callable[[], int] | None = None  # bytes, of the exchange that is sent now
         self._messages: list[tuple[Posted, Found]] | None = None
         self._sent_before = 0  # collectives, where an exchange began
+        self._places: dict[Any, tuple[list[int], int]] = {}  # of groups, see :func:`posted`
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
@@ -84,6 +85,7 @@ class Recorder:
 
     def __exit__(self, *raised: Any) -> None:
         watching.stop(self)
+        self._places.clear()  # no group outlives the block for it
 
     @property
     def collectives(self) -> list[Collective]:
@@ -119,11 +121,6 @@ class Recorder:
         for seen in self._seen[self._sent_before :]:
             seen.end = now
 
-    @property
-    def is_in_batch(self) -> bool:
-        """Whether messages are being handed over that are one batch."""
-        return bool(self._messages)
-
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         made = observing.nodes_made()
         if made > self._lines.noted:
@@ -141,7 +138,7 @@ class Recorder:
         made = observing.nodes_made()
         if made > lines.noted:
             lines.note(made - 1, found.line, made)
-        self.about_to_send(posted(of, args, kwargs), found)
+        self.about_to_send(posted(of, args, kwargs, self._places), found)
 
     def sent(self, of: Of, args: Any, kwargs: Any, result: Any) -> None:
         pass
