@@ -7,6 +7,7 @@ arguments.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -41,6 +42,7 @@ class Channels(NamedTuple):
     sizes: int
 
 
+@dataclass(frozen=True)
 class Matrices:
     """The first argument must be row-major locally if and only if the whole tensor is."""
 
