@@ -183,16 +183,22 @@ class Tracing:
         return compute_local_shape_and_global_offset
 
 
-# Of no use to programs that do not compile, and so imported with the compiler.
+# Programs that do not compile never call these, and do not import what these import.
 
 
 def _noting_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
-    from cute_sharding.dtensor.replaced.view_replay import with_view_ops
+    def run_functionalized_fw_and_collect_metadata(*args: Any, **options: Any) -> Any:
+        from cute_sharding.dtensor.replaced.view_replay import with_view_ops
 
-    return with_view_ops(stock)
+        return with_view_ops(stock)(*args, **options)
+
+    return run_functionalized_fw_and_collect_metadata
 
 
 def _by_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
-    from cute_sharding.dtensor.replaced.view_replay import by_view_ops
+    def gen_alias_from_base(*args: Any, **options: Any) -> Any:
+        from cute_sharding.dtensor.replaced.view_replay import by_view_ops
 
-    return by_view_ops(stock)
+        return by_view_ops(stock)(*args, **options)
+
+    return gen_alias_from_base
