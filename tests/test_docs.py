@@ -242,6 +242,7 @@ def test_the_site_has_every_page():
         "sharding",
         "propagation",
         "exchange",
+        "exchange.meshes",
         "relations",
         "relations.table",
         "dtensor",

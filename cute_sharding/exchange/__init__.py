@@ -28,7 +28,6 @@ from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item
 from cute_sharding.exchange.cost import local_elements, received_elements
 from cute_sharding.exchange.exchange import Exchange, identity
-from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.network import Link, Network
 from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import Mesh, Placed
@@ -41,7 +40,6 @@ __all__ = [
     "Bundle",
     "BundlePart",
     "Exchange",
-    "ExchangePlan",
     "Item",
     "Link",
     "Mesh",
@@ -53,6 +51,5 @@ __all__ = [
     "Step",
     "identity",
     "local_elements",
-    "plan_exchange",
     "received_elements",
 ]

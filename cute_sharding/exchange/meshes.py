@@ -20,6 +20,8 @@ from cute_sharding.exchange.routes import Groups
 from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains, appended
 
+__all__ = ["ExchangePlan", "plan_exchange"]
+
 # Mesh dims, each with the op of its pending reduction.
 Pending = tuple[tuple[int, str], ...]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.relations.rows import Rows
@@ -29,8 +28,7 @@ class Link(NamedTuple):
     pairs: Pairs
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """A movement op on tensors of given shapes.
 
     Attributes:
@@ -75,7 +73,7 @@ class Move:
     def of_result(self, k: int) -> Move:
         """The move with one of its results only."""
         links = tuple([link._replace(target=0) for link in self.links if link.target == k])
-        return replace(self, outputs=(self.outputs[k],), links=links)
+        return self._replace(outputs=(self.outputs[k],), links=links)
 
     def turned(self) -> Move:
         """The move from the result back to the operand, of a move with one of each. Operand rows
@@ -89,8 +87,8 @@ class Move:
             link._replace(pairs=tuple([(target, source) for source, target in link.pairs]))
             for link in self.links
         ]
-        turned = replace(self, inputs=self.outputs, outputs=self.inputs, links=tuple(links))
-        return replace(turned, is_view=False)
+        turned = self._replace(inputs=self.outputs, outputs=self.inputs, links=tuple(links))
+        return turned._replace(is_view=False)
 
     def bound(self, source: int) -> frozenset[int]:
         """The dims of an operand of which a result row may need any row, in this call or in another

@@ -35,7 +35,6 @@ A pattern has names between spaces, tensors between commas, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -77,8 +76,7 @@ COPIES = Linear((0,), COPIED, alone=True)
 COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """An op on tensors with given numbers of dims.
 
     Attributes:
@@ -158,7 +156,7 @@ class Signature:
                     whole.add(name)
                 fitted.append(ONE if broadcast else name)
             operands.append(tuple(fitted))
-        return replace(self, operands=tuple(operands), whole=frozenset(whole))
+        return self._replace(operands=tuple(operands), whole=frozenset(whole))
 
     def gives(
         self, shapes: Sequence[Sequence[Any]], results: Sequence[Sequence[Any] | None]

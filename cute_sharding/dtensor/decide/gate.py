@@ -5,6 +5,7 @@ shards. And functions in place of torch's own ones for ops that skip the propaga
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -93,11 +94,15 @@ def placed_by_search(found: Any, schema: OpSchema) -> Any:
     return answers.with_outputs(found, lambda _: placements)
 
 
-def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
+def gated_handler(op: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     """A function in place of torch's for an op that skips the propagator: it calls torch's on
     tensors for which that is known to be right, and otherwise the propagator, as for any other op.
     """
+    place = op_schemas.place_of(op, "dim")
+    return _convolution(stock) if place is None else _search(stock, place)
 
+
+def _convolution(stock: Callable[..., Any]) -> Callable[..., Any]:
     def convolution(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         strays = any(isinstance(x, torch.Tensor) and not tensor_specs.is_dtensor(x) for x in args)
         specs = [x._spec for x in (*args, *kwargs.values()) if tensor_specs.is_dtensor(x)]
@@ -108,21 +113,35 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(op, args, kwargs)
         return local_tensors.tree_map(_lying_as_said, run_slowly(op, args, kwargs))
 
-    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = op_schemas.place_of(op, "dim")
-        if place is None:
-            return convolution(op, args, kwargs)
-        dim, searched = args[place] if place < len(args) else None, args[0]
-        spec, ndim = searched._spec, max(searched.ndim, 1)
-        if dim is not None and not -ndim <= dim < ndim:
-            return stock(op, args, kwargs)  # torch raises the error
-        if not symints.are_without_factors(spec.placements) or when.searches_nothing(spec, dim):
+    return convolution
+
+
+def _search(stock: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Of ``argmax`` and ``argmin``, whose dim is argument ``place``."""
+
+    def search(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dim, spec = args[place] if place < len(args) else None, args[0]._spec
+        known = not symints.is_symbolic(spec.shape)
+        is_right, along = (_along if known else _along.__wrapped__)(spec, dim)
+        if not is_right:
             return run_slowly(op, args, kwargs)
-        if dim is not None and dim < 0:  # torch compares it with dims that count from the front
-            args = (searched, dim + ndim, *args[2:])
+        if along != dim:
+            args = (args[0], along, *args[2:])
         return stock(op, args, kwargs)
 
-    return handler
+    return search
+
+
+@lru_cache(maxsize=1 << 12)
+def _along(spec: Any, dim: int | None) -> tuple[bool, Any]:
+    """Whether torch's search along ``dim`` is right, and the dim counted from the front: torch
+    compares it with dims that are. A dim that the tensor does not have is torch's to report.
+    """
+    ndim = max(spec.ndim, 1)
+    if dim is not None and not -ndim <= dim < ndim:
+        return True, dim
+    is_right = symints.are_without_factors(spec.placements) and not when.searches_nothing(spec, dim)
+    return is_right, None if dim is None else dim % ndim
 
 
 def _lying_as_said(result: Any) -> Any:

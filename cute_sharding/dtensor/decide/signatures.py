@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
@@ -317,7 +316,7 @@ def _with_windows_of_numbers(signature: Signature, specs: Sequence[DTensorSpec])
         for n, name in zip(spec.shape, names)
         if symints.is_symbolic(n)
     }
-    return replace(signature, whole=signature.whole | (symbolic & signature.in_windows))
+    return signature._replace(whole=signature.whole | (symbolic & signature.in_windows))
 
 
 def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:

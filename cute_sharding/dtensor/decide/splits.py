@@ -89,7 +89,7 @@ def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
     links = [link._replace(target=k) for k, move in enumerate(moves) for link in move.links]
     outputs = tuple([move.outputs[0] for move in moves])
     targets = tuple([exchange.targets[0] for exchange in exchanges])
-    move = replace(moves[0], outputs=outputs, links=tuple(links))
+    move = moves[0]._replace(outputs=outputs, links=tuple(links))
     return replace(exchanges[0], relation=move, targets=targets)
 
 

@@ -289,20 +289,25 @@ class Posted(NamedTuple):
     at: int
 
 
-def posted(of: Of, args: Any, kwargs: Any) -> Posted:
-    """What a call of the op sends, to be worked out later. No tensor is kept."""
+def posted(of: Of, args: Any, kwargs: Any, places: dict[Any, tuple[list[int], int]]) -> Posted:
+    """What a call of the op sends, to be worked out later. No tensor is kept. ``places``: of the
+    groups of earlier calls, their ranks and which of them this one is.
+    """
     at = of.group_at
     given = args[at] if at < len(args) else kwargs.get(of.group_name)
     group = observing.group_of_argument(given)
-    ranks = dist.get_process_group_ranks(group)
-    named = {key: _sized(value) for key, value in kwargs.items()} if kwargs else kwargs
-    return Posted(of, _sized(args), named, ranks, group.rank())
+    sized = [Sizes(x.shape, x.dtype) if isinstance(x, torch.Tensor) else _sized(x) for x in args]
+    named = kwargs and {key: _sized(value) for key, value in kwargs.items()}
+    place = places.get(group)
+    if place is None:
+        place = places[group] = dist.get_process_group_ranks(group), group.rank()
+    return Posted(of, sized, named, *place)
 
 
 def _sized(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Sizes(value.shape, value.dtype)
-    return [_sized(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [*map(_sized, value)] if isinstance(value, (list, tuple)) else value
 
 
 def sent_by(post: Posted) -> Sent:

@@ -97,8 +97,8 @@ def of_call(
     specs = op_schemas.specs_of(schema)
     cause = cause._replace(operands=tuple(map(spec_text, specs)))
     theirs = _asked(partial(by_torch, schema, network))
-    ours = _asked(partial(by_package, schema, call.when.settings or EVERYTHING, network))
-    now = ours if call.when.settings is not None else theirs
+    ours = _asked(partial(by_package, schema, call.settings or EVERYTHING, network))
+    now = ours if call.settings is not None else theirs
     if isinstance(now, Answered):
         cause = cause._replace(results=tuple(map(spec_text, now.results)))
         if not moved:
@@ -106,7 +106,7 @@ def of_call(
     cause = cause._replace(torch=_other(theirs), package=_other(ours))
     if not sent:
         return cause._replace(why=_free(name, theirs))
-    ask, why = Ask(call.when.settings, network), _why(name, cause, now, call.when.settings, schema)
+    ask, why = Ask(call.settings, network), _why(name, cause, now, call.settings, schema)
     now = _as_recorded(now, sent, calls)
     if call.backward:
         todo = (
@@ -115,7 +115,7 @@ def of_call(
             or _of_gradient(call)
         )
     else:
-        todo = _avoiding(schema, now, call.when.settings, ask)
+        todo = _avoiding(schema, now, call.settings, ask)
     return cause._replace(why=why, todo=todo)
 
 
@@ -302,7 +302,7 @@ def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
     if forward is None or of is None or name in _ADDS:
         return ()
     op = f"a gradient of {_at_line(forward)}"
-    ways = _avoiding(of, _asked(partial(ask, of)), forward.when.settings, ask)
+    ways = _avoiding(of, _asked(partial(ask, of)), forward.settings, ask)
     if not ways:
         return (f"{op}: the placements come from there; change those",)
     return (f"{op}, which sends as well, and where the placements come from: {ways[0]}",)

@@ -121,45 +121,29 @@ class Lines:
 
     def found(self, start: FrameType) -> Found:
         """Where what runs in the frame ``start`` is."""
-        node = observing.current_node()
-        line: Line | None = None
-        caller: Line | None = None
-        recomputed, moved, traced = False, None, None
+        node, others = observing.current_node(), codes.OTHERS
+        recomputes, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
-        is_inside = is_listed = True  # of what autograd's engine runs, if it is at work
         frame: FrameType | None = start
-        while frame is not None:
-            code = frame.f_code
-            called = codes.OTHERS.get(id(code))
-            if called is not None:
-                if is_listed:
-                    within.append(called)
-                frame = frame.f_back
-                continue
-            kind = codes.kind_of(frame)
-            if line is None and kind.is_own:
-                line = code, frame.f_lineno
-            elif is_listed:
-                within.append(kind.called)
+        while frame is not None:  # up to a line of the program, or to autograd's engine
+            called = others.get(id(frame.f_code))
+            if called is None:
+                kind = codes.kind_of(frame)
+                if kind.is_own or (kind.starts_backward and node is not None):
+                    break
+                called, recomputes = kind.called, recomputes or kind.recomputes
                 if kind.moves and moved is None:
                     moved = observing.moved_in(frame, kind.moves)
-                if kind.is_graph and traced is None:
+                elif kind.is_graph and traced is None:
                     traced = observing.node_of_graph(frame)
-            if node is None:
-                if line is not None:
-                    caller = self.innermost(frame.f_back)
-                    break
-            else:
-                recomputed = recomputed or kind.recomputes
-                is_inside = is_inside and not kind.starts_backward
-                if line is not None and not is_inside:
-                    break
-            is_listed = is_inside and line is None
+            within.append(called)
             frame = frame.f_back
-        if node is not None and not recomputed:
-            of_node = self.of_node(observing.number_of_node(node))
-            line = line if of_node is UNSEEN else of_node
-        written = op = None
+        line = caller = written = op = None
+        recomputed = False
+        if node is not None:
+            line, recomputed = self._in_backward(frame, node, recomputes)
+        elif frame is not None:
+            line, caller = (frame.f_code, frame.f_lineno), self.innermost(frame.f_back)
         if traced is not None:
             written, op = observing.line_of_node(traced), observing.op_of_node(traced)
         return Found(
@@ -173,3 +157,24 @@ class Lines:
             tuple(within),
             op,
         )
+
+    def _in_backward(
+        self, start: FrameType | None, node: Any, recomputes: bool
+    ) -> tuple[Line | None, bool]:
+        """(the line, whether a forward runs again) of what autograd's node runs: ``recomputes``
+        says it of the frames inside of ``start``.
+        """
+        line: Line | None = None
+        frame = start
+        while frame is not None:
+            kind = codes.kind_of(frame)
+            if kind.is_own and line is None:
+                line = frame.f_code, frame.f_lineno
+            recomputes = recomputes or kind.recomputes
+            if kind.starts_backward:
+                break
+            frame = frame.f_back
+        made_by = UNSEEN if recomputes else self.of_node(observing.number_of_node(node))
+        if made_by is not UNSEEN:
+            return made_by, False
+        return line or self.innermost(frame), recomputes

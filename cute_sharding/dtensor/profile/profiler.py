@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from time import perf_counter
-from types import FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
+from cute_sharding.dtensor.profile.amounts import WAIT, Of
 from cute_sharding.dtensor.profile.codes import OTHERS, OWN
-from cute_sharding.dtensor.profile.places import Found, Line
-from cute_sharding.dtensor.profile.recorder import Recorder
+from cute_sharding.dtensor.profile.places import Line
+from cute_sharding.dtensor.profile.recorder import Met, Recorder, Seen
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.dtensor.replaced.observing import (
     NO_NUMBER,
     current_node,
     may_recompute,
+    memory_of,
     nodes_made,
     number_of_node,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.profiling import Place
-
-
-class When:
-    """A time in which the settings stayed: ``settings``, None where nothing was on."""
-
-    def __init__(self, settings: Settings | None) -> None:
-        self.settings = settings
 
 
 class Call(NamedTuple):
@@ -43,7 +36,7 @@ class Call(NamedTuple):
         op: the aten overload.
         args: its arguments, with the spec of each DTensor; lists as tuples.
         kwargs: its keywords, by name.
-        when: what of this package was on.
+        settings: of this package; None where nothing was on.
     """
 
     place: Place | None
@@ -51,7 +44,7 @@ class Call(NamedTuple):
     op: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
-    when: When
+    settings: Settings | None
 
 
 class Asked(NamedTuple):
@@ -62,7 +55,7 @@ class Asked(NamedTuple):
         function: its name.
         kind: "asked", "direct" or "compiled", as of a :class:`..profiling.Cause`.
         before, after: the specs, where a tensor is redistributed.
-        when: what of this package was on.
+        settings: as of :class:`Call`.
     """
 
     place: Place | None
@@ -71,39 +64,11 @@ class Asked(NamedTuple):
     kind: str
     before: DTensorSpec | None
     after: DTensorSpec | None
-    when: When
-
-
-# An op that was met, as it is noted while the program waits: the line that it runs for, or None of
-# a gradient whose node says it; op, args, kwargs and when of a Call; the number of autograd's node
-# that was made for it (-1: none), and None or, of a gradient, the number and the class of the node
-# that it runs for.
-Met: TypeAlias = tuple[
-    "Line | None",
-    Any,
-    tuple[Any, ...],
-    tuple[tuple[str, Any], ...],
-    When,
-    int,
-    "type | None",
-]
-
-
-class Note:
-    """When a collective ran, and what for.
-
-    Attributes:
-        found, when: where it ran, and what of this package was on.
-        met: the op of DTensors that was met last.
-        start, end: seconds since the recording began.
-    """
-
-    def __init__(self, found: Found, met: Met | None, when: When, start: float) -> None:
-        self.found, self.met, self.when, self.start, self.end = found, met, when, start, start
+    settings: Settings | None
 
 
 class Ran(NamedTuple):
-    """What a :class:`Note` comes to.
+    """What a :class:`Seen` comes to.
 
     Attributes:
         source: what it ran for.
@@ -128,33 +93,22 @@ class Profiler(Recorder):
 
     Attributes:
         started, ended: seconds of a clock.
+        settings: of this package, when it began; None where nothing was on.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.started = self.ended = 0.0
-        self._notes: list[Note] = []
-        self._last: Met | None = None
+        self.settings: Settings | None = None
         self._met: list[Met] = []
         self._calls: dict[Call, int] = {}
         self._forward: dict[Call, Call] = {}
         self._of_node: dict[int, Call] = {}
-        self._now = When(None)
-        self._in_flight: dict[int, Note] = {}
-        self._sent_before = 0  # notes, where an exchange began
-
-    def exchange_begins(self, busiest: Callable[[], int]) -> None:
-        super().exchange_begins(busiest)
-        self._sent_before = len(self._notes)
-
-    def exchange_ends(self) -> None:
-        super().exchange_ends()
-        for note in self._notes[self._sent_before :]:
-            note.end = max(note.end, perf_counter() - self.started)
+        self._in_flight: dict[int, Seen] = {}
 
     def __enter__(self) -> Profiler:
         super().__enter__()
-        self._when()
+        self.settings = in_force()
         self.started = perf_counter()
         return self
 
@@ -168,45 +122,42 @@ class Profiler(Recorder):
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        # For each op: without a call of its own for each frame, argument and node.
-        lines, node, made = self._lines, current_node(), nodes_made()
+        # For each op: without a call of its own for each frame and node, and most arguments.
+        lines, node = self._lines, current_node()
         line: Line | None = None
         number, kind = -1, None
-        if node is None:
-            frame: FrameType | None = sys._getframe(2)
-            while frame is not None and id(frame.f_code) in OTHERS:
-                frame = frame.f_back
-            if frame is not None and id(frame.f_code) in OWN:
-                line = frame.f_code, frame.f_lineno
-            else:
-                line = lines.innermost(frame)
-        elif lines.started <= (number := node._sequence_nr()) < NO_NUMBER and not may_recompute():
+        if (
+            node is not None
+            and not may_recompute()
+            and lines.started <= (number := node._sequence_nr()) < NO_NUMBER
+        ):
             kind = type(node)  # and the line that made it is looked up later
         else:
-            line, is_gradient = lines.here(node)
-            number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
-        if made > lines.noted:
-            lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
-            if kind is None:
-                number = made - 1  # it was made just before
-        kept = tuple(
-            [
-                arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
-                for arg in args
-            ]
-        )
-        named = tuple([(name, _kept(value)) for name, value in kwargs.items()]) if kwargs else ()
-        now = self._now if in_force() is self._now.settings else self._when()
-        self._last = met = line, func, kept, named, now, number, kind
+            if node is None:
+                number, frame = -1, sys._getframe(2)
+                while id(frame.f_code) in OTHERS and frame.f_back is not None:
+                    frame = frame.f_back
+                if id(frame.f_code) in OWN:
+                    line = frame.f_code, frame.f_lineno
+                else:
+                    line = lines.innermost(frame)
+            else:
+                line, is_gradient = lines.here(node)
+                number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
+            made = nodes_made()
+            if made > lines.noted:
+                lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
+                if kind is None:
+                    number = made - 1  # it was made just before
+        kept = [
+            arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
+            for arg in args
+        ]
+        named = kwargs and {name: _kept(value) for name, value in kwargs.items()}
+        self._last = met = line, func, kept, named, in_force(), number, kind
         self._met.append(met)
         if len(self._met) > MOST_MET:
             self._count()
-
-    @property
-    def times(self) -> list[When]:
-        """What was on, of all that ran; where nothing ran, when it began."""
-        ran = [source.when for source in (*self.calls, *(note.source for note in self.notes))]
-        return ran or [self._now]
 
     @property
     def calls(self) -> dict[Call, int]:
@@ -222,28 +173,30 @@ class Profiler(Recorder):
     @property
     def notes(self) -> list[Ran]:
         """Of each of ``collectives``."""
+        began = self.started
         return [
-            Ran(self.source_of(note), note.start, note.end, note.found.moved)
-            for note in self._notes
+            Ran(self.source_of(seen), seen.found.at - began, seen.end - began, seen.found.moved)
+            for seen in self._seen
         ]
 
-    def source_of(self, note: Note) -> Call | Asked:
+    def source_of(self, seen: Seen) -> Call | Asked:
         """What a collective is for."""
-        found = note.found
+        found = seen.found
         kind, function = observing.asked_by(found.within)
-        if kind == "op" and note.met is not None:
-            return self._call_of(note.met)
+        if kind == "op" and seen.met is not None:
+            return self._call_of(seen.met)
         if kind == "compiled":
             function = found.traced_op or function
         before, after = found.moved or (None, None)
         place = self.place_of(found)
-        return Asked(place, found.backward, function, kind, before, after, note.when)
+        return Asked(place, found.backward, function, kind, before, after, seen.settings)
 
     def _call_of(self, met: Met) -> Call:
-        line, op, args, kwargs, when, number, kind = met
+        line, op, args, kwargs, settings, number, kind = met
         if kind is not None and line is None:
             line = self._lines.of_node(number)
-        return Call(self._lines.place(line), kind is not None, op, args, kwargs, when)
+        place, named = self._lines.place(line), tuple((kwargs or {}).items())
+        return Call(place, kind is not None, op, tuple(args), named, settings)
 
     def _count(self) -> None:
         """Calls that are equal are one: not worked out while the program waits."""
@@ -258,31 +211,17 @@ class Profiler(Recorder):
                 self._forward.setdefault(call, forward)
         self._met.clear()
 
-    def _when(self) -> When:
-        settings = in_force()
-        if settings is not self._now.settings:
-            self._now = When(settings)
-        return self._now
-
-    def added(self, found: Found) -> None:
-        start = found.at - self.started
-        self._notes.append(Note(found, self._last, self._when(), start))
-
-    def sent(self, result: Any) -> None:
-        if not self._notes or self.is_in_batch:
-            return
-        note = self._notes[-1]
-        note.end = perf_counter() - self.started
-        for tensor in result if isinstance(result, list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self._in_flight[observing.memory_of(tensor)] = note
-
-    def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
-        result = run()
-        note = self._in_flight.pop(observing.memory_of(tensor), None)
-        if note is not None:
-            note.end = perf_counter() - self.started
-        return result
+    def sent(self, of: Of, args: Any, kwargs: Any, result: Any) -> None:
+        if of.row is WAIT:
+            seen = self._in_flight.pop(memory_of(args[0] if args else kwargs["tensor"]), None)
+            if seen is not None:
+                seen.end = perf_counter()
+        elif self._seen and not self._messages:  # messages of a batch are not noted yet
+            seen = self._seen[-1]
+            seen.end = perf_counter()
+            for tensor in result if isinstance(result, list) else (result,):
+                if isinstance(tensor, torch.Tensor):
+                    self._in_flight[memory_of(tensor)] = seen
 
 
 _SIMPLE = {int, float, bool, type(None), str}

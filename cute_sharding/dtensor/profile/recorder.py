@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from time import perf_counter
+from typing import Any, TypeAlias
 
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.profile.amounts import (
     MESSAGES,
     WAIT,
@@ -19,23 +21,46 @@ from cute_sharding.dtensor.profile.amounts import (
     sent_by,
     together,
 )
-from cute_sharding.dtensor.profile.places import Found, Lines
+from cute_sharding.dtensor.profile.places import Found, Line, Lines
 from cute_sharding.dtensor.replaced import observing, watching
 from cute_sharding.profiling import Collective, Place
 
+# An op that was met, as it is noted while the program waits: the line that it runs for, or None of
+# a gradient whose node says it; its op, args, kwargs and settings, as of a Call; the number of
+# autograd's node that was made for it (-1: none), and None or, of a gradient, the number and the
+# class of the node that it runs for.
+Met: TypeAlias = tuple[
+    "Line | None",
+    Any,
+    list[Any],
+    "dict[str, Any] | None",
+    "Settings | None",
+    int,
+    "type | None",
+]
 
-class Seen(NamedTuple):
+
+class Seen:
     """A collective, as it is noted while the program waits; or messages that are one batch.
 
     Attributes:
         posts: the calls.
         found: where the first of them ran.
         busiest: the bytes that the busiest rank receives, if the plan says so.
+        met: the op of DTensors that was met last.
+        settings: of this package; None where nothing was on.
+        end: when it was done, in seconds of a clock, as far as that is noted.
     """
 
-    posts: tuple[Posted, ...]
-    found: Found
-    busiest: Callable[[], int] | None
+    def __init__(
+        self,
+        posts: tuple[Posted, ...],
+        found: Found,
+        busiest: Callable[[], int] | None,
+        met: Met | None,
+    ) -> None:
+        self.posts, self.found, self.busiest, self.met = posts, found, busiest, met
+        self.settings, self.end = in_force(), found.at
 
 
 class Recorder:
@@ -46,9 +71,12 @@ class Recorder:
     def __init__(self) -> None:
         self._collectives: list[Collective] = []
         self._seen: list[Seen] = []
+        self._last: Met | None = None
         self._lines = Lines()
         self._busiest: Callable[[], int] | None = None  # bytes, of the exchange that is sent now
         self._messages: list[tuple[Posted, Found]] | None = None
+        self._sent_before = 0  # collectives, where an exchange began
+        self._places: dict[Any, tuple[list[int], int]] = {}  # of groups, see :func:`posted`
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
@@ -57,6 +85,7 @@ class Recorder:
 
     def __exit__(self, *raised: Any) -> None:
         watching.stop(self)
+        self._places.clear()  # no group outlives the block for it
 
     @property
     def collectives(self) -> list[Collective]:
@@ -79,7 +108,7 @@ class Recorder:
 
     def exchange_begins(self, busiest: Callable[[], int]) -> None:
         """Collectives are a part of one exchange from now on."""
-        self._busiest, self._messages = busiest, []
+        self._busiest, self._messages, self._sent_before = busiest, [], len(self._seen)
 
     def exchange_ends(self) -> None:
         """It has been sent."""
@@ -87,12 +116,10 @@ class Recorder:
         self._busiest = self._messages = None
         if messages:
             posts, found = tuple([post for post, _ in messages]), messages[0][1]
-            self._add(Seen(posts, found, busiest))
-
-    @property
-    def is_in_batch(self) -> bool:
-        """Whether messages are being handed over that are one batch."""
-        return bool(self._messages)
+            self._seen.append(Seen(posts, found, busiest, self._last))
+        now = perf_counter()
+        for seen in self._seen[self._sent_before :]:
+            seen.end = now
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         made = observing.nodes_made()
@@ -103,38 +130,25 @@ class Recorder:
         made = observing.nodes_made()
         self._lines.note(made - 1, self._lines.here(observing.current_node())[0], made)
 
-    def run(self, of: Of, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    def sends(self, of: Of, args: Any, kwargs: Any) -> None:
         if of.row is WAIT:
-            return self.wait(args[0] if args else kwargs["tensor"], run)
-        found = self._lines.found(sys._getframe(1))
+            return
+        lines = self._lines
+        found = lines.found(sys._getframe(1))
         made = observing.nodes_made()
-        if made > self._lines.noted:
-            self._lines.note(made - 1, found.line, made)
-        self.about_to_send(posted(of, args, kwargs), found)
-        result = run()
-        self.sent(result)
-        return result
+        if made > lines.noted:
+            lines.note(made - 1, found.line, made)
+        self.about_to_send(posted(of, args, kwargs, self._places), found)
 
-    def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
-        """Wait for what a collective brings."""
-        return run()
-
-    def sent(self, result: Any) -> None:
-        """A collective has run, and this is what it gives."""
+    def sent(self, of: Of, args: Any, kwargs: Any, result: Any) -> None:
+        pass
 
     def about_to_send(self, post: Posted, found: Found) -> None:
         """A collective is about to run."""
         if self._messages is not None and post.of.row.kind in MESSAGES:
             self._messages.append((post, found))
         else:
-            self._add(Seen((post,), found, self._busiest))
-
-    def _add(self, seen: Seen) -> None:
-        self._seen.append(seen)
-        self.added(seen.found)
-
-    def added(self, found: Found) -> None:
-        """A collective is about to run, or a batch of messages has been handed over."""
+            self._seen.append(Seen((post,), found, self._busiest, self._last))
 
 
 class _Exchange:

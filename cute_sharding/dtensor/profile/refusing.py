@@ -10,7 +10,7 @@ from typing import Literal
 from cute_sharding.dtensor.profile.amounts import Posted
 from cute_sharding.dtensor.profile.causes import name_of, of_asked, of_call
 from cute_sharding.dtensor.profile.places import Found
-from cute_sharding.dtensor.profile.profiler import Asked, Call, Note, Profiler, Ran
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Profiler, Ran
 from cute_sharding.dtensor.profile.recorder import Seen
 from cute_sharding.profiling import Cause, Place
 
@@ -32,15 +32,15 @@ class _Refusing(Profiler):
         self._warned: set[tuple[Place | None, bool, str]] = set()
 
     def about_to_send(self, post: Posted, found: Found) -> None:
-        note = Note(found, self._last, self._when(), 0.0)
-        source = self.source_of(note)
+        seen = Seen((post,), found, None, self._last)
+        source = self.source_of(seen)
         if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
             return
         key = source.place, source.backward, name_of(source)
         if key in self._warned:
             return
         self._warned.add(key)
-        sent = self.collective_of(Seen((post,), found, None), source.place)
+        sent = self.collective_of(seen, source.place)
         if isinstance(source, Call):
             ran = Ran(source, 0.0, 0.0, found.moved)
             cause = of_call(source, [ran], [sent], None, self.forward_of(source))

@@ -26,13 +26,12 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
     """
     chosen = network_in_force() if network is None else network
     meshes = _meshes(profiler)
-    by_source: dict[Any, list[int]] = {}
-    for i, note in enumerate(profiler.notes):
-        by_source.setdefault(note.source, []).append(i)
+    by_source: dict[Any, list[tuple[Ran, Collective]]] = {}
+    for ran in zip(profiler.notes, profiler.collectives):
+        by_source.setdefault(ran[0].source, []).append(ran)
     lines = []
-    for source, numbers in by_source.items():
-        notes = [profiler.notes[i] for i in numbers]
-        sent = [profiler.collectives[i] for i in numbers]
+    for source, every in by_source.items():
+        notes, sent = [note for note, _ in every], [one for _, one in every]
         events = tuple([_event(one, note, meshes, chosen) for one, note in zip(sent, notes)])
         if isinstance(source, Call):
             calls = profiler.calls[source]
@@ -85,18 +84,18 @@ def _mesh_text(mesh: Any) -> str:
 
 def _settings_text(profiler: Profiler) -> str:
     """What was on, of what ran; the last of it, where that changed."""
-    every = [when.settings for when in profiler.times if when.settings is not None]
-    if not every:
-        return ""
+    ran = [*profiler.calls, *(note.source for note in profiler.notes)]
+    every = [of.settings for of in ran] if ran else [profiler.settings]
+    last = next((settings for settings in reversed(every) if settings is not None), None)
     flags = ("views", "ops", "redistribution", "movement")
-    return ", ".join(name for name in flags if getattr(every[-1], name))
+    return ", ".join(name for name in flags if getattr(last, name, False))
 
 
 def _may_be_freed(call: Call) -> bool:
     """Whether the op is one of which this package may have made what PyTorch would have sent
     unnecessary: views, movements, and ops on placements that views make.
     """
-    if call.when.settings is None:
+    if call.settings is None:
         return False
     name = registry.name_of(call.op)
     if name in VIEWS or name in MOVEMENTS:

@@ -44,17 +44,17 @@ def install_propagation(
     installed: Installed,
     propagate: Callable[[OpSchema], OutputSharding],
     names: Sequence[str],
-    handler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    handler: Callable[[Any, Callable[..., Any]], Callable[..., Any]],
     writing: Callable[..., Any],
     in_nodes: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
     live: set[Any],
 ) -> None:
     """Make ``propagate`` the propagator's function, with all arguments of the ops ``names`` in its
-    cache keys. ``handler(torch's)`` replaces torch's functions for ops that skip the propagator.
-    ``writing`` runs ops that write without torch's dispatcher noticing, and ``in_nodes`` those that
-    answer inside nodes of autograd. While there are ``live`` copies, ``reach(op, args, kwargs)`` is
-    called after each op that writes.
+    cache keys. ``handler(op, torch's)`` replaces torch's function for an op that skips the
+    propagator. ``writing`` runs ops that write without torch's dispatcher noticing, and
+    ``in_nodes`` those that answer inside nodes of autograd. While there are ``live`` copies,
+    ``reach(op, args, kwargs)`` is called after each op that writes.
 
     torch caches propagations by the arguments that the op's schema info names: none for ops that it
     decomposes. C++ keeps a cache for each thread, and a thread cannot clear another's. So our infos
@@ -73,7 +73,7 @@ def install_propagation(
     )
     handled = [overload(name) for name, row in ROWS.items() if row.has_function]
     past = [op for op in handled if op is not None and op in handlers]
-    installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
+    installed.put(patches.HANDLERS, {op: handler(op, handlers[op]) for op in past})
     writers = [*unseen_writers(), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.put(patches.HANDLERS, in_nodes)

@@ -161,9 +161,13 @@ def unseen_writers() -> list[torch._ops.OpOverload]:
     the names of overloads, and otherwise at the first argument.
     """
     by_another_name = []
-    for full_name in torch._C._dispatch_get_all_op_names():  # each schema costs more than all names
+    every = torch._C._dispatch_get_all_op_names()  # each schema costs more than all names
+    names = {*every}
+    for full_name in every:
         name, _, which = full_name.removeprefix("aten::").partition(".")
-        if which and "out" not in which and full_name.startswith("aten::"):
+        # An op in place, or one that has an overload with "out", is none itself.
+        may_be = which and "out" not in which and not name.endswith("_")
+        if may_be and f"{full_name}_out" not in names and full_name.startswith("aten::"):
             schema = torch._C._get_schema(f"aten::{name}", which)
             if schema.is_mutable and any(argument.is_out for argument in schema.arguments):
                 by_another_name.append(f"{name}.{which}")

@@ -22,7 +22,6 @@ from cute_sharding.dtensor.replaced import (
     compiler_guards,
     compiler_patches,
     patches,
-    view_replay,
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
 from cute_sharding.dtensor.replaced.local_tensors import is_imagined
@@ -60,7 +59,8 @@ class Tracing:
     local tensors (compiled/local_sizes.py). ``equate(size, size, others)`` makes two sizes known to
     be equal. ``writing(inputs)`` is called before a program that writes to these inputs, and its
     result afterwards, while there are ``live`` copies. ``of_one_rank()`` is called before a graph
-    is compiled that may have other sizes on other ranks.
+    is compiled that may have other sizes on other ranks, and once Inductor is imported, which keeps
+    graphs on disk.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -101,8 +101,8 @@ class Tracing:
                 compiler_patches.TRACES,
                 lambda stock: collective_order.numbered(compiler.traced_as_known(stock)),
             ),
-            (compiler_patches.VIEW_OPS, view_replay.with_view_ops),
-            (compiler_patches.ALIASES, view_replay.by_view_ops),
+            (compiler_patches.VIEW_OPS, _noting_view_ops),
+            (compiler_patches.ALIASES, _by_view_ops),
             (
                 compiler_patches.WRITES,
                 partial(compiler.with_writes_told, self._writing, self._live),
@@ -114,6 +114,7 @@ class Tracing:
             (compiler_patches.ORDER, collective_order.in_one_order),
         ):
             installed.once_imported(row, partial(installed.replace, row, made))
+        installed.once_imported(compiler_patches.ORDER, self._of_one_rank)
 
     def _settled_metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         Tracing.settles = True  # from now on symbolic split factors may leave a program
@@ -180,3 +181,24 @@ class Tracing:
             return stock(shape, mesh, placements, skip_offset)
 
         return compute_local_shape_and_global_offset
+
+
+# Programs that do not compile never call these, and do not import what these import.
+
+
+def _noting_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def run_functionalized_fw_and_collect_metadata(*args: Any, **options: Any) -> Any:
+        from cute_sharding.dtensor.replaced.view_replay import with_view_ops
+
+        return with_view_ops(stock)(*args, **options)
+
+    return run_functionalized_fw_and_collect_metadata
+
+
+def _by_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def gen_alias_from_base(*args: Any, **options: Any) -> Any:
+        from cute_sharding.dtensor.replaced.view_replay import by_view_ops
+
+        return by_view_ops(stock)(*args, **options)
+
+    return gen_alias_from_base

@@ -8,7 +8,6 @@ missing.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from cute_sharding.dtensor.replaced.patch import Name
@@ -16,7 +15,6 @@ from cute_sharding.dtensor.replaced.patch import Name
 __all__ = ["PLANNER", "TABLE", "Used"]
 
 
-@dataclass(frozen=True)
 class Used(Name):
     """A name that is called or read. It may be an attribute that objects get when they are made."""
 

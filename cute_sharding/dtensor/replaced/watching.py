@@ -28,7 +28,7 @@ from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.observing import is_not_compiled
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 
-__all__ = ["Watcher", "exchange", "start", "stop"]
+__all__ = ["Watcher", "are_there", "exchange", "start", "stop"]
 
 
 class Watcher(Protocol):
@@ -40,10 +40,13 @@ class Watcher(Protocol):
     def node_made(self) -> None:
         """Autograd has just made the node of a Python function."""
 
-    def run(self, of: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """Run an op that communicates, by ``run()``, and return its result. ``of``: what
+    def sends(self, of: Any, args: Any, kwargs: Any) -> None:
+        """An op that communicates, or waits for one that does, is about to run. ``of``: what
         :func:`start` was given for the op.
         """
+
+    def sent(self, of: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """It has run."""
 
     def exchange(self, busiest: Callable[[], int]) -> AbstractContextManager[Any]:
         """Return a context: all that is sent inside it is one exchange, in which the busiest rank
@@ -64,7 +67,7 @@ _installed = Installed()
 
 
 def _watchers() -> tuple[Watcher, ...]:
-    """The watchers of this thread, the newest last."""
+    """The watchers of this thread, the newest first: it may raise before the others are told."""
     return _known(_KEY) if _is_known(_KEY) else ()
 
 
@@ -80,7 +83,7 @@ def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
                 _installed.undo()
                 raise
         _everyone.append(watcher)
-    _know(_KEY, (*_watchers(), watcher))
+    _know(_KEY, (watcher, *_watchers()))
 
 
 def stop(watcher: Watcher) -> None:
@@ -90,6 +93,11 @@ def stop(watcher: Watcher) -> None:
         _everyone.remove(watcher)
         if not _everyone:
             _installed.undo()
+
+
+def are_there() -> bool:
+    """Whether anybody watches, in any thread."""
+    return bool(_everyone)
 
 
 def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
@@ -133,7 +141,7 @@ class _Called:
         self._of, self._stock = of, stock
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _sent(self._of, partial(self._stock, *args, **kwargs), args, kwargs)
+        return _sent(self._of, self._stock, args, kwargs)
 
     def __hash__(self) -> int:
         return hash(self._stock)
@@ -154,7 +162,7 @@ _is_excluded, _exclude = (
 def _kernel(
     redispatch: Callable[..., Any], of: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any
 ) -> Any:
-    return _sent(of, partial(redispatch, keys & _BELOW, *args, **kwargs), args, kwargs)
+    return _sent(of, partial(redispatch, keys & _BELOW), args, kwargs)
 
 
 def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,23 +178,26 @@ def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _sent(of: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+def _sent(of: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run an op that communicates. The ops that it runs in turn are part of it."""
     watchers = _known(_KEY) if _is_known(_KEY) else ()
     if not watchers:
-        return run()
+        return run(*args, **kwargs)
     if ((_modes_on() and is_tracing()) or _has_no_elements(args)) and _is_compiled():
-        return run()
+        return run(*args, **kwargs)
     for watcher in watchers:
-        run = partial(watcher.run, of, args, kwargs, run)
+        watcher.sends(of, args, kwargs)
     _know(_KEY, ())
     was_excluded = _is_excluded(_SEEN_AT)
     _exclude(_SEEN_AT, True)  # torch's guard takes ten times as long
     try:
-        return run()
+        result = run(*args, **kwargs)
     finally:
         _exclude(_SEEN_AT, was_excluded)
         _know(_KEY, watchers)
+    for watcher in watchers:
+        watcher.sent(of, args, kwargs, result)
+    return result
 
 
 def _has_no_elements(args: Any) -> bool:

@@ -173,7 +173,12 @@ def means(mesh: Any) -> Means:
     if not process_groups.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():
         return Means(network, None, frozenset(), False)
     backend = _backend(mesh)
-    return Means(network, None, groups_at_hand(mesh, backend), is_native(backend))
+    return _means(network, groups_at_hand(mesh, backend), backend)
+
+
+@lru_cache(maxsize=1 << 8)
+def _means(network: Chosen, groups: Groups, backend: str | None) -> Means:
+    return Means(network, None, groups, is_native(backend))
 
 
 def _backend(mesh: Any) -> str | None:

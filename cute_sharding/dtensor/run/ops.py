@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -36,8 +36,7 @@ from cute_sharding.relations.forms import Fold, Window
 from cute_sharding.sharding.chains import chains_of
 
 
-@dataclass(frozen=True, eq=False)
-class LocalView:
+class LocalView(NamedTuple):
     """A view under which each device keeps its elements in their order: a view of the local tensor.
 
     Attributes:

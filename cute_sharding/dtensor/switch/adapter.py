@@ -231,8 +231,9 @@ def _install(settings: Settings | None) -> None:
         _installed = None
     if settings is not None:
         _installed = Installed()  # set now: if _fill fails half way, the next call undoes it
-        _fill(_installed, settings)
-    graph_keys.tag(settings)
+        _fill(_installed, settings)  # which tags graphs, if Inductor is imported
+    else:
+        graph_keys.tag(None)
     registry.clear_propagation_caches()
     compiler.forget_compiled_code()
 

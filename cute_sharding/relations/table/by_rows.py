@@ -5,7 +5,6 @@ which is the op's map turned around.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from cute_sharding.relations.moves import Link, Move, Pairs, Shape
@@ -59,6 +58,6 @@ def gradient(rule: Rule, *, adds: bool = False, given: bool = False) -> Rule:
         pairs = tuple([(target, source) for source, target in move.links[0].pairs])
         links = (Link(0, 0, pairs),)
         inputs = (*move.outputs, x) if given else move.outputs
-        return replace(move, inputs=inputs, outputs=(x,), links=links, adds=adds, is_view=False)
+        return move._replace(inputs=inputs, outputs=(x,), links=links, adds=adds, is_view=False)
 
     return turned

@@ -14,7 +14,7 @@ known for these arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,7 +22,7 @@ from cute_sharding.relations.dim_map import DimMap
 from cute_sharding.relations.moves import Move
 from cute_sharding.relations.read import NotOnlyMoved, relation_of_move, relation_of_view
 from cute_sharding.relations.relation import Relation, compose
-from cute_sharding.relations.signature import COPIES, Linear
+from cute_sharding.relations.signature import Linear
 from cute_sharding.relations.table.derived import (
     Origins,
     origins_of_move,
@@ -35,7 +35,7 @@ from cute_sharding.relations.table.names import Shape, without_missing
 from cute_sharding.relations.view import View, view_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One op, or several with the same relation, which this class writes by the names of dims.
 
@@ -68,13 +68,36 @@ class Row:
         made_of: the ops that torch replaces the op by, before a DTensor meets it.
         note: a remark for readers of the table.
 
+    Attributes of one or two kinds of row:
+        strict: of a view, whether its overloads raise if they are not free and
+            ``implicit_redistribution`` is "error"; others redistribute under any setting.
+        wants_whole_dims: of a view, whether dims that the local op does not keep must be whole on
+            every device: squeeze removes a dim only if its local size is 1 (it is 0 on a device
+            that holds nothing), and view_as_complex needs a dim of size 2.
+        pairs: of a view, whether the output's elements are pairs of the input's (view_as_complex).
+        reads: of a movement, how many of its operands the results are made of; None: all. The
+            gradient of a pad also gets the padded operand.
+        is_signed: of a movement or of steps, whether ``overloads`` have a signature for when the
+            map or the steps do not answer; those ``by_names`` have one anyway.
+        gathers: of a movement, whether torch's own rule gathers every cut dim, even those that the
+            op leaves unchanged.
+        otherwise: of a movement, the signature for arguments without a known map.
+        is_wrong_in_torch: of steps, whether torch derives a rule that is wrong on some placements.
+        carries_any_cut: of torch's ops, whether torch's rule is right on any cut, since the op
+            treats all rows alike.
+        leaves_pending: of torch's ops, whether the results' values do not depend on a pending
+            reduction of the operand, and torch leaves them pending; they are the same everywhere.
+        commutes: of torch's ops, whether two on different tensors may run in either order.
+        smooths_labels: of torch's ops, whether F.cross_entropy with label_smoothing lets the op
+            write to a pending sum.
+
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
     ('m k, k n -> m n', 'sum')
     """
 
     overloads: tuple[str, ...]
-    rule: Any
+    rule: Any = None
     reduce: str | Callable[..., str | None] | None = None
     linear: Linear | tuple[int, ...] = ()
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
@@ -87,7 +110,19 @@ class Row:
     own_order: bool = False
     has_function: bool = False
     made_of: str = ""
-    note: str = field(default="", compare=False)
+    note: str = ""
+    strict: bool = False
+    wants_whole_dims: bool = False
+    pairs: bool = False
+    reads: int | None = None
+    is_signed: bool = True
+    gathers: bool = False
+    otherwise: str | None = None
+    is_wrong_in_torch: bool = False
+    carries_any_cut: bool = False
+    leaves_pending: bool = False
+    commutes: bool = False
+    smooths_labels: bool = False
 
     # Whether result elements are operand elements or sums of them: then the op has a relation, from
     # which the rest follows. Its rule computes with the numbers among the arguments; in a compiled
@@ -130,27 +165,13 @@ class Row:
         raise NotOnlyMoved(f"{self.overloads[0]}: what it gives is computed")
 
 
-@dataclass(frozen=True)
 class OfTorch(Row):
     """An op without a relation: torch's own rule answers.
-
-    Attributes:
-        carries_any_cut: torch's rule is right on any cut, since the op treats all rows alike.
-        leaves_pending: the results' values do not depend on a pending reduction of the operand, and
-            torch leaves them pending; they are the same on each device.
-        commutes: two such ops on different tensors may run in either order.
-        smooths_labels: F.cross_entropy with label_smoothing lets the op write to a pending sum.
 
     >>> row = OfTorch(("clone.default",), carries_any_cut=True)
     >>> row.signed, row.pattern((2, 3)) is None
     ((), True)
     """
-
-    rule: Any = None
-    carries_any_cut: bool = False
-    leaves_pending: bool = False
-    commutes: bool = False
-    smooths_labels: bool = False
 
     @property
     def signed(self) -> tuple[str, ...]:
@@ -175,29 +196,15 @@ class _Derived(Row):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class ByDimMap(_Derived):
-    """A view op: ``rule`` gives a DimMap for the input's shape and the op's arguments.
-
-    Attributes:
-        strict: its overloads raise if they are not free and ``implicit_redistribution`` is
-            "error"; other overloads redistribute their input under any setting.
-        wants_whole_dims: dims that the local op does not keep must be whole on every device:
-            squeeze removes a dim only if its local size is 1 (it is 0 on a device that holds
-            nothing), and view_as_complex needs a dim of size 2.
-        pairs: the output's elements are pairs of the input's (view_as_complex).
-        linear: what may stay pending, for all overloads; for a view that reinterprets numbers
-            (real as complex, or the reverse) only sums and averages, ``(0,)``.
+    """A view op: ``rule`` gives a DimMap for the input's shape and the op's arguments. For a view
+    that reads numbers in another way (real as complex, or the reverse) only sums and averages may
+    stay pending: it says ``linear=(0,)``.
 
     >>> row = BY_OP["torch.squeeze"]
     >>> isinstance(row, ByDimMap), row.overloads[:2], row.strict, row.wants_whole_dims
     (True, ('squeeze.default', 'squeeze.dim'), True, True)
     """
-
-    linear: Linear | tuple[int, ...] = COPIES
-    strict: bool = False
-    wants_whole_dims: bool = False
-    pairs: bool = False
 
     @property
     def only_sums(self) -> bool:
@@ -236,27 +243,13 @@ class ByDimMap(_Derived):
         return relation_of_view(self.view(*args, **kwargs))
 
 
-@dataclass(frozen=True)
 class ByRows(_Derived):
     """A movement op: ``rule`` gives a :class:`Move`, a map of rows.
-
-    Attributes:
-        reads: how many of its operands the results are made of; None: all. The gradient of a pad
-            also gets the padded operand.
-        is_signed: whether ``overloads`` have a signature for when the map does not answer; those
-            ``by_names`` have one anyway.
-        gathers: torch's own rule gathers every cut dim, even those that the op leaves unchanged.
-        otherwise: the signature for arguments without a known map.
 
     >>> row = BY_OP["torch.flip"]
     >>> isinstance(row, ByRows), row.overloads, row.pattern((6, 4), [0])
     (True, ('flip.default',), '[d0] d1 -> [to0] d1')
     """
-
-    reads: int | None = None
-    is_signed: bool = True
-    gathers: bool = False
-    otherwise: str | None = None
 
     @property
     def signed(self) -> tuple[str, ...]:
@@ -295,23 +288,14 @@ class Step(NamedTuple):
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
 class BySteps(_Derived):
     """An op that is several steps, each a view or a movement: the same elements in new dims (as
     pixel_shuffle), or windows of two dims. ``rule`` gives the steps.
-
-    Attributes:
-        is_signed: whether ``overloads`` have a signature for when the steps do not answer; those
-            ``by_names`` have one anyway.
-        is_wrong_in_torch: torch derives a rule for the op that is wrong on some placements.
 
     >>> row: BySteps = STEPS["pixel_shuffle.default"]
     >>> [step.row.op for step in row.steps((8, 4, 4), 2)]
     ['Tensor.view', 'torch.permute', 'Tensor.view']
     """
-
-    is_signed: bool = True
-    is_wrong_in_torch: bool = False
 
     @property
     def signed(self) -> tuple[str, ...]:

@@ -238,6 +238,13 @@ def test_ops_that_are_given_out_by_another_name_are_known():
     aten, found = torch.ops.aten, unseen_writers()
     assert {aten.tanh_backward.grad_input, aten.sort.values, aten.max.dim_max} <= {*found}
     assert aten.native_batch_norm.default in found and aten.add.out not in found
+    by_schema = {
+        f"{schema.name}.{schema.overload_name}"
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and "out" not in schema.overload_name
+        if schema.is_mutable and any(argument.is_out for argument in schema.arguments)
+    }
+    assert by_schema == {op._name for op in found if any(a.is_out for a in op._schema.arguments)}
 
 
 def test_smoothed_labels_of_what_is_pending_and_strided():

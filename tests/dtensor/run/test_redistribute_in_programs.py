@@ -1,5 +1,6 @@
 """Redistribution as programs meet it: inputs of other ops, the switch, slices and norms."""
 
+import importlib
 import inspect
 import random
 from contextlib import nullcontext
@@ -372,6 +373,7 @@ def test_compiled_graphs_of_other_settings_are_kept_apart():
     """On disk: a rank that finds a graph there and one that does not must run the same
     collectives.
     """
+    importlib.import_module("torch._inductor.compile_fx")
     tags = [torch.compiler.config.cache_key_tag]
     others = [
         {name: value}
