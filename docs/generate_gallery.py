@@ -139,7 +139,7 @@ PATTERNS = (
     pattern(
         "merge",
         "Attention heads, merged",
-        "After attention, a view merges (batch, sequence, heads, head size) into columns again.",
+        "After attention, a view merges the dims of heads and of head size into columns again.",
         *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
     ),
     pattern(
