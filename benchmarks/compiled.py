@@ -281,8 +281,8 @@ def page() -> str:
             "the input. PyTorch adds guards of its own, for example on sizes of 0 and 1, and on "
             "sizes that are equal in the first call.",
             "",
-            "Inside a graph, the split factor of a `_StridedShard` is a symbol, so one graph serves "
-            "all split factors. If the graph returns the `_StridedShard`, the split factor becomes "
+            "Inside a graph, the split factor of a `_StridedShard` is a symbol, so one graph "
+            "serves all split factors. If the graph returns it, the split factor becomes "
             "a number, and PyTorch compiles one graph for each number. For example, if a graph "
             "returns the flatten of a sharded sequence, PyTorch compiles one graph for each batch "
             "size.",

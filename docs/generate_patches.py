@@ -65,17 +65,17 @@ def page() -> str:
             "",
             f"While the package is enabled, it replaces {len(TABLE)} objects of torch, and no "
             "others. (A test compares all of torch before, during and after.) `enable` replaces "
-            "all objects that the settings need or, if it fails, none. `disable` restores all of "
-            "them. Objects of the compiler, of state dicts and of pictures are replaced after the "
-            "program has imported them.",
+            "all objects that the settings need. If `enable` fails, it replaces none. `disable` "
+            "restores all objects. Objects of the compiler, of state dicts and of pictures are "
+            "replaced after the program has imported them.",
             "",
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",
             "",
             "Inside `profile()`, `no_communication()` and a dry run of `estimate`, the package "
-            f"replaces {len(WATCHED)} more objects, even if it is switched off. The "
+            f"replaces {len(WATCHED)} more objects, even if the package is switched off. The "
             "replacements note the ops and collectives that run, and otherwise do the same as "
-            "torch. At the end of the last such block, the package restores all of them.",
+            "torch. At the end of the last such block, the package restores these objects.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]
