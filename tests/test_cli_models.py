@@ -61,8 +61,8 @@ def test_a_limit_is_of_bytes(capsys):
 
 
 def test_what_is_refused(capsys, tmp_path):
-    assert "leave --shape and --groups out" in plan(capsys, "--shape", "4")[2]
-    assert "no pattern is of tok_embeddings.weight" in plan(capsys, placed="*norm*=R,R")[2]
+    assert "leave out --shape and --groups" in plan(capsys, "--shape", "4")[2]
+    assert "no pattern matches tok_embeddings.weight" in plan(capsys, placed="*norm*=R,R")[2]
     assert "--from of norm.weight: " in plan(capsys, placed="norm*=S(0),S(3); *=R,R")[2]
     file = tmp_path / "model.json"
     command = ["plan", "--model", str(file), "--mesh", "2", "--from", "R", "--to", "R"]
@@ -89,4 +89,4 @@ def test_a_picture_of_it(capsys, tmp_path):
     code, _, err = plan(capsys, "--to-mesh", "dp=2,tp=2@8-11", "--output", str(tmp_path / "x.pdf"))
     assert code == 2 and "ends in '.pdf'" in err
     code = main(shlex.split("plan --shape 4 --mesh 2 --from S(0) --to R --output x.svg"))
-    assert code == 2 and "--output goes with --model" in capsys.readouterr().err
+    assert code == 2 and "--output needs --model" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
     """The names and the sizes of mesh dims."""
     if "@" in text:
         raise UsageError(
-            f"{option} {text!r}: ranks after @ have no effect here, write "
+            f"{option} {text!r}: ranks after @ have no effect here: write "
             f"{text.partition('@')[0].strip()}"
         )
     names, sizes = [], []
@@ -52,7 +52,7 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
         names.append(match[1] or f"mesh{i}")
         sizes.append(int(match[2]))
     if len(set(names)) < len(names):
-        raise UsageError(f"{option} {text!r}: give each mesh dim a name of its own")
+        raise UsageError(f"{option} {text!r}: give each mesh dim a different name")
     return tuple(names), tuple(sizes)
 
 
@@ -77,14 +77,15 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     if many != prod(sizes):
         raise UsageError(
             f"{option} {text!r}: {many:,} rank{'s' * (many != 1)} for a mesh of {prod(sizes):,}, "
-            f"write one for each place, such as {before.strip()}@{first}-{first + prod(sizes) - 1}"
+            "write one rank for each place of the mesh, such as "
+            f"{before.strip()}@{first}-{first + prod(sizes) - 1}"
         )
     if len(runs) == 1:
         return names, Mesh(sizes, runs[0])
     ranks = [rank for run in runs for rank in run]
     for rank, times in Counter(ranks).items():
         if times > 1:
-            raise UsageError(f"{option} {text!r}: rank {rank} is given twice, write it once")
+            raise UsageError(f"{option} {text!r}: rank {rank} is given twice: write it once")
     return names, Mesh(sizes, ranks)
 
 
@@ -164,6 +165,7 @@ def read_itemsize(text: str) -> int:
     found = itemsize_of(text.strip())
     if found is None:
         raise UsageError(
-            f"--itemsize {text!r} is no number of bytes and no dtype of torch, such as bfloat16"
+            f"--itemsize {text!r} is neither a number of bytes nor a dtype of torch, such as "
+            "bfloat16"
         )
     return found

@@ -31,7 +31,7 @@ NARROWEST = 20
 def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
     """The picture as data; as text, where that is wanted; and written to ``--output``."""
     if arguments.width is not None and arguments.width < NARROWEST:
-        raise UsageError(f"--width {arguments.width}: a picture takes {NARROWEST} columns or more")
+        raise UsageError(f"--width {arguments.width}: a picture needs {NARROWEST} columns or more")
     picture = _picture(arguments)
     result: dict[str, Any] = {"picture": picture.to_dict(), "saved": None}
     if arguments.output is not None:
@@ -57,14 +57,14 @@ def _picture(arguments: argparse.Namespace) -> Picture:
     shape = None if arguments.shape is None else read_sizes(arguments.shape, "--shape")
     views = [name for name in VIEWS if getattr(arguments, name) is not None]
     if arguments.to_mesh is not None and arguments.to is None:
-        raise UsageError("--to-mesh is the mesh of --to: give the placements on it as well")
+        raise UsageError("--to-mesh needs --to, the placements on that mesh")
     if len(views) + (arguments.to is not None) > 1:
         raise UsageError(
             "give one of --view, --permute, --expand, --repeat, --to: a picture shows one change"
         )
     if arguments.layout is not None:
         if views or arguments.to is not None or arguments.placements is not None:
-            raise UsageError("--layout goes with --shape, or with nothing else")
+            raise UsageError("--layout takes no other option than --shape")
         return draw(Layout.parse(arguments.layout), shape=shape)
     missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
     if shape is None or missing:

@@ -196,8 +196,8 @@ def _show_view(result: dict[str, Any]) -> str:
             f"({', '.join(for_all['target_shape'])}): {outcome}"
         ]
         lines += [
-            f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and that sizes that are 2 "
-            "or more now are so)",
+            f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and sizes that are 2 or "
+            "more now are always 2 or more)",
             "",
             "for the sizes at hand:",
             "",
@@ -208,7 +208,7 @@ def _show_view(result: dict[str, Any]) -> str:
         how = (
             "blocks of one size: by layout algebra"
             if result["how"] == "algebra"
-            else "blocks that are not of one size: proved on each kind of device"
+            else "blocks of different sizes: proved for each kind of device"
         )
         lines += _show_side("after", result["output"])
         lines += ["", f"free: no communication ({how})"]
@@ -220,9 +220,7 @@ def _show_view(result: dict[str, Any]) -> str:
         )
         if by["heads"]:
             lines.append(by["heads"])
-        lines.append(
-            "redistribute the input first, for example (what costs the least later first):"
-        )
+        lines.append("redistribute the input first, for example (cheapest for later ops first):")
         for t in result["redistribute_to"]:
             lines.append(
                 f"  [{', '.join(t['input'])}]  then the output is [{', '.join(t['output'])}]; a "
@@ -239,7 +237,7 @@ def _show_side(title: str, side: dict[str, Any]) -> list[str]:
         lines.append(f"  layout (devices, local) -> flat index: {side['layout']}")
         width = max((len(m["mode"]) for m in side["modes"]), default=0)
         lines += [f"    {m['mode']:<{width}}  {m['owner']:<6} {m['of']}" for m in side["modes"]]
-    lines.append("  who holds what (rows of each dim):")
+    lines.append("  rows of each dim, by device:")
     for device in side["devices"]:
         at = ", ".join(f"{name}={c}" for name, c in device["coordinate"].items())
         rows = " x ".join(_show_rows(runs) for runs in device["rows"]) or "the scalar"
@@ -248,8 +246,8 @@ def _show_side(title: str, side: dict[str, Any]) -> list[str]:
         lines.append(f"    ... and {side['devices_not_shown']} more devices")
     if side["balance"] is not None:
         lines.append(
-            f"  out of balance: the fullest device holds {side['balance']['most']} elements; under "
-            f"plain shards of the same dims it would be {side['balance']['plain']}"
+            f"  out of balance: the fullest device holds {side['balance']['most']} elements; "
+            f"with plain shards of the same dims, it would hold {side['balance']['plain']}"
         )
     return lines
 

@@ -19,7 +19,7 @@ from cute_sharding.models.shapes import Shape, shapes_of
 def run_model_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """The plan for the model of a file."""
     if arguments.shape is not None or arguments.groups is not None:
-        raise UsageError("--model has the shapes of all tensors: leave --shape and --groups out")
+        raise UsageError("--model gives the shapes of all tensors: leave out --shape and --groups")
     _, mesh = read_mesh_of_ranks(arguments.mesh)
     to_mesh = mesh
     if arguments.to_mesh is not None:
@@ -65,7 +65,7 @@ def _placed(
         fits = [said for pattern, said in patterns if fnmatchcase(name, pattern.strip())]
         if not fits:
             raise UsageError(
-                f"{option} {text!r}: no pattern is of {name}, write PATTERN=PLACEMENTS; ..., the "
+                f"{option} {text!r}: no pattern matches {name}, write PATTERN=PLACEMENTS; ..., the "
                 "last of them *=PLACEMENTS"
             )
         try:

@@ -45,40 +45,64 @@ OPTIONS = {
         2,
         "Tensor.__getitem__",
         lambda _, dim, start, stop=None, step=1: (dim, start, stop, step or 1),
-        "1,1 is x[:, 1:]",
+        "1,1 for x[:, 1:]",
     ),
-    "select": Option("DIM,INDEX", 2, "torch.select", lambda _, *numbers: numbers, "1,-1"),
+    "select": Option(
+        "DIM,INDEX", 2, "torch.select", lambda _, *numbers: numbers, "1,-1 for x[:, -1]"
+    ),
     "split": Option(
-        "DIM,ROWS", 2, "torch.split", lambda _, dim, rows: (rows, dim), "1,6: parts of 6 rows"
+        "DIM,ROWS",
+        2,
+        "torch.split",
+        lambda _, dim, rows: (rows, dim),
+        "1,6 for parts of 6 rows of dim 1",
     ),
-    "roll": Option("DIM,SHIFT", 2, "torch.roll", lambda _, dim, shift: ([shift], [dim]), "0,1"),
-    "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0"),
-    "pad": Option("DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0"),
+    "roll": Option(
+        "DIM,SHIFT",
+        2,
+        "torch.roll",
+        lambda _, dim, shift: ([shift], [dim]),
+        "0,1 to roll dim 0 by 1 row",
+    ),
+    "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0 to flip dim 0"),
+    "pad": Option(
+        "DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0 for 2 rows before dim 1"
+    ),
     "reflect": Option(
         "DIM,BEFORE,AFTER",
         3,
         "torch.nn.functional.pad, reflect",
         _pads,
-        "1,2,0: a pad by reflection",
+        "1,2,0 to pad dim 1 by reflection of 2 rows",
     ),
     "diagonal": Option(
         "OFFSET,DIM,DIM",
         1,
         "torch.diagonal",
         lambda _, offset, one=0, other=1: (offset, one, other),
-        "0,0,1",
+        "0,0,1 for the main diagonal of dims 0 and 1",
     ),
     "cat": Option(
-        "DIM,TIMES", 1, "torch.cat", lambda _, dim, times=2: (dim,), "1,2: with itself, along dim 1"
+        "DIM,TIMES",
+        1,
+        "torch.cat",
+        lambda _, dim, times=2: (dim,),
+        "1,2 for a cat of x with itself along dim 1",
     ),
-    "unfold": Option("DIM,SIZE,STEP", 3, "Tensor.unfold", lambda _, *numbers: numbers, "1,3,1"),
+    "unfold": Option(
+        "DIM,SIZE,STEP",
+        3,
+        "Tensor.unfold",
+        lambda _, *numbers: numbers,
+        "1,3,1 for windows of 3 rows of dim 1, with step 1",
+    ),
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     for name, option in OPTIONS.items():
         parser.add_argument(
-            f"--{name}", metavar=option.form, help=f"a movement op, such as {option.example}"
+            f"--{name}", metavar=option.form, help=f"a movement op; write {option.example}"
         )
 
 

@@ -28,7 +28,7 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.model is not None:
         return run_model_plan(arguments)
     if arguments.output is not None:
-        raise UsageError("--output goes with --model: of one tensor, draw --to makes the picture")
+        raise UsageError("--output needs --model: for a picture of one tensor, write draw --to")
     if arguments.shape is None:
         raise UsageError("plan: give --shape, or --model FILE")
     shape = read_sizes(arguments.shape, "--shape")
@@ -215,7 +215,7 @@ def show_plan(result: dict[str, Any]) -> str:
     ]
     if ours["lower_bound"] is not None:
         least = _in_bytes(ours["lower_bound"], itemsize)
-        lines.append(f"  lower bound: {least}, what some device needs and does not hold")
+        lines.append(f"  lower bound: {least}, the most that a device needs and does not hold")
     lines += ["", "by torch itself:"]
     if torchs["error"] is not None:
         return "\n".join([*lines, f"  raises: {torchs['error']}"])

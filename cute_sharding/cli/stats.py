@@ -14,9 +14,12 @@ from cute_sharding.cli.arguments import UsageError
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-m", dest="is_module", action="store_true", help="PROGRAM is a module, as for python -m"
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="PROGRAM is the name of a module, as for python -m",
     )
-    parser.add_argument("program", metavar="PROGRAM", help="a file of Python, or with -m a module")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file or, with -m, a module")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments"
     )
@@ -65,7 +68,5 @@ def _run(program: str, arguments: list[str], *, is_module: bool) -> int:
 
 def show_stats(result: dict[str, Any]) -> str:
     if not result["stats"] and not result["is_on"]:
-        return (
-            "nothing was counted: nothing is switched on. Set a flag, such as USE_CUTE_SHARDING=1"
-        )
+        return "nothing was counted, because no flag is on. Set a flag, such as USE_CUTE_SHARDING=1"
     return f"\n{result['stats'].table()}"

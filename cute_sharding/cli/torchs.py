@@ -29,6 +29,7 @@ def show_by_torch(found: dict[str, Any], placements: Sequence[str]) -> str:
     if found["input"] == list(placements):
         return f"by torch's own rule: nothing is redistributed, the output is {outputs}"
     return (
-        f"by torch's own rule: the input goes to [{', '.join(found['input'])}], a device receives "
+        f"by torch's own rule: the input is redistributed to [{', '.join(found['input'])}], a "
+        "device receives "
         f"{found['received_elements']} elements, the output is {outputs}"
     )

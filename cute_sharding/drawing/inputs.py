@@ -70,7 +70,7 @@ def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...
     if len(names) != len(mesh) or len(set(names)) < len(mesh):
         raise ValueError(
             f"names {tuple(names)} for a mesh of {len(mesh)} dims {tuple(mesh)}: give each mesh "
-            "dim a name of its own"
+            "dim a different name"
         )
     return tuple(names)
 

@@ -98,7 +98,7 @@ class Sharding:
             return layout_of(self.shape, self._chains, self.mesh)
         except LayoutError as error:
             raise LayoutError(
-                f"{self} is no layout: {error}. local_shape, global_offset and rows answer for it"
+                f"{self} has no layout: {error}. Use local_shape, global_offset or rows"
             ) from None
 
     @classmethod

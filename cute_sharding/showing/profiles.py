@@ -60,8 +60,8 @@ class Profile:
         return [event.collective for event in sorted(events, key=lambda event: event.start)]
 
     def table(self, width: int | None = None, most: int = 20) -> str:
-        """As text, of so many columns (by default as wide as the terminal) and at most so many
-        lines of the program.
+        """The profile as text, in ``width`` columns (default: the width of the terminal), with at
+        most ``most`` lines of the program.
         """
         columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
         return table.text(self.report, columns, most)

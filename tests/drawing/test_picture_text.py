@@ -356,7 +356,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), names=("a", "b")),
             ValueError,
-            "give each mesh dim a name of its own",
+            "give each mesh dim a different name",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to="P"),

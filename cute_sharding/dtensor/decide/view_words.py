@@ -171,7 +171,7 @@ def explain(
             f".redistribute(placements={list(unsharded(placements))!r})"
         )
     else:
-        lines.append("Redistribute the input first, for example (what costs least later first):")
+        lines.append("Redistribute the input first, for example (cheapest for later ops first):")
         for target, source, output in suggestions:
             lines.append(
                 f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "
