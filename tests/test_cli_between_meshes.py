@@ -164,7 +164,7 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
 @pytest.mark.parametrize(
     "command, message",
     [
-        (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-x", "write the ranks behind @"),
+        (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-x", "write the ranks after @"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@", "or one by one, such as dp=2"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@11-8", "--to-mesh 'gen=4@11-8'"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-10", "such as gen=4@8-11"),

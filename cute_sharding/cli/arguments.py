@@ -69,7 +69,7 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(
-                f"{option} {text!r}: write the ranks behind @ as first-last or one by one, such as "
+                f"{option} {text!r}: write the ranks after @ as first-last or one by one, such as "
                 "dp=2,tp=2@4-7 or gen=2@3,9"
             )
         runs.append(range(int(match[1]), int(match[2] or match[1]) + 1))

@@ -57,16 +57,17 @@ class Function(NamedTuple):
         module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
         if not callable(step) or "<" in name or not isinstance(module, str):
             raise ValueError(
-                f"{step!r} cannot be imported by name, and each setting runs in a process of its "
-                "own: give a function that stands at the top of a module, or 'module:function'"
+                f"{step!r} cannot be imported by name, and each setting runs in a separate "
+                "process: pass a function that is defined at the top level of a module, or "
+                "'module:function'"
             )
         if module != "__main__":
             return cls(module, None, name)
         file = getsourcefile(step)
         if file is None or not Path(file).exists():
             raise ValueError(
-                f"{name} was typed in, and each setting runs in a process of its own: write it "
-                "into a file, and give 'file.py:function'"
+                f"{name} was typed into the interpreter, and each setting runs in a separate "
+                "process: write the function into a file, and pass 'file.py:function'"
             )
         return cls(Path(file).stem, file, name)
 
@@ -120,13 +121,13 @@ def _result(asked: Path, answer: Path, flags: Mapping[str, str]) -> dict[str, An
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(
-            f"the dry run took more than {SECONDS} s: give it fewer layers (layers=), or a smaller "
-            "step"
+            f"the dry run took more than {SECONDS} s: use fewer layers (layers=), or a smaller step"
         ) from None
     if not answer.exists():
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise RuntimeError(
-            f"the process of a dry run ended with {done.returncode}, and said last: {last}"
+            f"the process of a dry run exited with {done.returncode}, and its last output was: "
+            f"{last}"
         )
     result: dict[str, Any] = json.loads(answer.read_text())
     return result

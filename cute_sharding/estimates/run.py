@@ -106,13 +106,15 @@ def _check(
     settings: Sequence[str],
 ) -> None:
     if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
-        raise ValueError(f"mesh={sizes}: give how many devices each mesh dim has, such as (64, 8)")
+        raise ValueError(
+            f"mesh={sizes}: pass the number of devices of each mesh dim, such as (64, 8)"
+        )
     if not 0 <= rank < prod(sizes):
         raise ValueError(f"rank={rank}: the mesh {sizes} has the ranks 0 to {prod(sizes) - 1}")
     if device not in ("cuda", "cpu"):
         raise ValueError(f"device={device!r} is neither 'cuda' nor 'cpu'")
     if layers is not None and layers < 1:
-        raise ValueError(f"layers={layers}: a model has one at the least")
+        raise ValueError(f"layers={layers}: a model has at least one layer")
     unknown = [name for name in settings if name not in SETTINGS]
     if unknown or not settings:
         raise ValueError(f"settings={list(settings)}: give some of {', '.join(SETTINGS)}")

@@ -174,7 +174,7 @@ def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[
         if len(one.size) != len(other.size):
             raise ValueError(
                 f"intersection of {one} and {other}: they have {len(one.size)} and "
-                f"{len(other.size)} dims, and are to be of one global tensor"
+                f"{len(other.size)} dims, and must belong to one global tensor"
             )
         for pairs in product(*map(_same_rows, runs_of(one), runs_of(other))):
             mine, its = ([pair[side] for pair in pairs] for side in (0, 1))

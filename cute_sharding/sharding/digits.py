@@ -60,7 +60,8 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
         pieces = pieces_of(rows, split_factor)
         if rows % (pieces * parts):
             raise LayoutError(
-                f"mesh dim {m} divides {rows} rows into {pieces} x {parts} blocks of different sizes"
+                f"mesh dim {m} divides {rows} rows into {pieces} x {parts} blocks of different "
+                "sizes"
             )
         # Block, device and pieces, from the inside out: two logical_divides.
         inner = _take(local, rows // (pieces * parts))

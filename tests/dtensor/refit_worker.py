@@ -206,7 +206,7 @@ def what_does_not_fit():
         ({}, "the state has no 'x'"),
         (
             {"x": _on(line, torch.ones(6, 2), [Replicate()])},
-            "the refit was planned with",
+            "but the refit was planned for",
         ),
         ({"x": _on(other, torch.ones(6, 2), [Shard(0)])}, "plan it anew"),
         ({"x": torch.ones(6, 2)}, "give a DTensor"),

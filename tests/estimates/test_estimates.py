@@ -151,11 +151,11 @@ def test_functions_that_another_process_finds():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mesh": ()}, "give how many devices"),
-        ({"mesh": (4, 0)}, "give how many devices"),
+        ({"mesh": ()}, "pass the number of devices"),
+        ({"mesh": (4, 0)}, "pass the number of devices"),
         ({"rank": 8}, "has the ranks 0 to 7"),
         ({"device": "tpu"}, "neither 'cuda' nor 'cpu'"),
-        ({"layers": 0}, "a model has one at the least"),
+        ({"layers": 0}, "a model has at least one layer"),
         ({"settings": ("stock",)}, "give some of PyTorch, views"),
         ({"network": "pigeon"}, "unknown links"),
         ({"network": "nvlink,nvlink,nvlink"}, "a network of 3 links"),

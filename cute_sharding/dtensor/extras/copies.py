@@ -166,8 +166,8 @@ class Copy:
         )
         if self.writes != count_of_writes(self.source):
             raise RuntimeError(
-                f"{is_what}, whose local tensor was written to after the view was taken: the view "
-                "does not have that write. Take the view again, after it."
+                f"{is_what}, whose local tensor was written to after the view was taken: the "
+                "view does not have the written values. Take the view again, after the write."
             )
         self.way.check_back(writer, tensor)
 
@@ -351,10 +351,10 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
             spec = copy.spec
             raise RuntimeError(
                 "to_local() of a view that is a copy of its source, a DTensor of shape "
-                f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written to "
-                "since: the written rows are on other devices, and to_local() does not "
-                "communicate. Take the view again, after that write; or read it on all ranks, by "
-                "full_tensor() or by any op, such as .clone()."
+                f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written "
+                "to after the view was taken: the written rows are on other devices, and "
+                "to_local() does not communicate. Take the view again, after the write; or read "
+                "the view on all ranks, by full_tensor() or by any op, such as .clone()."
             )
         if copy.is_stale:
             copy.refresh()

@@ -124,8 +124,8 @@ def _grouped(places: Sequence[Place], targets: Targets) -> list[Group]:
         group = found.setdefault(keys[mine], Group([], Specs(current, target)))
         if group.specs.target != target:
             raise ValueError(
-                f"{group.places[0].name} and {place.name} are one tensor, but have different "
-                "target placements: give both the same placements"
+                f"{group.places[0].name} and {place.name} are the same tensor, but have "
+                "different target placements: give both the same placements"
             )
         group.places.append(place)
     return list(found.values())

@@ -94,8 +94,8 @@ class Targets:
         unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
         if unused:
             raise ValueError(
-                f"placements are given for {', '.join(map(repr, unused))}, and no DTensor of the "
-                "state has such a name: names are as in a state dict, patterns as in fnmatch"
+                f"placements are given for {', '.join(map(repr, unused))}, but no DTensor of the "
+                "state has such a name: write names as in a state dict, and patterns as in fnmatch"
             )
 
 
@@ -135,8 +135,8 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
     name, tensor = place.name, place.tensor
     if wanted.shape != tensor.shape:
         raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, and is to be as a tensor of shape "
-            f"{tuple(wanted.shape)}: give one of the same shape"
+            f"{name} has shape {tuple(tensor.shape)}, and its target has shape "
+            f"{tuple(wanted.shape)}: pass a target of the same shape"
         )
     _check_mesh(name, tensor, wanted.device_mesh)
     _check_finished(name, wanted.device_mesh, wanted.placements)

@@ -63,7 +63,7 @@ def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
     what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
     todo = [*cause.todo, "take the line out of the no_communication() block"]
     return (
-        f"{what} communicates, where nothing may be sent: {kind} among "
+        f"{what} communicates inside a no_communication() block: {kind} among "
         f"{len(ranks)} ranks. {cause.why[:1].upper()}{cause.why[1:]}. What to do: "
         f"{'; or '.join(todo)}."
     )

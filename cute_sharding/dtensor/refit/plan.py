@@ -160,8 +160,8 @@ class RefitPlan(OfThisProcess, Refit):
             if not lie_alike(self._running.kept_view(k, given), x):
                 raise ValueError(
                     f"into: {self.results[k].name!r} shares memory with {self.operands[i].name!r} "
-                    "of the state, and would be written while the state is read: give it its "
-                    "own memory"
+                    "of the state, and a run would write to this memory while it reads the "
+                    "state: pass a tensor with its own memory"
                 )
 
     @contextmanager
@@ -177,8 +177,9 @@ class RefitPlan(OfThisProcess, Refit):
                 raise
             some, left = self._moved_and_left(written, onto)
             raise ReshardError(
-                f"refit failed: {type(error).__name__}: {error}. Wholly written: {as_text(some)}. "
-                f"As they were, or written in part: {as_text(left)}",
+                f"refit failed: {type(error).__name__}: {error}. Completely written: "
+                f"{as_text(some)}. "
+                f"Unchanged, or partly written: {as_text(left)}",
                 some,
                 left,
             ) from error
@@ -207,8 +208,8 @@ class RefitPlan(OfThisProcess, Refit):
         for name, spec in (*self.source.items(), *self.target.items()):
             if not isinstance(spec.mesh, DeviceMesh):
                 raise TypeError(
-                    f"the refit was planned on mesh {spec.mesh} for {name!r}: to run it, plan it "
-                    "on DeviceMeshes"
+                    f"the refit was planned on mesh {spec.mesh} for {name!r}, and only a refit "
+                    "that is planned on DeviceMeshes can run"
                 )
             found.add(spec.mesh.device_type)
         kinds = sorted(found)
@@ -248,13 +249,15 @@ def _as_planned(
     if tensor is None and not is_ours and dispatch_modes.local_tensor_mode() is None:
         return None
     if tensor is None:
-        raise ValueError(f"{what} has no {name!r}, which the refit was planned with")
+        raise ValueError(
+            f"{what} has no {name!r}, which was part of the state when the refit was planned"
+        )
     found = spec_of(name, tensor)
     if (found.mesh, found.shape, found.dtype) != (spec.mesh, spec.shape, dtype) or tuple(
         found.placements
     ) != tuple(spec.placements):
         raise ValueError(
-            f"{name!r} of {what} is {_said(found)}, and the refit was planned with {_said(spec)}: "
+            f"{name!r} of {what} is {_said(found)}, but the refit was planned for {_said(spec)}: "
             "plan it anew, or redistribute the tensor"
         )
     return tensor
@@ -311,7 +314,9 @@ def plan_refit(
     """
     specs = {name: spec_of(name, given) for name, given in source.items()}
     if not specs:
-        raise ValueError("a refit of no tensors: give those that the generator reads")
+        raise ValueError(
+            "the refit has no source tensors: pass the tensors that the generator reads"
+        )
     found = trace(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
     results = {
         name: target_of(target, name, shape, dtype)

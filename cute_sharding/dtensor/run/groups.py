@@ -138,8 +138,9 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
             )
     if len({*found}) < 2:
         raise ValueError(
-            f"prepare_groups: {dims!r} names fewer than two mesh dims. One dim has a process group "
-            "already: give sets of several, like (0, 1), or none for all"
+            f"prepare_groups: {dims!r} names fewer than two mesh dims. A single mesh dim already "
+            "has a process group: pass sets of several mesh dims, such as (0, 1), or no sets "
+            "for all groups"
         )
     return tuple(sorted({*found}))
 
@@ -239,7 +240,7 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
     group = _group_of_several(mesh, tuple(sorted(dims)))
     if group is None:
         raise RuntimeError(
-            f"the ranks of the mesh dims {dims} of {mesh} have no process group together: call "
+            f"the ranks of the mesh dims {dims} of {mesh} have no common process group: call "
             "cute_sharding.prepare_groups(mesh) on all ranks"
         )
     return group

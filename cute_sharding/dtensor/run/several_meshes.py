@@ -60,9 +60,9 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
         for seen in some:
             if seen != theirs and not {*ranks}.isdisjoint(seen):
                 raise ValueError(
-                    f"{mesh} and {other} are slices of larger meshes, and the ranks {ranks} of the "
-                    f"one are on several slices of the other, {theirs} and {seen}: the pair of "
-                    "slices is not clear. Redistribute on the larger mesh"
+                    f"{mesh} and {other} are slices of larger meshes, but the ranks {ranks} of "
+                    f"one slice are on several slices of the other mesh, {theirs} and {seen}, so "
+                    "the pair of slices is not clear. Redistribute on the larger mesh"
                 )
     one, two = (Mesh(tuple(of.shape), tuple(r)) for of, r in zip((mesh, other), found))
     return Meshes(one, two)
@@ -76,9 +76,9 @@ def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
         if rank in ranks:
             return ranks
     raise ValueError(
-        f"rank {rank} is on none of the {len(lists)} slices that the mesh {mesh} is one of, "
-        "so it is not known which of them takes part: give a mesh that is no slice, or "
-        "call this on the ranks of the slice alone"
+        f"rank {rank} is on none of the {len(lists)} slices that the mesh {mesh} is one of, so "
+        "it is not clear which slice takes part: pass a mesh that is no slice, or call this "
+        "function only on the ranks of the slice"
     )
 
 

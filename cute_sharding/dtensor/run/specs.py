@@ -47,9 +47,9 @@ class OfThisProcess:
     def __getstate__(self) -> dict[str, Any]:
         if any(isinstance(mesh, DeviceMesh) for mesh in self._meshes):
             raise TypeError(
-                "a plan on DeviceMeshes cannot be pickled: it is of this process, whose rank and "
-                "process groups it has. Plan on each rank, which sends nothing; or give "
-                "plan.to_dict() away"
+                "a plan on DeviceMeshes cannot be pickled, because it has the rank and the "
+                "process groups of this process. Make the plan on each rank, which sends "
+                "nothing; or pickle plan.to_dict()"
             )
         return vars(self)
 
@@ -96,8 +96,8 @@ class Spec:
         lists = process_groups.rank_lists(self.mesh)
         if len(lists) > 1:
             raise ValueError(
-                f"{self.mesh} is one of {len(lists)} slices of a larger mesh, and a refit is the "
-                "same on all ranks: give the larger mesh, with Replicate on its other dims"
+                f"{self.mesh} is one of {len(lists)} slices of a larger mesh, but a refit must "
+                "be the same on all ranks: pass the larger mesh, with Replicate on its other dims"
             )
         return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
 

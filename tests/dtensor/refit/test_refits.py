@@ -201,7 +201,7 @@ def test_what_is_refused():
     ok, onto = {"x": spec(8, 8)}, {"*": (GENERATOR, "R, R")}
     turn = lambda w: {"y": w["x"].mT}  # noqa: E731
     for words, kind, args in (
-        ("a refit of no tensors", ValueError, (turn, {}, onto)),
+        ("the refit has no source tensors", ValueError, (turn, {}, onto)),
         ("'x' is a Tensor: give a DTensor", TypeError, (turn, {"x": torch.ones(2)}, onto)),
         (
             "the target has no entry for result 'y': it has 'z'",
@@ -224,5 +224,5 @@ def test_what_is_refused():
     ):
         with pytest.raises(kind, match=words):
             plan_refit(*args)
-    with pytest.raises(TypeError, match="to run it, plan it on DeviceMeshes"):
+    with pytest.raises(TypeError, match="only a refit that is planned on DeviceMeshes can run"):
         plan_refit(turn, ok, onto).run({})
