@@ -12,7 +12,8 @@ from typing import NamedTuple
 FILLED = "…"
 # Exceptions that make their own message of what they are given.
 OWN_WORDS = {
-    "Undecided": "undecided without the fact `…`; if it holds, supply it: with assuming(…): ..."
+    "Undecided": "the answer depends on the fact `…`; if the fact is true, state it: with "
+    "assuming(…): ..."
 }
 # Functions that build one of several lines: how it begins, and words of it to look for there.
 BUILT = {

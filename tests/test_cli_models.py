@@ -57,7 +57,7 @@ def test_a_limit_is_of_bytes(capsys):
     )
     assert code == 0 and json.loads(out)["peak_bytes"] <= most * 9 // 10
     code, _, err = plan(capsys, "--to-mesh", "dp=2,tp=4", "--memory-limit=1")
-    assert code == 2 and "bytes at least are needed at once" in err
+    assert code == 2 and "bytes are needed at once" in err
 
 
 def test_what_is_refused(capsys, tmp_path):
@@ -69,9 +69,9 @@ def test_what_is_refused(capsys, tmp_path):
     for text, said in (
         ("{", "cannot be read as JSON"),
         ("[]", "write an object with dtype, sizes and tensors"),
-        ('{"dtype": "half", "tensors": {}}', "give a name of torch's with its bits"),
-        ('{"tensors": {}}', "a model has a dtype, tensors"),
-        ('{"dtype": "int8", "tensors": {"a": ["n"]}}', "a: the size 'n' is no number"),
+        ('{"dtype": "half", "tensors": {}}', "give a dtype name of torch"),
+        ('{"tensors": {}}', "the file of a model needs a dtype"),
+        ('{"dtype": "int8", "tensors": {"a": ["n"]}}', "a: the size 'n' is neither a number"),
     ):
         file.write_text(text)
         assert main(command) == 2 and said in capsys.readouterr().err

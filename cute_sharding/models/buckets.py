@@ -65,9 +65,8 @@ def buckets(
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
             raise ValueError(
-                f"memory_limit={limit}: {least} bytes at least are needed at once, for "
-                f"{held_are}: give "
-                "as much, or more devices"
+                f"memory_limit={limit}: {least} bytes are needed at once, at the least, for "
+                f"{held_are}: raise the limit, or use more devices"
             )
         at_once = before is not None and (
             limit is None or _peak(_without(held, before), before, load) <= limit

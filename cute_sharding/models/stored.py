@@ -66,7 +66,7 @@ class Stored:
             raise ValueError(
                 f"the checkpoint has {have} elements of {self.name!r}, in {len(chunks)} chunks, "
                 f"and its shape {self.shape} has {there}: the tensor was not saved completely, "
-                "save it again"
+                "so save the checkpoint again"
             )
 
     def bytes_of(self, chunk: int) -> int:

@@ -269,7 +269,7 @@ def _shard_of(
     factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
-            f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of "
+            f"{where}: its blocks of {inside} elements, {parts} to a piece, cross the dims of "
             f"the local shape {tuple(local_shape)}: "
             f"dim {dim} has {local_shape[dim]} rows of {below}"
         )

@@ -352,7 +352,7 @@ def test_what_cannot_be_read_cannot_be_said(mesh):
         (
             "((2),(3,4)):((4),(8,1))",
             (4, 6),
-            "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, fall across dims",
+            "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, cross the dims",
         ),
         (
             "(((2,2),),(2,3)):(((12,3),),(6,1))",
