@@ -43,13 +43,13 @@ def section(row: Patch) -> list[str]:
         ),
         f"- in torch: `{row.file}`, {versions.RANGE}",
         f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
-        f"- no longer needed when: {row.until}",
-        f"- a test that fails without it: `{row.test}`",
-        "- if a release of torch lacks it: "
+        f"- the replacement is no longer needed if {row.until}",
+        f"- a test that fails without the replacement: `{row.test}`",
+        "- if a release of torch lacks the object: "
         + (
-            f"enable raises an error ({row.lacking})"
+            f"`enable` raises an error, because otherwise {row.lacking}"
             if row.lacking
-            else "the package leaves it out, and warns once"
+            else "the package does without the replacement, and warns once"
         ),
         "",
     ]
@@ -63,7 +63,7 @@ def page() -> str:
             "`make pages` generates this page from `cute_sharding/dtensor/replaced/patches.py`, "
             "and a test compares them.",
             "",
-            f"While the package is enabled, it replaces {len(TABLE)} objects of torch, and no "
+            f"While the package is on, it replaces {len(TABLE)} objects of torch, and no "
             "others. (A test compares all of torch before, during and after.) `enable` replaces "
             "all objects that the settings need. If `enable` fails, it replaces none. `disable` "
             "restores all objects. Objects of the compiler, of state dicts and of pictures are "

@@ -24,7 +24,7 @@ _PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
 
 # -- placements of views: the propagator's registries ----------------------------------------------
 
-_NO_RULES = "torch looks rules up in this dict, and would not find the rules of this package"
+_NO_RULES = "torch would not find the rules of this package"
 _RULES: dict[str, Any] = {
     "module": _TENSOR,
     "file": "torch/distributed/tensor/_sharding_prop.py",
@@ -163,7 +163,7 @@ LOCAL_TENSOR = Patch(
 
 _MOVES: dict[str, Any] = {
     "until": "redistribute sends each missing element once, and is correct for every placement",
-    "lacking": "the package could not plan these redistributions",
+    "lacking": "the package could not plan redistributions",
 }
 
 REDISTRIBUTE = Patch(
