@@ -277,12 +277,13 @@ def page() -> str:
             "and the backend `aot_eager`. The benchmark then runs the compiled code with several "
             f"shapes on {DEVICES} devices, and compares placements and values with eager mode.",
             "",
-            "The column *guards* has the guards that this package asks PyTorch for, in the dims of "
-            "the input. PyTorch adds guards of its own, for example on sizes of 0 and 1, and on "
-            "sizes that are equal in the first call.",
+            "The column *guards* has the guards that this package adds, written with the dims of "
+            "the input. PyTorch adds more guards, for example on sizes of 0 and 1, and on sizes "
+            "that are equal in the first call.",
             "",
             "Inside a graph, the split factor of a `_StridedShard` is a symbol, so one graph "
-            "serves all split factors. If the graph returns it, the split factor becomes "
+            "serves all split factors. If the graph returns the `_StridedShard`, the split "
+            "factor becomes "
             "a number, and PyTorch compiles one graph for each number. For example, if a graph "
             "returns the flatten of a sharded sequence, PyTorch compiles one graph for each batch "
             "size.",

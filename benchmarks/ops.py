@@ -330,8 +330,8 @@ or use PyTorch's rules ([Who answers](ops.md#who-answers)).
 ## Ops that are not right everywhere
 
 The table has the {len(data["ops"])} ops that gave a wrong result or raised an error at least once,
-with PyTorch alone or with cute-sharding. All other ops were right on all placements. Click on an op
-to see its counts for each kind of placements.
+with PyTorch alone or with cute-sharding. All other ops were correct on all placements.
+Click on an op to see its counts for each kind of placements.
 
 <div id="measured-ops" data-source="../measured-ops.json">
 The table is made of <a href="../measured-ops.json">measured-ops.json</a> by a script.
