@@ -57,4 +57,4 @@ def test_details_of_a_column(capsys):
         capsys, f"estimate {EXAMPLE}:small --mesh dp=2,tp=4 --settings PyTorch --details PyTorch"
     )
     assert (code, err) == (0, "")
-    assert "ops that still send with PyTorch alone, and what to change there:" in out
+    assert "ops that still send with PyTorch alone, with reasons and changes:" in out

@@ -76,8 +76,9 @@ def _head(estimate: Comparison) -> list[str]:
     ]
     if any(run.counted for run in estimate.runs):
         lines.append(
-            f"{estimate.layers} layers: 2, 3 and 4 were run, each further one adds the same, and "
-            "the others are counted"
+            f"{estimate.layers} layers: computed from runs with 2, 3 and 4 layers, because each "
+            f"further "
+            "layer adds the same"
         )
     elif estimate.layers is not None:
         lines.append(f"{estimate.layers} layers, all of which were run")
@@ -129,7 +130,7 @@ def _layers(runs: Sequence[Run]) -> list[str]:
     for layer in dict.fromkeys(layer for each in held for layer in each):
         sizes[layer] = [sum(each.get(layer, {}).values()) for each in held]
     largest = sorted(sizes, key=lambda layer: -max(sizes[layer]))
-    rows = [("memory by layer, when the most is held", [run.setting for run in runs])]
+    rows = [("memory by layer, at the peak", [run.setting for run in runs])]
     rows += [
         (f"  {layer or 'outside of all layers'}", [in_bytes(n) for n in sizes[layer]])
         for layer in largest[:LINES]
@@ -155,7 +156,7 @@ def _lines(runs: Sequence[Run]) -> list[str]:
     for place in largest[:LINES]:
         each = [lines.get(place, nothing) for lines in found]
         cells = [f"{in_bytes(of.busiest_bytes)} in {of.collectives:,}" for of in each]
-        rows.append((f"  {place or 'of no line'}", cells))
+        rows.append((f"  {place or 'unknown line'}", cells))
     return _table(rows) + _more(len(largest) - LINES, "line")
 
 

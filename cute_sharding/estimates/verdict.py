@@ -46,7 +46,7 @@ def verdict(estimate: Comparison) -> str:
     if best is None:
         return "No setting runs this step."
     if stock is None:
-        return f"The least time by the network is taken with {flags_of(best)}."
+        return f"By the network model, the step takes the least time with {flags_of(best)}."
     if stock.failure is not None:
         return f"Worth it: PyTorch alone does not run this step, and with {flags_of(best)} it runs."
     more = _fewer_bytes_for_longer(estimate, stock)
@@ -58,9 +58,9 @@ def verdict(estimate: Comparison) -> str:
         return more[0]
     before = in_bytes(stock.step.busiest_bytes)
     return (
-        f"Not worth it here: PyTorch alone receives {before} a step in "
-        f"{in_seconds(estimate.seconds(stock))} by the network, and no flag makes either less by "
-        f"{ALIKE:.0%}."
+        f"Not worth it here: PyTorch alone receives {before} in a step, in "
+        f"{in_seconds(estimate.seconds(stock))} by the network, and no flag reduces the bytes or "
+        f"the time by {ALIKE:.0%}."
     )
 
 
@@ -92,8 +92,8 @@ def _fewer_bytes_for_longer(estimate: Comparison, stock: Run) -> list[str]:
     many = "more" if run.step.collectives > stock.step.collectives else "slower"
     return [
         f"Fewer bytes, but {many} collectives: with {flags_of(run)} "
-        f"{_costs(estimate, run, stock)} By the network model it takes longer; not worth it on "
-        "this network."
+        f"{_costs(estimate, run, stock)} By the network model, the step takes longer, so it is "
+        "not worth it on this network."
     ]
 
 
@@ -115,12 +115,12 @@ def ops_left(estimate: Comparison, runs: Sequence[Run]) -> list[list[str]]:
     for lines, flags in alike.items():
         those = " or ".join(flags)
         if lines:
-            head = wrap(f"ops that still send with {those}, and what to change there:", 96)
+            head = wrap(f"ops that still send with {those}, with reasons and changes:", 96)
             parts.append([*head, *lines])
         else:
             nothing = (
-                f"with {those} no op sends much: what is left the program asks for itself "
-                "(redistribute(), parallel styles, FSDP)"
+                f"with {those}, no op sends much: the rest is communication that the program asks "
+                "for (redistribute(), parallel styles, FSDP)"
             )
             parts.append(wrap(nothing, 96))
     return parts

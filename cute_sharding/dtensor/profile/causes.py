@@ -52,13 +52,13 @@ def of_asked(asked: Asked, network: Any) -> Cause:
             name, f"the program, or a library that it uses, calls {name} itself"
         )
     elif asked.kind == "compiled":
-        why = "a compiled program sends it: tensors and rules are not known when it runs"
-        todo = ("profile the program without torch.compile to see them",)
+        why = "a compiled program sends it, and a compiled graph does not record tensors and rules"
+        todo = ("profile the program without torch.compile to see tensors and rules",)
     elif asked.before is not None and asked.after is not None:
         pair = asked.before, asked.after
         moved = (moved_of(*pair),)
         what = (
-            f"the gradient of {name}() goes the way back"
+            f"the backward pass of {name}() redistributes the gradient"
             if asked.backward
             else f"the program calls {name}()"
         )
@@ -92,7 +92,8 @@ def of_call(
     schema = schema_of(call)
     if schema is None:
         return cause._replace(
-            why=_moves(name, moved) or f"{name} sends it, and was given a plain tensor"
+            why=_moves(name, moved)
+            or f"{name} communicates, and one of its arguments is a plain tensor"
         )
     specs = op_schemas.specs_of(schema)
     cause = cause._replace(operands=tuple(map(spec_text, specs)))
@@ -180,7 +181,7 @@ def _moves(name: str, moved: Sequence[Moved]) -> str:
     said = [_from_to(each) for each in moved[:MOVES_SHOWN]]
     if len(moved) > MOVES_SHOWN:
         said.append(f"{len(moved) - MOVES_SHOWN} more")
-    return f"{name} needs {' and '.join(said)}" if said else ""
+    return f"{name} redistributes {' and '.join(said)}" if said else ""
 
 
 def _beside(schema: OpSchema, now: Answered | Exception) -> str:
@@ -188,7 +189,9 @@ def _beside(schema: OpSchema, now: Answered | Exception) -> str:
     moved = [before for before, _ in now.moved] if isinstance(now, Answered) else []
     specs = op_schemas.specs_of(schema)
     stay = [spec for spec in specs if not any(spec is each for each in moved)]
-    return f", beside one of {spec_text(stay[0])}" if len(stay) == len(moved) == 1 else ""
+    return (
+        f", while the other operand is {spec_text(stay[0])}" if len(stay) == len(moved) == 1 else ""
+    )
 
 
 def _why(
@@ -202,30 +205,33 @@ def _why(
     moves = _moves(name, cause.moved) + _beside(schema, now)
     if settings is None:
         return (
-            f"{moves}: PyTorch's rule for {name} asks for that"
+            f"{moves}, by PyTorch's rule for {name}"
             if moves
-            else (f"PyTorch's implementation of {name} sends it")
+            else (f"PyTorch's implementation of {name} communicates")
         )
     outcome = now.outcome if isinstance(now, Answered) else ""
     if outcome == "redistribution":
         return f"{moves}. {_of_view(schema, settings)}".strip()
     if isinstance(now, Answered) and now.by_function and outcome == "exchanged":
         return (
-            f"{name} gives a rank rows that other ranks hold: they are sent, and no others, in one "
-            "exchange"
+            f"the result of {name} on a rank has rows that other ranks hold, and one exchange "
+            f"sends "
+            "only these rows"
         )
     if not moves:
         return (
-            f"{name} gives a result without dims, and its {cause.operands[0].partition(') ')[2]} "
-            "operand leaves a Partial: it is reduced at once, so that one rank may read it alone"
+            f"the result of {name} has no dims, and is a Partial because its operand is "
+            f"{cause.operands[0].partition(') ')[2]}: the package reduces it at once, so that one "
+            "rank alone may read it"
             if isinstance(now, Answered) and any(not spec.shape for spec in now.results)
-            else f"{name} sends it by this package's rule"
+            else f"{name} communicates by this package's rule"
         )
     rule = {
         "signature": f"this package's signature of {name}",
-        "gate": "this package, as PyTorch's rule is not known to be right for these placements,",
+        "gate": "this package's fallback, because PyTorch's rule could be wrong for these "
+        "placements",
     }.get(outcome, f"PyTorch's rule for {name}")
-    return f"{moves}: {rule} asks for that"
+    return f"{moves}, by {rule}"
 
 
 def _of_view(schema: OpSchema, settings: Settings) -> str:
@@ -256,15 +262,18 @@ def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
         return ()
     if isinstance(source, Call) and name_of(source) in _ADDS:
         return (
-            "autograd adds the gradients of a tensor that several ops use: its placement decides "
-            "in which of theirs they come",
+            "autograd adds the gradients of a tensor that several ops use, and the placements of "
+            "this tensor decide the placements of the gradients",
         )
     line = "" if source.place is None else f" line {source.place.line}"
     if isinstance(source, Call):
-        of = f" of{line}" if line else ""
-        return (f"a gradient{of}: the placements come from its forward op; change those",)
+        of = f" in{line}" if line else ""
+        return (
+            f"the forward op{of} decides the placements of this gradient: change the placements of "
+            "the forward op",
+        )
     of = f"{name_of(source)}(){' in' if line else ''}{line}"
-    return (f"the gradient of {of}: without that call, or with other placements, it is not sent",)
+    return (f"{of} causes this communication: remove the call, or use other placements",)
 
 
 def _around(
@@ -289,8 +298,8 @@ def _around(
         if way.gradient is not None:
             text += f", and the gradient of its result {_in([*map(str, way.gradient)])}"
         if way.received is not None:
-            text += f"; to redistribute {which} there receives {way.received:,} B"
-            text += "" if way.gradient is None else ", besides what the gradient receives"
+            text += f"; a redistribution of {which} to these placements receives {way.received:,} B"
+            text += "" if way.gradient is None else ", in addition to the gradient"
             text += _mark(now, way.received)
         said.append(text)
     return tuple(said)
@@ -301,11 +310,11 @@ def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS:
         return ()
-    op = f"a gradient of {_at_line(forward)}"
+    op = f"the placements of this gradient come from {_at_line(forward)}"
     ways = _avoiding(of, _asked(partial(ask, of)), forward.when.settings, ask)
     if not ways:
-        return (f"{op}: the placements come from there; change those",)
-    return (f"{op}, which sends as well, and where the placements come from: {ways[0]}",)
+        return (f"{op}: change the placements there",)
+    return (f"{op}, which also communicates: {ways[0]}",)
 
 
 def _at_line(call: Call) -> str:
@@ -318,13 +327,13 @@ def _of_pending(moved: Moved) -> tuple[str, ...]:
     dims = [m for m in moved.changed if moved.before[m].startswith(("P", "_NormP", "MaskP"))]
     whole = [m for m in dims if moved.after[m] == "R"]
     if dims and not whole:
-        return ("a Partial has to be reduced once, and into a Shard it receives the least",)
+        return ("a Partial has to be reduced once; a reduction to a Shard receives the least",)
     if not whole:
         return ()
     where = ", ".join(moved.names[m] for m in whole)
     return (
-        f"a Partial has to be reduced once: into a Shard on {where} (a reduce-scatter) it receives "
-        "half of what it receives into a Replicate (an all-reduce)",
+        f"a Partial has to be reduced once: a reduction to a Shard on {where} (a reduce-scatter) "
+        "receives half as many bytes as a reduction to Replicate (an all-reduce)",
     )
 
 
@@ -355,7 +364,7 @@ def _avoiding(
             if received is None:
                 todo.append(free)
             else:
-                there = f"; to redistribute it there receives {received:,} B"
+                there = f"; a redistribution to these placements receives {received:,} B"
                 found.append((received, free + there))
     least = now.other.received
     paying = [each for each in found if least is None or each[0] < least]
@@ -369,7 +378,7 @@ def _mark(now: Answered, received: int) -> str:
     """What stands behind a way that receives no less than the op does now, or may not."""
     least = now.other.received
     if least is None:
-        return " (what it receives now is not known)"
+        return " (the bytes that the op receives now are unknown)"
     return "" if received < least else " (no less than now)"
 
 
@@ -382,8 +391,8 @@ def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
             continue
         for _, placements in free_placements(schema, at, sums, ask):
             return [
-                f"{schema.op._opname} sends nothing if operand {at}, a Partial, is reduced before: "
-                f"to {_in([*map(str, placements)])}, once for all ops that use it"
+                f"{schema.op._opname} sends nothing if operand {at}, which is a Partial, is first "
+                f"reduced to {_in([*map(str, placements)])}, once for all ops that use it"
             ]
     return []
 
@@ -400,9 +409,9 @@ def _of_parts(
     for m, placements in sharded_parts(schema, at, dims, Ask(by, None)):
         on = "" if by is settings else " with cute_sharding.enable(movement=True)"
         found.append(
-            f"{schema.op._opname} sends nothing{on} if a fused weight makes its input "
-            f"{_in([*map(str, placements)])}, each of its parts sharded on "
-            f"{moved_of(spec, spec).names[m]}: see docs/tutorial.md#fused-weights"
+            f"{schema.op._opname} sends nothing{on} if its input is "
+            f"{_in([*map(str, placements)])}, as with a fused weight of which each part is sharded "
+            f"on {moved_of(spec, spec).names[m]}: see docs/tutorial.md#fused-weights"
         )
     return found
 

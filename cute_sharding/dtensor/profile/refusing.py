@@ -56,12 +56,12 @@ class _Refusing(Profiler):
 def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
     """What is sent where nothing may be, for which line and op, why, and what to do."""
     where = (
-        "a line that is not known"
+        "an unknown line"
         if cause.place is None
         else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
     )
     what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
-    todo = [*cause.todo, "take the line out of the no_communication() block"]
+    todo = [*cause.todo, "move the line out of the no_communication() block"]
     return (
         f"{what} communicates inside a no_communication() block: {kind} among "
         f"{len(ranks)} ranks. {cause.why[:1].upper()}{cause.why[1:]}. What to do: "
@@ -102,7 +102,7 @@ def no_communication(
     ...         first = columns[:, :3]
     ... except RuntimeError as error:
     ...     print(str(error).partition(". ")[2].partition(":")[0])
-    Slice needs a tensor of (4, 6) from [S(1)] to [R]
+    Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule for slice
     >>> torch.distributed.destroy_process_group()
     """
     if action not in ACTIONS:
