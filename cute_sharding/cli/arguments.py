@@ -1,4 +1,4 @@
-"""What the command line reads from the text of its arguments, and what it says to a bad one."""
+"""Converts the text of command-line arguments to values, and raises errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 
 class UsageError(ValueError):
-    """A bad argument, in one line."""
+    """A bad argument. The message is one line."""
 
 
 def read_sizes(text: str, what: str) -> tuple[int, ...]:
@@ -29,7 +29,9 @@ def read_sizes(text: str, what: str) -> tuple[int, ...]:
 
 
 def _without_brackets(text: str) -> str:
-    """As sizes are printed: ``(4, 16)``, ``[4, 16]``, ``torch.Size([4, 16])``."""
+    """Sizes without the brackets of their printed form: ``(4, 16)``, ``[4, 16]``, ``torch.Size([4,
+    16])``.
+    """
     match = re.fullmatch(r"\s*(?:torch\.Size)?(?:\(\[(.*)\]\)|\((.*)\)|\[(.*)\])\s*", text)
     return text if match is None else next(part for part in match.groups() if part is not None)
 
@@ -57,8 +59,8 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
 
 
 def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], Mesh]:
-    """A mesh with its ranks, behind an @: ``gen=4@8-11``, ``dp=2,tp=2@0,1,4,5``; without, those
-    from 0 on.
+    """A mesh with its ranks after an @: ``gen=4@8-11``, ``dp=2,tp=2@0,1,4,5``. Without an @, the
+    ranks start at 0.
     """
     before, at, behind = text.partition("@")
     names, sizes = read_mesh(before, option)
@@ -99,7 +101,7 @@ VIEWS = {
 
 
 def asked_view(arguments: argparse.Namespace) -> tuple[str, tuple[int, ...]]:
-    """The view that is asked for, by its option, and the sizes that it is given."""
+    """The option of the view, and the sizes that it has."""
     chosen = {
         name: getattr(arguments, name) for name in VIEWS if getattr(arguments, name) is not None
     }
@@ -117,7 +119,7 @@ def read_view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[st
 def read_sharding(
     text: str, option: str, shape: tuple[int, ...], mesh: tuple[int, ...]
 ) -> Sharding:
-    """From placements, or from the layout that a sharding is: what either is printed as."""
+    """A sharding from the text of its placements, or of its layout."""
     try:
         if ":" in text:
             sharding = Sharding.read(Layout.parse(text), shape)
@@ -143,7 +145,7 @@ def read_network(text: str, mesh: tuple[int, ...], itemsize: int) -> Network:
 
 
 def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
-    """Mesh dims by name or number, joined by +."""
+    """Mesh dims, given by name or number, and joined by +."""
     known = {**{str(m): m for m in range(len(names))}, **{name: m for m, name in enumerate(names)}}
     unknown = [name for name in text.split("+") if name not in known]
     if unknown:

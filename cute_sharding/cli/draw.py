@@ -1,5 +1,5 @@
-"""``draw``: a sharding, a view, a redistribution or a layout as a picture, on the terminal or as a
-file.
+"""The command ``draw``: a picture of a sharding, a view, a redistribution or a layout, on the
+terminal or in a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ NARROWEST = 20
 
 
 def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The picture as data; as text, where that is wanted; and written to ``--output``."""
+    """The picture as data, and as text if no ``--output`` is given. Writes the picture to
+    ``--output``.
+    """
     if arguments.width is not None and arguments.width < NARROWEST:
         raise UsageError(f"--width {arguments.width}: a picture needs {NARROWEST} columns or more")
     picture = _picture(arguments)
@@ -42,10 +44,10 @@ def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def saved(picture: Picture, path: str) -> str:
-    """Where the picture was written to.
+    """Writes the picture, and returns the path.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: the file cannot be written.
     """
     try:
         return str(picture.save(path))
@@ -83,7 +85,7 @@ def _picture(arguments: argparse.Namespace) -> Picture:
 
 
 def _picture_of_ranks(arguments: argparse.Namespace, shape: tuple[int, ...]) -> Picture:
-    """Of a tensor on a mesh whose ranks are said, and of its way to another."""
+    """The picture of a tensor on a mesh with given ranks, or of its move to another mesh."""
     names, mesh = read_mesh_of_ranks(arguments.mesh)
     sharding = read_sharding(arguments.placements, "--placements", shape, mesh.sizes)
     if arguments.to is None:
@@ -103,7 +105,7 @@ def _given(arguments: argparse.Namespace, name: str) -> bool:
 
 
 def _on_terminal(picture: Picture, width: int | None) -> str:
-    """The picture as the terminal takes it: as wide, and with colour if it has any."""
+    """The picture in the width of the terminal, and with colours if the terminal has colours."""
     from cute_sharding.drawing.terminal import for_output
 
     return for_output(picture, width)

@@ -1,4 +1,4 @@
-"""``estimate``: what a step of a program would receive and hold, with each flag."""
+"""The command ``estimate``: the communication and memory of a step, with each flag."""
 
 from __future__ import annotations
 

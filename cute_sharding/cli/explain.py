@@ -1,4 +1,4 @@
-"""``explain``: what a view does to a sharding, as layouts, as data and as text."""
+"""The command ``explain``: the sharding before and after a view, as data and as text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def explain(
     mesh: tuple[int, ...],
     placements: tuple[Shard | Replicate | Partial, ...],
 ) -> dict[str, Any]:
-    """The propagation as data: before, the view, after, or what would make it free."""
+    """The propagation as data: the sharding before and after the view; if the view is not free,
+    placements for which it is free.
+    """
     before = Sharding(tuple(view.input_shape), mesh, placements)
     carried = carry(view, before.cuts, mesh)
     result: dict[str, Any] = {
@@ -135,8 +137,8 @@ def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _balance(sharding: Sharding) -> dict[str, int] | None:
-    """Where the fullest device holds more than it would under plain shards of the same dims: what
-    it holds, and what it would, in elements. None elsewhere.
+    """If the fullest device holds more elements than with plain shards of the same dims: the
+    elements that it holds, and the elements that it would hold. None otherwise.
     """
     plain = [None if cut is None else (cut[0], 1) for cut in sharding.cuts]
     most, fair = (
@@ -148,7 +150,9 @@ def _balance(sharding: Sharding) -> dict[str, int] | None:
 def _rows(
     sharding: Sharding, dim: int, device: tuple[int, ...]
 ) -> list[list[int]] | dict[str, int]:
-    """The intervals of rows held; of very many, the first and the last row, and how many rows."""
+    """The intervals of rows that the device holds. For very many intervals, the first row, the last
+    row and the number of rows.
+    """
     if prod(cut[1] for cut in sharding.cuts if cut is not None and cut[0] == dim) <= RUNS_LISTED:
         return [list(run) for run in sharding.rows(dim, device)]
     count = sharding.local_shape(device)[dim]

@@ -26,7 +26,7 @@ Numbers: TypeAlias = "int | Sequence[int | None]"
 
 @dataclass(frozen=True)
 class Explanation:
-    """What an op does to a sharding. ``print`` shows it as the command ``explain`` does.
+    """The explanation of an op on a sharding. ``print`` shows it as the command ``explain`` does.
 
     Attributes:
         data: the explanation as plain data, as ``explain --json`` prints it.
@@ -41,8 +41,8 @@ class Explanation:
 
     @property
     def output(self) -> tuple[str, ...] | None:
-        """The placements of the result, or of the first of several; None where a view is not free:
-        ``data["redistribute_to"]`` then has what its input may be redistributed to.
+        """The placements of the result, or of the first result; None if a view is not free. In this
+        case, ``data["redistribute_to"]`` has placements of the input for which the view is free.
         """
         outputs = self.data.get("outputs") or [self.data.get("output")]
         return None if outputs[0] is None else tuple(outputs[0]["placements"])

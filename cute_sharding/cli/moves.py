@@ -1,5 +1,5 @@
-"""``explain`` of movement ops: what each device has of the result already, and who sends what to
-whom.
+"""The command ``explain`` for movement ops: the elements of the result that each device already
+has, and the elements that each device sends to each other device.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ DEVICES_SHOWN = 16
 
 
 class Option(NamedTuple):
-    """An option of ``explain``: what its numbers are, how few there may be, and the op for them;
-    a number that is left out is None.
+    """An option of ``explain``: the form of its numbers, the least count of numbers, and the op for
+    these numbers. A number that is left out is None.
     """
 
     form: str
@@ -107,10 +107,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> str | None:
-    """The movement op that is asked for.
+    """The option of the movement op.
 
     Raises:
-        UsageError: several are, or a view as well.
+        UsageError: there are several movement ops, or also a view.
     """
     names = [name for name in OPTIONS if getattr(arguments, name) is not None]
     views = [name for name in ("view", "permute", "expand", "repeat") if getattr(arguments, name)]
@@ -155,8 +155,8 @@ def explain_move(
 
 
 def of_torch(name: str, text: str, before: Sharding) -> tuple[str, Sharding, list[Any], int | None]:
-    """The movement as torch has it: the aten overload, what it is given, the arguments after that,
-    and how many times it is given.
+    """The movement op in torch: the aten overload, the sharding of its operand, the further
+    arguments, and the number of times that the operand is given.
     """
     numbers, option, ndim = _read(name, text), OPTIONS[name], len(before.shape)
     given = list(option.arguments(ndim, *numbers))
@@ -186,7 +186,7 @@ def _placements(given: Placements, cuts: Sequence[tuple[int, int] | None]) -> Pl
 
 
 def _messages(exchange: Exchange) -> list[dict[str, Any]]:
-    """Of the first devices, what each is sent by others."""
+    """For each of the first devices, the elements that other devices send to it."""
     mesh, found = exchange.sources[0].mesh, []
     for receiver in islice(mesh.ranks, DEVICES_SHOWN):
         sent: dict[int, int] = defaultdict(int)

@@ -1,4 +1,6 @@
-"""``stats``: run a program, and say at its end what it received, beside torch's own rules."""
+"""The command ``stats``: runs a program, and at its end shows the elements that the program
+received, with this package and with torch's rules.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_stats(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the program as ``python PROGRAM`` does, in this process, and read what was counted; also
-    where it raises or exits.
+    """Runs the program as ``python PROGRAM`` does, in this process, and reads the counts, even if
+    the program raises an error or exits.
     """
     program = arguments.program
     if not arguments.is_module and not os.path.exists(program):
@@ -44,7 +46,7 @@ def run_stats(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(program: str, arguments: list[str], *, is_module: bool) -> int:
-    """The exit status."""
+    """Runs the program, and returns the exit status."""
     before = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     # As python does it: the directory of a file comes first, and of a module the current one.

@@ -1,5 +1,5 @@
-"""A process for each setting: it has nothing of another one's, and its flags are set before it
-imports torch.
+"""A process for each setting. A process shares nothing with other processes, and sets its flags
+before it imports torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SECONDS = 600
 
 
 class Function(NamedTuple):
-    """A function of a program, as another process finds it.
+    """A function of a program, in a form that another process can find.
 
     Attributes:
-        module: its name.
-        file: None where the module can be imported by name.
-        name: dotted, in the module.
+        module: the name of the module.
+        file: the file of the module; None if the module can be imported by name.
+        name: the dotted name of the function in the module.
     """
 
     module: str
@@ -37,10 +37,10 @@ class Function(NamedTuple):
 
     @classmethod
     def of(cls, step: Callable[..., Any] | str) -> Function:
-        """Of a function, or of ``module:function`` or ``file.py:function``.
+        """From a function, or from ``module:function`` or ``file.py:function``.
 
         Raises:
-            ValueError: another process could not find it.
+            ValueError: another process could not find the function.
 
         >>> Function.of("train.py:step")
         Function(module='train', file='train.py', name='step')
@@ -75,10 +75,10 @@ class Function(NamedTuple):
 def results(
     request: Mapping[str, Any], flags: Sequence[Mapping[str, str]], workers: int
 ) -> list[dict[str, Any]]:
-    """What the dry run of each of those flags has found.
+    """The results of the dry run with each of the given flags.
 
     Raises:
-        RuntimeError: a process ended without a result, or this one is such a process.
+        RuntimeError: a process ended without a result, or this process is itself part of a dry run.
     """
     if not flags:
         return []
@@ -98,8 +98,8 @@ def results(
 
 
 def environment(flags: Mapping[str, str]) -> dict[str, str]:
-    """What a process of ours finds: the flags and no others, this process's search path, one thread
-    for each, and no compiler, as a compiled program sends what an eager one does.
+    """The environment of a dry run: only the given flags, the search path of this process, one
+    thread, and no compiler, because a compiled program sends the same as an eager program.
     """
     kept = {name: value for name, value in os.environ.items() if name not in FLAGS}
     ours = str(Path(__file__).parents[2])

@@ -128,7 +128,7 @@ def _flags(setting: str, network: str | None) -> dict[str, str]:
 
 
 def _read(result: Mapping[str, Any]) -> list[Run]:
-    """The runs of a setting, of which the last may have failed."""
+    """The runs of one setting, of which the last may have failed."""
     if "import" in result:
         failure = Failure(result["import"], _place(result["place"]))
         raise ImportError(f"the program of the step cannot be imported: {failure}")
@@ -155,7 +155,9 @@ def _place(data: Sequence[Any] | None) -> Place | None:
 
 
 def _counted(found: Mapping[int | None, Run], layers: int | None) -> Run | None:
-    """The run of all layers, by those of ``DEPTHS``; None where it does not follow from them."""
+    """The run of all layers, computed from the runs of ``DEPTHS``; None if it does not follow from
+    them.
+    """
     some = {depth: run for depth, run in found.items() if depth is not None}
     for run in some.values():
         if run.failure is not None:

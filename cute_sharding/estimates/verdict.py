@@ -1,4 +1,4 @@
-"""What follows from an estimate: whether the package is worth it, and which lines to look at."""
+"""The conclusions from an estimate: whether the package is worth it, and the lines to look at."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def in_seconds(seconds: float) -> str:
 
 
 def verdict(estimate: Comparison) -> str:
-    """Whether the package is worth it here, in one line: by seconds of the network, and by bytes
-    where seconds are alike.
+    """Whether the package is worth it for this step, in one line: by seconds of the network model,
+    and for equal seconds, by bytes.
     """
     stock, best = estimate.stock, estimate.best
     if best is None:
@@ -69,7 +69,7 @@ def _is_less(after: float, before: float) -> bool:
 
 
 def _costs(estimate: Comparison, run: Run, stock: Run) -> str:
-    """What a step costs with a setting, in place of PyTorch alone."""
+    """The cost of a step with a setting, compared with PyTorch alone."""
     before, after = stock.step.busiest_bytes, run.step.busiest_bytes
     took, takes = estimate.seconds(stock), estimate.seconds(run)
     held, holds = stock.memory.peak, run.memory.peak
@@ -83,7 +83,9 @@ def _costs(estimate: Comparison, run: Run, stock: Run) -> str:
 
 
 def _fewer_bytes_for_longer(estimate: Comparison, stock: Run) -> list[str]:
-    """That the setting which receives the fewest bytes takes longer than PyTorch alone."""
+    """The sentence for a setting that receives the fewest bytes, but takes longer than PyTorch
+    alone.
+    """
     run = estimate.fewest
     if run is None or not _is_less(run.step.busiest_bytes, stock.step.busiest_bytes):
         return []
@@ -103,8 +105,8 @@ def flags_of(run: Run) -> str:
 
 
 def ops_left(estimate: Comparison, runs: Sequence[Run]) -> list[list[str]]:
-    """The lines whose ops send the most with each setting, why, and what to write there instead;
-    settings with the same ones together.
+    """For each setting, the lines whose ops send the most, with the reasons and the changes that
+    avoid the communication. Settings with the same lines share a section.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
@@ -127,7 +129,7 @@ def ops_left(estimate: Comparison, runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _lines_of(estimate: Comparison, run: Run) -> tuple[str, ...]:
-    """The lines whose ops send the most with a setting, why, and what to write there instead."""
+    """The lines whose ops send the most with a setting, with reasons and changes."""
     least = ALIKE * run.step.busiest_bytes
     by_line = {place: of for place, of in run.step.by_line().items() if of.busiest_bytes >= least}
     causes: dict[Place, list[Cause]] = {}
@@ -147,8 +149,8 @@ def _lines_of(estimate: Comparison, run: Run) -> tuple[str, ...]:
 
 
 def _said(causes: Sequence[Cause]) -> list[str]:
-    """Why each op of a line sends, and the first of what would avoid it; an op's gradient only
-    where the op itself sends nothing.
+    """For each op of a line, the reason for its communication and the first way to avoid it. The
+    gradient of an op is left out if the op itself communicates.
     """
     chosen = [cause for cause in causes if not cause.backward] or causes
     return list(
@@ -157,7 +159,7 @@ def _said(causes: Sequence[Cause]) -> list[str]:
 
 
 def _what(traffic: Traffic, estimate: Comparison) -> str:
-    """The kinds of collectives and the mesh dims, the most received first."""
+    """The kinds of collectives and the mesh dims, those with the most bytes first."""
     found: dict[str, int] = {}
     for alike, amount in traffic.rows.items():
         over = " and ".join(estimate.mesh_dim(m) for m, _ in alike.group) or "one rank"

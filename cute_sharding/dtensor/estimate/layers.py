@@ -1,8 +1,8 @@
-"""Which layer of a model runs now: the path of the innermost module, forward; in the backward that
-of the op whose gradient is computed.
+"""The layer of a model that runs now: in the forward pass, the path of the innermost module; in the
+backward pass, the path of the module whose gradient is computed.
 
-Autograd numbers the nodes that it makes, in order. So the number at which each module begins and
-ends says which module a node was made in.
+Autograd numbers its nodes in the order in which it makes them. So the numbers at which each module
+begins and ends give the module of a node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Layers:
     """The layers of all modules that run inside the ``with`` block.
 
     Attributes:
-        found: what is called with a module that no other has called, before it runs.
+        found: a function that is called with each outermost module, before the module runs.
     """
 
     def __init__(self, found: Any = lambda module: None) -> None:
@@ -53,8 +53,8 @@ class Layers:
 
     @property
     def now(self) -> str:
-        """The path of the module that runs, or whose gradient is computed: ``layers.3.attention``.
-        Nothing outside of all modules.
+        """The path of the module that runs, or whose gradient is computed, such as
+        ``layers.3.attention``. Empty outside of all modules.
         """
         node = observing.current_node()
         if node is None or self._running:  # a checkpoint runs modules in the backward
@@ -63,7 +63,7 @@ class Layers:
         return self._layers[max(at, 0)]
 
     def path(self, module: nn.Module) -> str:
-        """Where the module stands in its model; nothing for the model itself."""
+        """The path of the module in its model; empty for the model itself."""
         return self._paths.get(module, OUTSIDE)
 
     def _begins(self, module: nn.Module, args: Any) -> None:

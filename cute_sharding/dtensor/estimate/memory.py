@@ -1,5 +1,5 @@
-"""What this rank holds, in bytes: every storage from when it is made until it is freed, of which
-layer it is and what it is for; and what is held when that is the most.
+"""The memory of this rank, in bytes: every storage from its creation until it is freed, with its
+layer and its purpose; and the storages at the peak.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cute_sharding.estimates.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PA
 
 
 class Block:
-    """A storage that is held: its bytes, and what they are for: (kind, layer)."""
+    """A storage that is held: its bytes, and their purpose (kind, layer)."""
 
     def __init__(self, size: int, of: tuple[str, str]) -> None:
         self.size, self.of = size, of
@@ -32,15 +32,15 @@ class Block:
 
 
 class Memory(observing.Observer):
-    """What is held of what is made inside the ``with`` block, and of the parameters of the modules
-    that run there.
+    """The memory of all storages that are made inside the ``with`` block, and of the parameters of
+    the modules that run there.
 
     Args:
-        mode: of the tensors without elements that are to be seen.
+        mode: the mode of the tensors without elements.
 
     Attributes:
-        peaks: for each (whether gradients were computed, layer) the most that was held while it
-            ran: bytes by (kind, layer).
+        peaks: for each (whether gradients were computed, layer), the most memory while it ran:
+            bytes by (kind, layer).
     """
 
     def __init__(self, layers: Layers, mode: Any = None) -> None:
@@ -74,7 +74,7 @@ class Memory(observing.Observer):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Inside, storages that a program frees by hand, as FSDP does, are seen to be freed."""
+        """Inside the block, also record storages that a program frees by hand, as FSDP does."""
         stock = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -93,7 +93,7 @@ class Memory(observing.Observer):
             torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
 
     def forget_peaks(self) -> None:
-        """Begin anew; what is held stays held."""
+        """Forget all peaks. Held storages stay held."""
         self.peaks, self._most = {}, {}
         self._look()
 

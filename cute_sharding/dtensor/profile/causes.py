@@ -1,5 +1,6 @@
-"""What collectives were for, in words: which tensors were redistributed, by whose rule and why;
-what PyTorch alone and this package would have sent; and what would avoid it.
+"""The causes of collectives, in sentences: the redistributed tensors, the rule, and the reason; the
+bytes that PyTorch alone and this package would have sent; and placements that avoid the
+communication.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cute_sharding.relations.table import VIEWS
 
 
 def name_of(source: Call | Asked) -> str:
-    """Of an op without its overload; of what the program asks for, the function."""
+    """The name of an op without its overload, or of the function that the program calls."""
     if isinstance(source, Asked):
         return source.function
     return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
@@ -42,7 +43,7 @@ _OF_LIBRARIES = {"FSDP": "FSDP gathers parameters before they are used, and redu
 
 
 def of_asked(asked: Asked, network: Any) -> Cause:
-    """Of what the program asks for itself."""
+    """The cause of communication that the program asks for."""
     name, why = name_of(asked), ""
     todo: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
@@ -82,8 +83,9 @@ def of_call(
     forward: Call | None = None,
     calls: int | None = None,
 ) -> Cause:
-    """Of an op on DTensors; ``sent`` is what it sent, if anything, in so many ``calls``; None: in a
-    part of one. ``forward`` is the op that it is the gradient of.
+    """The cause of an op on DTensors. ``sent`` has the collectives of the op, if there are any, in
+    ``calls`` calls; None: in a part of one call. ``forward`` is the op whose gradient the op
+    computes.
     """
     name = name_of(call)
     seen = dict.fromkeys(note.moved for note in notes)
@@ -123,7 +125,9 @@ def of_call(
 def _as_recorded(
     now: Answered | Exception, sent: Sequence[Collective], calls: int | None
 ) -> Answered | Exception:
-    """With what a call received on the busiest rank, where the rule does not say it."""
+    """The decision with the recorded bytes of the busiest rank, if the rule does not give the
+    bytes.
+    """
     busiest = [one.itemsize * one.busiest for one in sent if one.busiest is not None]
     if isinstance(now, Exception) or now.other.received is not None or not calls:
         return now
@@ -185,7 +189,7 @@ def _moves(name: str, moved: Sequence[Moved]) -> str:
 
 
 def _beside(schema: OpSchema, now: Answered | Exception) -> str:
-    """The other one of two operands, where one of them is redistributed."""
+    """A phrase about the second of two operands, if only the first is redistributed."""
     moved = [before for before, _ in now.moved] if isinstance(now, Answered) else []
     specs = op_schemas.specs_of(schema)
     stay = [spec for spec in specs if not any(spec is each for each in moved)]
@@ -201,7 +205,7 @@ def _why(
     settings: Settings | None,
     schema: OpSchema,
 ) -> str:
-    """Which dim, and which rule."""
+    """The sentence with the dim and the rule."""
     moves = _moves(name, cause.moved) + _beside(schema, now)
     if settings is None:
         return (
@@ -235,7 +239,7 @@ def _why(
 
 
 def _of_view(schema: OpSchema, settings: Settings) -> str:
-    """Why a view is not free."""
+    """The reason why a view is not free."""
     if registry.name_of(schema.op) not in VIEWS or not settings.views:
         return ""
     error = _asked(
@@ -257,7 +261,9 @@ _ADDS = ("add", "add_")
 
 
 def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
-    """A gradient lies as its forward op left it: there is nothing to write at the gradient."""
+    """The advice for a gradient. Its forward op determines its placements, so the program cannot
+    change them at the gradient.
+    """
     if not source.backward:
         return ()
     if isinstance(source, Call) and name_of(source) in _ADDS:
@@ -283,7 +289,9 @@ def _around(
     forward: Call | None,
     ask: Ask,
 ) -> tuple[str, ...]:
-    """Which placements of what the forward op was given, or of its result's gradient, avoid it."""
+    """Placements of the operands of the forward op, or of the gradient of its result, that avoid
+    the communication.
+    """
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS or not isinstance(now, Answered):
         return ()
@@ -306,7 +314,9 @@ def _around(
 
 
 def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
-    """The op that decides how a gradient lies, and what would avoid what that sends itself."""
+    """The forward op that determines the placements of a gradient, and placements for which this
+    forward op sends nothing.
+    """
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS:
         return ()
@@ -318,12 +328,14 @@ def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
 
 
 def _at_line(call: Call) -> str:
-    """An op, and where it is."""
+    """An op and its line."""
     return name_of(call) + ("" if call.place is None else f" in line {call.place.line}")
 
 
 def _of_pending(moved: Moved) -> tuple[str, ...]:
-    """Of a sum that is finished: nothing avoids it, and into a Shard it receives half."""
+    """The advice for a reduced Partial: the reduction is necessary, but a reduction to a Shard
+    receives half of the bytes.
+    """
     dims = [m for m in moved.changed if moved.before[m].startswith(("P", "_NormP", "MaskP"))]
     whole = [m for m in dims if moved.after[m] == "R"]
     if dims and not whole:
@@ -343,8 +355,8 @@ def _avoiding(
     settings: Settings | None,
     ask: Ask,
 ) -> tuple[str, ...]:
-    """What would avoid it, the cheapest first. What receives no less than the op does now is left
-    out where something else pays, and marked where nothing does.
+    """Placements that avoid the communication, the cheapest first. If some placements receive less
+    than the op does now, all others are left out. Otherwise, all are marked.
     """
     if not isinstance(now, Answered):
         return ()
@@ -375,7 +387,9 @@ def _avoiding(
 
 
 def _mark(now: Answered, received: int) -> str:
-    """What stands behind a way that receives no less than the op does now, or may not."""
+    """A remark for placements whose redistribution receives, or may receive, at least as many bytes
+    as the op does now.
+    """
     least = now.other.received
     if least is None:
         return " (the bytes that the op receives now are unknown)"
@@ -383,7 +397,9 @@ def _mark(now: Answered, received: int) -> str:
 
 
 def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
-    """Of an operand that stays as it is: an unreduced sum may be why others are redistributed."""
+    """The advice about an operand that is not redistributed: if it is a Partial, it may be the
+    reason why other operands are redistributed.
+    """
     moved = [before for before, _ in now.moved]
     for at, spec in enumerate(op_schemas.specs_of(schema)):
         sums = [m for m, p in enumerate(spec.placements) if isinstance(p, Partial)]
@@ -400,8 +416,8 @@ def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
 def _of_parts(
     schema: OpSchema, at: int, dims: Sequence[int], settings: Settings | None
 ) -> list[str]:
-    """Of an op that cuts a sharded dim into equal parts, as fused weights are: every part may be
-    sharded, in place of the whole.
+    """The advice for an op that divides a sharded dim into equal parts, such as a fused weight: to
+    shard each part, instead of the whole.
     """
     spec = op_schemas.specs_of(schema)[at]
     by = settings if settings is not None and settings.movement else EVERYTHING
@@ -417,7 +433,7 @@ def _of_parts(
 
 
 def _to_change(specs: Sequence[DTensorSpec], now: Answered) -> list[tuple[int, list[int]]]:
-    """(which operand, the mesh dims on which its placement matters)."""
+    """Pairs of an operand, and the mesh dims on which its placement matters."""
     found = []
     for before, after in now.moved:
         at = next((k for k, spec in enumerate(specs) if spec is before), None)

@@ -1,5 +1,5 @@
-"""What the codes are of frames that were met. A code stays what it is, so that is kept, for the
-next recording as well.
+"""Facts about the code objects of frames. A code object never changes, so the next recording uses
+the same facts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST = 1 << 14
 
 
 def kind_of(frame: FrameType) -> observing.Kind:
-    """What the code of a frame is."""
+    """The facts about the code of a frame."""
     code = frame.f_code
     known = KNOWN.get(id(code))
     if known is not None:
@@ -36,7 +36,7 @@ def kind_of(frame: FrameType) -> observing.Kind:
 
 
 def forget_many() -> None:
-    """Forget all where they are too many: a number before the code that has it."""
+    """Forget all facts if there are too many. Each number is removed before its code object."""
     if len(KNOWN) > MOST:
         OWN.clear()
         OTHERS.clear()

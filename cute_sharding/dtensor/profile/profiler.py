@@ -1,4 +1,4 @@
-"""A recorder that also notes what each collective was for, and how long it took."""
+"""A recorder that also records the cause and the time of each collective."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from cute_sharding.profiling import Place
 
 
 class When:
-    """A time in which the settings stayed: ``settings``, None where nothing was on."""
+    """A period without changes of the settings: ``settings``, or None if the package was off."""
 
     def __init__(self, settings: Settings | None) -> None:
         self.settings = settings
 
 
 class Call(NamedTuple):
-    """An op that a line runs on DTensors that lie in one way; of another line, or for tensors that
-    lie otherwise, it is another.
+    """An op that a line runs on DTensors with certain placements. The same op on another line, or
+    on tensors with other placements, is another ``Call``.
 
     Attributes:
-        place, backward: the line, and whether it is a gradient of it.
+        place, backward: the line, and whether the op computes a gradient of the line.
         op: the aten overload.
-        args: its arguments, with the spec of each DTensor; lists as tuples.
-        kwargs: its keywords, by name.
-        when: what of this package was on.
+        args: the arguments, with the spec of each DTensor; lists as tuples.
+        kwargs: the keyword arguments, by name.
+        when: the settings of the package.
     """
 
     place: Place | None
@@ -55,14 +55,14 @@ class Call(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A function that was called for, or code that ran, where no op of a DTensor is at work.
+    """A function that the program called, or code that ran, outside of the ops of DTensors.
 
     Attributes:
-        place, backward: as of :class:`Call`.
-        function: its name.
-        kind: "asked", "direct" or "compiled", as of a :class:`..profiling.Cause`.
-        before, after: the specs, where a tensor is redistributed.
-        when: what of this package was on.
+        place, backward: as in :class:`Call`.
+        function: the name of the function.
+        kind: "asked", "direct" or "compiled", as in :class:`..profiling.Cause`.
+        before, after: the specs, if a tensor is redistributed.
+        when: the settings of the package.
     """
 
     place: Place | None
@@ -90,11 +90,11 @@ Met: TypeAlias = tuple[
 
 
 class Note:
-    """When a collective ran, and what for.
+    """The time of a collective, and the last op before it.
 
     Attributes:
-        found, when: where it ran, and what of this package was on.
-        met: the op of DTensors that was met last.
+        found, when: the place where the collective ran, and the settings of the package.
+        met: the last op on DTensors before the collective.
         start, end: seconds since the recording began.
     """
 
@@ -103,12 +103,12 @@ class Note:
 
 
 class Ran(NamedTuple):
-    """What a :class:`Note` comes to.
+    """The result for a :class:`Note`.
 
     Attributes:
-        source: what it ran for.
+        source: the cause of the collective.
         start, end: seconds since the recording began.
-        moved: the specs before and after, of what was redistributed.
+        moved: the specs before and after the redistribution.
     """
 
     source: Call | Asked
@@ -124,7 +124,7 @@ MOST_MET = 1 << 15
 
 
 class Profiler(Recorder):
-    """Records collectives, what each was for, and how long it took.
+    """Records collectives, their causes and their times.
 
     Attributes:
         started, ended: seconds of a clock.
@@ -164,7 +164,7 @@ class Profiler(Recorder):
 
     @property
     def seconds(self) -> float:
-        """How long it took, or takes until now."""
+        """The duration of the recording, until now if it has not ended."""
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -204,31 +204,31 @@ class Profiler(Recorder):
 
     @property
     def times(self) -> list[When]:
-        """What was on, of all that ran; where nothing ran, when it began."""
+        """The settings during all recorded events; if nothing ran, the first settings."""
         ran = [source.when for source in (*self.calls, *(note.source for note in self.notes))]
         return ran or [self._now]
 
     @property
     def calls(self) -> dict[Call, int]:
-        """How often each op ran on DTensors that lie in one way."""
+        """The number of times that each op ran on DTensors with certain placements."""
         self._count()
         return self._calls
 
     def forward_of(self, call: Call) -> Call | None:
-        """The op that a gradient's op is the gradient of; None where that was not seen."""
+        """The forward op of a gradient's op; None if the forward op was not recorded."""
         self._count()
         return self._forward.get(call)
 
     @property
     def notes(self) -> list[Ran]:
-        """Of each of ``collectives``."""
+        """The results, one for each of ``collectives``."""
         return [
             Ran(self.source_of(note), note.start, note.end, note.found.moved)
             for note in self._notes
         ]
 
     def source_of(self, note: Note) -> Call | Asked:
-        """What a collective is for."""
+        """The cause of a collective."""
         found = note.found
         kind, function = observing.asked_by(found.within)
         if kind == "op" and note.met is not None:
@@ -290,7 +290,7 @@ _SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def _kept(value: Any) -> Any:
-    """An argument, without the elements of tensors, and such as can be hashed."""
+    """An argument without the elements of tensors, in a form that can be hashed."""
     if type(value) is list and _SIMPLE.issuperset(map(type, value)):
         return tuple(value)
     if isinstance(value, torch.Tensor):

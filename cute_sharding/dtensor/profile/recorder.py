@@ -1,5 +1,5 @@
-"""All collectives inside a ``with`` block, in order: torch's functional ones, those that
-``torch.distributed`` is called for, DTensor's, and this package's own.
+"""All collectives inside a ``with`` block, in order: torch's functional collectives, the
+collectives of ``torch.distributed``, of DTensor and of this package.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from cute_sharding.profiling import Collective, Place
 
 
 class Seen(NamedTuple):
-    """A collective, as it is noted while the program waits; or messages that are one batch.
+    """A collective, or a batch of messages, in the form in which it is recorded while the program
+    waits.
 
     Attributes:
         posts: the calls.
-        found: where the first of them ran.
-        busiest: the bytes that the busiest rank receives, if the plan says so.
+        found: the place where the first call ran.
+        busiest: the bytes that the busiest rank receives, if the plan gives them.
     """
 
     posts: tuple[Posted, ...]
@@ -39,8 +40,9 @@ class Seen(NamedTuple):
 
 
 class Recorder:
-    """Records the collectives that run inside the ``with`` block, of this thread and of the
-    backwards that it starts. Of a compiled program, those that it runs, and none of its tracing.
+    """Records the collectives that run inside the ``with`` block, in this thread and in the
+    backward passes that this thread starts. For a compiled program, it records the collectives
+    that run, but none of the tracing.
     """
 
     def __init__(self) -> None:
@@ -60,13 +62,13 @@ class Recorder:
 
     @property
     def collectives(self) -> list[Collective]:
-        """All that ran, in order."""
+        """All collectives that ran, in order."""
         for seen in self._seen[len(self._collectives) :]:
             self._collectives.append(self.collective_of(seen, self.place_of(seen.found)))
         return self._collectives
 
     def collective_of(self, seen: Seen, place: Place | None) -> Collective:
-        """As a value, of that line."""
+        """The collective as a value, with this line."""
         return collective_of(seen, place, self._lines.place(seen.found.caller))
 
     def place_of(self, found: Found) -> Place | None:
@@ -74,15 +76,17 @@ class Recorder:
         return found.traced or self._lines.place(found.line)
 
     def exchange(self, busiest: Callable[[], int]) -> _Exchange:
-        """What is sent inside is one exchange, of which the busiest rank receives so many bytes."""
+        """Record the collectives inside the block as one exchange, of which the busiest rank
+        receives the given number of bytes.
+        """
         return _Exchange(self, busiest)
 
     def exchange_begins(self, busiest: Callable[[], int]) -> None:
-        """Collectives are a part of one exchange from now on."""
+        """Record all collectives as parts of one exchange from now on."""
         self._busiest, self._messages = busiest, []
 
     def exchange_ends(self) -> None:
-        """It has been sent."""
+        """Record that the exchange has been sent."""
         messages, busiest = self._messages, self._busiest
         self._busiest = self._messages = None
         if messages:
@@ -91,7 +95,7 @@ class Recorder:
 
     @property
     def is_in_batch(self) -> bool:
-        """Whether messages are being handed over that are one batch."""
+        """Whether the program passes messages of one batch now."""
         return bool(self._messages)
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -116,14 +120,14 @@ class Recorder:
         return result
 
     def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
-        """Wait for what a collective brings."""
+        """Record that the program waits for the result of a collective."""
         return run()
 
     def sent(self, result: Any) -> None:
-        """A collective has run, and this is what it gives."""
+        """Record the result of a collective that has run."""
 
     def about_to_send(self, post: Posted, found: Found) -> None:
-        """A collective is about to run."""
+        """Called before a collective runs."""
         if self._messages is not None and post.of.row.kind in MESSAGES:
             self._messages.append((post, found))
         else:
@@ -134,11 +138,11 @@ class Recorder:
         self.added(seen.found)
 
     def added(self, found: Found) -> None:
-        """A collective is about to run, or a batch of messages has been handed over."""
+        """Called before a collective runs, or after a batch of messages has been passed."""
 
 
 class _Exchange:
-    """While one exchange is sent; in Python's own such context each would take two calls more."""
+    """The context of one exchange. A context of contextlib would take two more calls each time."""
 
     def __init__(self, recorder: Recorder, busiest: Callable[[], int]) -> None:
         self._recorder, self._of = recorder, busiest
@@ -151,7 +155,7 @@ class _Exchange:
 
 
 def collective_of(seen: Seen, place: Place | None, caller: Place | None) -> Collective:
-    """As a value, of that line, which is in a function that ``caller`` calls."""
+    """The collective as a value, with this line, which is in a function that ``caller`` calls."""
     every = [sent_by(post) for post in seen.posts]
     sent = every[0] if len(every) == 1 and seen.posts else _one_batch(every)
     itemsize, amount = sent.tensor.dtype.itemsize, sent.amount

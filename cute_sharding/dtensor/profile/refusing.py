@@ -1,4 +1,4 @@
-"""A block in which nothing may be sent."""
+"""A block that raises an error at the first collective, before anything is sent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ACTIONS = ("raise", "warn")
 
 
 class CommunicationError(RuntimeError):
-    """Something was about to be sent inside of :func:`no_communication`. All ranks raise it, before
-    any of them sends.
+    """A collective was about to run inside of :func:`no_communication`. All ranks raise this error
+    before any rank sends.
     """
 
 
@@ -54,7 +54,7 @@ class _Refusing(Profiler):
 
 
 def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
-    """What is sent where nothing may be, for which line and op, why, and what to do."""
+    """The message for a collective in such a block: the line, the op, the reason and the remedies."""
     where = (
         "an unknown line"
         if cause.place is None
@@ -74,7 +74,7 @@ def no_communication(
     *, action: Literal["raise", "warn"] = "raise", allow_explicit: bool = False
 ) -> Iterator[None]:
     """Raise an error at the first collective inside the ``with`` block, on all ranks, before
-    anything is sent. The message names the line, the op, the reason, and what would avoid the
+    anything is sent. The message names the line, the op, the reason, and ways to avoid the
     collective.
 
     Args:

@@ -28,9 +28,9 @@ from cute_sharding.models.refit import Refit
 class RefitPlan(OfThisProcess, Refit):
     """A planned refit, which may be run any number of times.
 
-    What it is of and takes (``received_bytes``, ``received_by(rank)``, ``collectives``,
-    ``buffer_bytes``, ``coverage``, ``unread``, ``parts(rank)``, ``to_dict()``) it has as a
-    :class:`cute_sharding.models.refit.Refit`.
+    A plan also has the attributes and methods of a :class:`cute_sharding.models.refit.Refit`:
+    ``received_bytes``, ``received_by(rank)``, ``collectives``, ``buffer_bytes``, ``coverage``,
+    ``unread``, ``parts(rank)`` and ``to_dict()``.
 
     Attributes:
         source, target: the spec of each tensor, by name.
@@ -55,21 +55,22 @@ class RefitPlan(OfThisProcess, Refit):
     ) -> dict[str, DTensor]:
         """The results, by name, from the tensors of ``state``.
 
-        To be called by every rank of all the meshes; a rank of none does nothing. On a rank outside
-        of a tensor's mesh the state may lack it, and its result has no data. Nothing is planned
-        anew, and no metadata is sent.
+        Call it on every rank of all meshes. On a rank outside of the mesh of a source tensor, the
+        state need not have the tensor. On a rank outside of the mesh of a result, the result has no
+        data. A run plans nothing and sends no metadata.
 
         Args:
-            state: the sources, by name, as they were planned; more is left alone.
-            into: tensors that are written to, by name; by default new ones. They must not share
-                memory with those of ``state``.
+            state: the sources, by name, with the shapes and placements of the plan. The run ignores
+                all other tensors.
+            into: tensors to write the results to, by name; by default new tensors. They must not
+                share memory with the tensors of ``state``.
 
         Raises:
-            TypeError: the plan was made of sizes, or of an exchange.Mesh: nothing to run on.
-            ValueError: a tensor of ``state`` or ``into`` is missing, or lies otherwise than was
+            TypeError: the plan was made for sizes or for an exchange.Mesh, on which it cannot run.
+            ValueError: a tensor of ``state`` or ``into`` is missing, or has other placements than
                 planned.
-            ReshardError: something has failed meanwhile; its ``moved`` and ``left`` name the
-                tensors of ``into`` that are wholly written, and the others.
+            ReshardError: the run failed. ``moved`` of the error names the tensors of ``into`` that
+                are completely written, and ``left`` names all others.
         """
         self._check_meshes()
         rank = process_groups.this_rank()
@@ -94,34 +95,34 @@ class RefitPlan(OfThisProcess, Refit):
         }
 
     def send(self, state: Mapping[str, DTensor]) -> None:
-        """:meth:`run` on a rank that only has: it gets none of the results.
+        """:meth:`run` on a rank that has only sources. Returns no results.
 
         Raises:
-            ValueError: results are on this rank as well; or as :meth:`run`.
+            ValueError: this rank also has results; or as :meth:`run`.
         """
         self._check_side("send", "results", self.target)
         self.run(state)
 
     def receive(self, *, into: Mapping[str, DTensor] | None = None) -> dict[str, DTensor]:
-        """:meth:`run` on a rank that only wants: the results, by name.
+        """:meth:`run` on a rank that has only results. Returns the results by name.
 
         Args:
-            into: tensors that are written to, as by :meth:`run`.
+            into: tensors to write the results to, as for :meth:`run`.
 
         Raises:
-            ValueError: sources are on this rank as well; or as :meth:`run`.
+            ValueError: this rank also has sources; or as :meth:`run`.
         """
         self._check_side("receive", "sources", self.source)
         return self.run(into=into)
 
     def inverse(self) -> RefitPlan:
-        """Back from the results to the sources, as they lay: what undoes the generator.
+        """The plan from the results back to the sources, with the placements of the sources.
 
-        Of an element that results have more than once (a repeated head, a tied weight) the first is
-        taken; what was padded is left out. Values that were cast to fewer bits stay rounded.
+        If results have an element several times (a repeated head, a tied weight), the inverse uses
+        the first copy. The inverse drops padding. Values that a cast has rounded stay rounded.
 
         Raises:
-            ValueError: the results have not all elements of the sources, or the way back does not
+            ValueError: the results do not have all elements of the sources, or the inverse does not
                 keep within the ``memory_limit``.
 
         >>> import torch

@@ -60,9 +60,10 @@ class Spec:
 
     Attributes:
         shape: the global shape.
-        mesh: a DeviceMesh; or, to plan alone, a :class:`cute_sharding.exchange.Mesh` or sizes.
-        placements: one for each mesh dim, or text as ``"S(0), R"``.
-        dtype: of its elements.
+        mesh: a DeviceMesh. For a plan that is not run, also a :class:`cute_sharding.exchange.Mesh`
+            or sizes.
+        placements: one for each mesh dim, or text such as ``"S(0), R"``.
+        dtype: the dtype of the elements.
 
     >>> import torch
     >>> spec = Spec((1024, 64), (2, 4), "S(0), R", torch.bfloat16)
@@ -102,7 +103,7 @@ class Spec:
         return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
 
     def to_dtensor_spec(self) -> DTensorSpec:
-        """As a DTensorSpec, with contiguous strides."""
+        """The spec as a DTensorSpec, with contiguous strides."""
         shape = tuple(self.shape)
         meta = TensorMeta(torch.Size(shape), row_major(shape), self.dtype)
         mesh: Any = self.mesh
@@ -110,7 +111,9 @@ class Spec:
         return DTensorSpec(mesh, placements, tensor_meta=meta)
 
     def placed(self) -> PlacedTensor:
-        """As a value of the algebra: the cuts of the tensor, and its pending reductions."""
+        """The spec as a value of the layout algebra: the cuts of the tensor, and the reductions of
+        its Partials.
+        """
         mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
         pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
