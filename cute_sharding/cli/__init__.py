@@ -26,7 +26,7 @@ from cute_sharding.cli.plan import plan
 __all__ = ["explain", "main", "plan"]
 
 
-# What a bad argument may come to; and a library that is missing.
+# The errors that a bad argument may cause, and the error for a missing library.
 CAUGHT = (
     *(UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError),
     ImportError,

@@ -91,7 +91,7 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     return names, Mesh(sizes, ranks)
 
 
-# The views that commands take, each an option, and the row of the rule table.
+# The options for views, with the rows of the rule table.
 VIEWS = {
     "view": "Tensor.view",
     "permute": "torch.permute",

@@ -24,7 +24,7 @@ from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.layout import Layout
 
-# The narrowest that a picture can be.
+# The smallest width of a picture, in columns.
 NARROWEST = 20
 
 

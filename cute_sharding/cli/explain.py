@@ -29,7 +29,7 @@ from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 
-# Who holds what is listed device by device, and interval by interval, only up to here.
+# The most devices and intervals of rows to list.
 DEVICES_SHOWN = 16
 RUNS_LISTED = 64
 RUNS_SHOWN = 4

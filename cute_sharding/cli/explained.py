@@ -20,7 +20,7 @@ from cute_sharding.drawing.inputs import (
 )
 from cute_sharding.sharding import Sharding
 
-# An op's numbers; None: one that is left out, as in ``x[:, 1:]``.
+# The numbers of an op. None stands for a number that is left out, as in ``x[:, 1:]``.
 Numbers: TypeAlias = "int | Sequence[int | None]"
 
 

@@ -18,7 +18,7 @@ from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 
 Placements = tuple["Shard | Replicate | Partial", ...]
-# Devices whose messages are listed.
+# The most devices whose messages are listed.
 DEVICES_SHOWN = 16
 
 
@@ -38,7 +38,7 @@ def _pads(ndim: int, dim: int, before: int, after: int) -> tuple[Any, ...]:
     return ((0, 0) * (ndim - 1 - dim % ndim) + (before, after),)
 
 
-# By name: called with the number of dims, and the numbers.
+# By name. ``arguments`` is called with the number of dims, and the numbers.
 OPTIONS = {
     "slice": Option(
         "DIM,START,STOP,STEP",
@@ -162,7 +162,7 @@ def of_torch(name: str, text: str, before: Sharding) -> tuple[str, Sharding, lis
     given = list(option.arguments(ndim, *numbers))
     overloads = BY_OP[option.op].overloads
     if name in ("pad", "reflect"):
-        # From the last dim on, as far as any is padded: some have an overload for each number.
+        # Pads begin at the last dim. Some ops have an overload for each number of padded dims.
         given = [[*given[0]]]
         overloads = tuple([o for o in overloads if f"{len(given[0]) // 2}d." in o]) or overloads
     times = (numbers[1] or 2) if name == "cat" and len(numbers) > 1 else 2

@@ -91,12 +91,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"; with --model, placements '
         'for patterns of names, such as "*norm*=R; *=S(0)"',
     )
-    parser.add_argument(
-        "--to",
-        required=True,
-        metavar="PLACEMENTS",
-        help='in the form of --from, such as "S(0),S(0)"',
-    )
+    parser.add_argument("--to", required=True, metavar="PLACEMENTS", help="as for --from")
     parser.add_argument("--to-mesh", metavar="MESH", help=TO_MESH)
     links = (
         "flat:ALPHA,BETA (latency in seconds, and seconds for each element), or one link for "
@@ -223,7 +218,7 @@ COMMANDS = (
 
 
 class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:  # one line, as for every other bad argument
+    def error(self, message: str) -> Any:  # one line, as for other bad arguments
         raise UsageError(message)
 
 

@@ -221,7 +221,7 @@ def show_plan(result: dict[str, Any]) -> str:
     lines += ["", "by torch itself:"]
     if torchs["error"] is not None:
         return "\n".join([*lines, f"  raises: {torchs['error']}"])
-    # Where sizes do not divide torch pads, in copies that are not counted.
+    # For uneven shards, torch pads, and the copies for this are not counted.
     lines += _show_steps(torchs, itemsize, most="at least")
     if torchs["misread"]:
         lines.append(

@@ -49,7 +49,7 @@ def _run(program: str, arguments: list[str], *, is_module: bool) -> int:
     """Runs the program, and returns the exit status."""
     before = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
-    # As python does it: the directory of a file comes first, and of a module the current one.
+    # As python does: for a file, its directory comes first; for a module, the current directory.
     sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.abspath(program)))
     try:
         if is_module:

@@ -13,8 +13,8 @@ from cute_sharding.estimates.traffic import Amount, Traffic
 
 Key = TypeVar("Key")
 
-# How many layers the models have that are run. Two more times one layer: whether that adds the same
-# is seen, and a first and a last layer are there in each.
+# The numbers of layers of the models that run. Two steps of one layer show whether each layer adds
+# the same. Each model has a first and a last layer.
 DEPTHS = (2, 3, 4)
 
 

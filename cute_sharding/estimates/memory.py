@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
-ACTIVATIONS = "activations"  # and whatever else is held
+ACTIVATIONS = "activations"  # and all other storages
 KINDS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from cute_sharding._settings import FLAGS
 
-# What says, in the environment of a process of ours, that it is one.
+# The environment variable that marks a process of a dry run.
 _DRY_RUN = "_CUTE_SHARDING_DRY_RUN"
 SECONDS = 600
 

@@ -17,7 +17,7 @@ from cute_sharding.estimates.values import Comparison, Run, of_lines
 from cute_sharding.estimates.verdict import in_bytes, in_seconds, ops_left, verdict
 from cute_sharding.profiling import Place
 
-LINES = 8  # of the program that are shown, and layers
+LINES = 8  # the most lines of the program to show, and the most layers
 
 
 @dataclass(frozen=True)

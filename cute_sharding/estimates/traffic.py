@@ -12,7 +12,7 @@ from cute_sharding.exchange import Network
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.profiling import Collective, Place
 
-# What a host brings in once, for all of its devices.
+# The collectives whose elements a host receives once, for all its devices.
 _TOGETHER = ("all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce")
 
 

@@ -11,9 +11,9 @@ from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.profiling import Place
 
 STOCK = "PyTorch"
-# Of seconds and of bytes: what differs by less of them is alike.
+# Seconds, or bytes, that differ by a smaller share count as equal.
 ALIKE = 0.01
-# The columns, and the flags of each.
+# The columns, with their flags.
 SETTINGS: dict[str, dict[str, str]] = {
     STOCK: {},
     "views": {"USE_CUTE_VIEW_PROPAGATION": "1"},

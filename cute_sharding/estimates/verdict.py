@@ -9,7 +9,7 @@ from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import ALIKE, SETTINGS, STOCK, Cause, Comparison, Run
 from cute_sharding.profiling import Place
 
-LEFT, REASONS = 3, 2  # lines to look at, and ops of each
+LEFT, REASONS = 3, 2  # the most lines to name, and the most ops of each
 
 
 def in_bytes(size: int) -> str:

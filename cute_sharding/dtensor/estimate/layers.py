@@ -33,7 +33,7 @@ class Layers:
         self.found = found
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._running: list[nn.Module] = []
-        self._numbers, self._layers = [0], [OUTSIDE]  # from that node on, that layer
+        self._numbers, self._layers = [0], [OUTSIDE]  # the layer of the nodes from this number on
 
     def __enter__(self) -> Layers:
         self._hooks = [
@@ -57,7 +57,7 @@ class Layers:
         ``layers.3.attention``. Empty outside of all modules.
         """
         node = observing.current_node()
-        if node is None or self._running:  # a checkpoint runs modules in the backward
+        if node is None or self._running:  # a checkpoint runs modules in the backward pass
             return self._layers[-1]
         at = bisect_right(self._numbers, observing.number_of_node(node)) - 1
         return self._layers[max(at, 0)]
@@ -76,7 +76,7 @@ class Layers:
 
     def _ends(self, module: nn.Module, args: Any, result: Any) -> None:
         while self._running and self._running.pop() is not module:
-            pass  # one that raised, and was caught
+            pass  # a module that raised an error, which the program caught
         self._note()
 
     def _note(self) -> None:

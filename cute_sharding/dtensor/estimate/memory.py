@@ -52,7 +52,7 @@ class Memory(observing.Observer):
         self._held: Counter[tuple[str, str]] = Counter()
         self._total = 0
         self._most: dict[tuple[bool, str], int] = {}
-        self._layer_of: dict[int, str] = {}  # of each parameter
+        self._layer_of: dict[int, str] = {}  # the storage of each parameter
 
     def __enter__(self) -> Memory:
         self._layers.found = self._of_module
@@ -66,7 +66,7 @@ class Memory(observing.Observer):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if fake_mode() in self._modes:  # else torch asks itself for the shape of a result
+        if fake_mode() in self._modes:  # otherwise, torch would call this for the shape of a result
             for tensor in tensors_in(result):
                 self._holds(tensor.untyped_storage())
             self._look()
@@ -141,7 +141,7 @@ class Memory(observing.Observer):
             layer = self._layer_of.get(id(parameter), OUTSIDE)
             self._hold_all(state.values(), (OPTIMIZER, layer))
 
-    @torch.no_grad()  # to_local() is an op of autograd's otherwise
+    @torch.no_grad()  # otherwise, to_local() is an op of autograd
     def _hold_all(self, tensors: Iterable[Any], of: tuple[str, str]) -> None:
         for tensor in tensors_in(list(tensors)):
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -72,7 +72,7 @@ def once(
     """
     recorder, layers, fakes = Profiler(), Layers(), stand_ins.Fakes()
     memory = Memory(layers, fakes.mode)
-    starts, error = [0], None  # what was recorded before the step, and before it was run again
+    starts, error = [0], None  # the records before the step, and before its second run
     with ExitStack() as contexts:
         if device == "cuda":
             contexts.enter_context(stand_ins.GpuKernels())

@@ -25,7 +25,7 @@ from cute_sharding.dtensor.replaced.op_schemas import (
 _DEVICE = torch.ops.prim.device.default
 _RANGE = torch.ops.aten.arange
 
-# What torch raises where an op asks for the elements of a tensor that has none.
+# The errors of torch if an op reads elements of a tensor without elements.
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -48,9 +48,9 @@ class Fakes(Observer):
         self._named = self.mode.fake_tensor_converter.meta_converter.tensor_memo
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is WAIT:  # which gives back what it was given, and here would make another
+        if func is WAIT:  # which returns its argument, and would make another tensor here
             return args[0]
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # where others have an attribute
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # others have an attribute
             return args[0].fake_device
         is_made = not (fake_mode() or tensors_in((args, kwargs)))
         if not is_made or _is_of_torch(func, kwargs, sys._getframe(1)):
@@ -58,7 +58,7 @@ class Fakes(Observer):
         else:
             with self.mode:
                 result = func(*args, **kwargs)
-        # torch refers to each tensor that it has made by a weak reference, and refuses to convert a
+        # torch keeps a weak reference to each tensor that it has made, and does not convert a
         # module whose parameters have one.
         self._named.clear()
         return result

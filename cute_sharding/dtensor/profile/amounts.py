@@ -243,9 +243,9 @@ ROWS = {
     "c10d": _C10D,
     "_dtensor": {"shard_dim_alltoall": Row("all-to-all", "input", _shard_to_shard)},
 }
-# What goes from one rank to another.
+# The kinds of messages from one rank to another.
 MESSAGES = ("send", "receive")
-# An op that waits for what a collective brings.
+# The op that waits for the result of a collective.
 WAIT = Row("wait", "tensor", lambda call: [])
 _FUNCTIONAL["wait_tensor"] = WAIT
 

@@ -91,7 +91,7 @@ def _in(other: Other, schema: OpSchema, *, by_torch: bool = False) -> Other:
     if function is None:
         return other
     if not (row and row.has_function) and function.__module__.startswith("cute_sharding."):
-        return other  # it goes by its rule
+        return other  # the op follows its rule
     specs = op_schemas.specs_of(schema)
     is_search = op_schemas.place_of(schema.op, "dim") is not None
     if not (by_torch or is_search) and convolves_wrongly(specs, len(schema.args_schema)):

@@ -20,9 +20,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import text
 
-# Placements that are tried, of one tensor.
+# The most placements to try for one tensor.
 MOST = 64
-# Of those that send nothing, how many are named.
+# The most placements to name for which the op sends nothing.
 NAMED = 2
 
 
@@ -58,7 +58,7 @@ def sharded_parts(
     spec = specs[at]
     try:
         parts = ask(schema).results
-    except Exception:  # whatever the rule raises, nothing can be said of its parts
+    except Exception:  # after any error of the rule, the parts are unknown
         return
     for m in dims:
         placement = spec.placements[m]
@@ -94,7 +94,7 @@ def is_free(ask: Ask, schema: OpSchema) -> bool:
     """Whether the op sends nothing."""
     try:
         answered = ask(schema)
-    except Exception:  # whatever the rule raises, it does not send nothing
+    except Exception:  # after any error of the rule, the op is not free
         return False
     return answered.other.received == 0 and answered.other.error is None
 

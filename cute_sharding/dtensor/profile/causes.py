@@ -139,7 +139,7 @@ def _as_recorded(
 def _asked(ask: Callable[[], Answered]) -> Answered | Exception:
     try:
         return ask()
-    except Exception as error:  # whatever the rule raises is what it says to this op
+    except Exception as error:  # any error is the answer of the rule for this op
         return error
 
 
@@ -159,7 +159,7 @@ def _or_unknown(ask: Callable[[], Other]) -> Other:
 # -- why -------------------------------------------------------------------------------------------
 
 
-# Of a list of tensors so many are told of one by one.
+# The most tensors of a list to describe one by one.
 MOVES_SHOWN = 3
 
 
@@ -256,7 +256,7 @@ def _of_view(schema: OpSchema, settings: Settings) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
-# What autograd adds up gradients by.
+# The ops by which autograd adds gradients.
 _ADDS = ("add", "add_")
 
 
@@ -362,7 +362,7 @@ def _avoiding(
         return ()
     specs = op_schemas.specs_of(schema)
     todo: list[str] = []
-    found: list[tuple[int, str]] = []  # bytes, and what to do
+    found: list[tuple[int, str]] = []  # bytes, and the advice
     for at, dims in _to_change(specs, now):
         spec = specs[at]
         if any(isinstance(spec.placements[m], Partial) for m in dims):

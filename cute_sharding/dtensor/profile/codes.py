@@ -8,14 +8,14 @@ from types import CodeType, FrameType
 
 from cute_sharding.dtensor.replaced import observing
 
-# What a code is, by the number (``id``) of the code, which is kept with it, so that no other code
-# gets its address.
+# The facts about a code object, by its number (``id``). The code object is kept too, so that no
+# other code object gets its address.
 KNOWN: dict[int, tuple[CodeType, observing.Kind]] = {}
-# The numbers of those that are the program's own; and of those that are not, what they are called,
-# or None where more is of interest than that.
+# The numbers of the program's own code objects. For all others, the name, or None if the name is
+# not enough.
 OWN: set[int] = set()
 OTHERS: dict[int, tuple[str, str] | None] = {}
-# So many are kept from one recording to the next.
+# The most code objects to keep from one recording to the next.
 MOST = 1 << 14
 
 

@@ -106,7 +106,7 @@ def _of_operand(
         changed = with_placements(forward, {role.operand: placements})
         try:
             now = ask(changed)
-        except Exception:  # whatever the rule raises, it is no way
+        except Exception:  # after any error of the rule, this is no way
             continue
         if not _sends_no_more(now, answered):
             continue
@@ -158,7 +158,7 @@ def _roles(
 ) -> list[_Role | None]:
     roles = [_role(spec, given, results) for spec in specs]
     if not any(role is not None and role.operand is None for role in roles):
-        # One is the gradient: where all lie as operands do, the first of its shape.
+        # One operand is the gradient: if all fit operands, the first with the shape of a result.
         alone = [_role(spec, (), results) for spec in specs]
         at = next((k for k, role in enumerate(alone) if role is not None), None)
         if at is not None:

@@ -21,9 +21,9 @@ from cute_sharding.dtensor.profile import codes
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.profiling import Place
 
-# A line: the code that it is of, and its number.
+# A line: its code object, and its number.
 Line: TypeAlias = tuple[CodeType, int]
-# That of a node which was made before any was seen.
+# The line of a node that autograd made before the recording began.
 UNSEEN: Line = (compile("", "", "exec"), 0)
 
 
@@ -64,9 +64,9 @@ class Lines:
     def __init__(self) -> None:
         self.noted = observing.nodes_made()
         self.started = observing.NO_NUMBER
-        self._thread = get_ident()  # each numbers its nodes
-        self._first: list[int] = []  # numbers of nodes, ascending, and the line of each and of
-        self._lines: list[Line | None] = []  # those after it, up to the next number
+        self._thread = get_ident()  # each thread numbers its nodes
+        self._first: list[int] = []  # numbers of nodes, ascending, with the line of each node and
+        self._lines: list[Line | None] = []  # of the nodes after it, up to the next number
         self._places: dict[tuple[int, int], Place] = {}
         codes.forget_many()
 
@@ -128,7 +128,7 @@ class Lines:
         caller: Line | None = None
         recomputed, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
-        is_inside = is_listed = True  # of what autograd's engine runs, if it is at work
+        is_inside = is_listed = True  # the node that autograd's engine runs, if there is one
         frame: FrameType | None = start
         while frame is not None:
             code = frame.f_code

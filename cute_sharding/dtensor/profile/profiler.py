@@ -74,10 +74,10 @@ class Asked(NamedTuple):
     when: When
 
 
-# An op that was met, as it is noted while the program waits: the line that it runs for, or None of
-# a gradient whose node says it; op, args, kwargs and when of a Call; the number of autograd's node
-# that was made for it (-1: none), and None or, of a gradient, the number and the class of the node
-# that it runs for.
+# The record of an op, made while the program waits: the line for which it runs, or None for a
+# gradient, whose node gives the line; op, args, kwargs and when of a Call; the number of autograd's
+# node that was made for it (-1: none); and for a gradient, the number and the class of the node for
+# which it runs, otherwise None.
 Met: TypeAlias = tuple[
     "Line | None",
     Any,
@@ -117,9 +117,9 @@ class Ran(NamedTuple):
     moved: tuple[Any, Any] | None
 
 
-# A plain tensor among the arguments: what it holds is the program's, and is not kept.
+# Stands for a plain tensor among the arguments, whose elements are not kept.
 PLAIN = "a plain tensor"
-# So many calls wait to be counted.
+# The most calls that wait to be counted.
 MOST_MET = 1 << 15
 
 
@@ -141,7 +141,7 @@ class Profiler(Recorder):
         self._of_node: dict[int, Call] = {}
         self._now = When(None)
         self._in_flight: dict[int, Note] = {}
-        self._sent_before = 0  # notes, where an exchange began
+        self._sent_before = 0  # the number of notes when an exchange began
 
     def exchange_begins(self, busiest: Callable[[], int]) -> None:
         super().exchange_begins(busiest)
@@ -168,7 +168,7 @@ class Profiler(Recorder):
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        # For each op: without a call of its own for each frame, argument and node.
+        # This runs for each op, so it calls no function for each frame, argument or node.
         lines, node, made = self._lines, current_node(), nodes_made()
         line: Line | None = None
         number, kind = -1, None
@@ -181,14 +181,14 @@ class Profiler(Recorder):
             else:
                 line = lines.innermost(frame)
         elif lines.started <= (number := node._sequence_nr()) < NO_NUMBER and not may_recompute():
-            kind = type(node)  # and the line that made it is looked up later
+            kind = type(node)  # the line that made it is looked up later
         else:
             line, is_gradient = lines.here(node)
             number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
         if made > lines.noted:
             lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
             if kind is None:
-                number = made - 1  # it was made just before
+                number = made - 1  # the node was made just before
         kept = tuple(
             [
                 arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
@@ -300,5 +300,5 @@ def _kept(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return PLAIN  # nothing can be asked about it
+        return PLAIN  # the rules cannot be applied to it
     return value

@@ -49,7 +49,7 @@ class Recorder:
         self._collectives: list[Collective] = []
         self._seen: list[Seen] = []
         self._lines = Lines()
-        self._busiest: Callable[[], int] | None = None  # bytes, of the exchange that is sent now
+        self._busiest: Callable[[], int] | None = None  # the bytes of the exchange that runs now
         self._messages: list[tuple[Posted, Found]] | None = None
 
     def __enter__(self) -> Recorder:

@@ -54,7 +54,7 @@ class _Refusing(Profiler):
 
 
 def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
-    """The message for a collective in such a block: the line, the op, the reason and the remedies."""
+    """The message for a collective in such a block: line, op, reason and remedies."""
     where = (
         "an unknown line"
         if cause.place is None
@@ -101,7 +101,7 @@ def no_communication(
     ...     with no_communication():
     ...         first = columns[:, :3]
     ... except RuntimeError as error:
-    ...     print(str(error).partition(". ")[2].partition(":")[0])
+    ...     print(str(error).split(". ")[1])
     Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule for slice
     >>> torch.distributed.destroy_process_group()
     """
