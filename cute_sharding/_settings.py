@@ -292,7 +292,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
         if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
                 f"{setting.flag}={environment[setting.flag]!r} has no effect while views are "
-                f"off: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"
+                f"off: also set {TABLE['views'].flag}=1 or {EVERYTHING}=1"
             )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None

@@ -296,7 +296,8 @@ def page() -> str:
             "size 1. For `view_as_complex`, sizes are numbers of real values.",
             "",
             'A *strict* overload raises an error with `implicit_redistribution="error"` if it is '
-            "not free. All other overloads redistribute. An overload with the word *signature* "
+            "not free. All other overloads then redistribute their input. An overload with the "
+            "word *signature* "
             "uses the signature that follows from the DimMap ([Ops](ops.md)).",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",

@@ -82,10 +82,10 @@ def explain(
             lists them, such as ``slice=(1, 1)`` for ``x[:, 1:]`` or ``roll=(0, 1)``.
 
     Returns:
-        The explanation: ``print`` it, or ask ``.is_free``, ``.output`` and ``.to_dict()``.
+        The explanation, which you can print. It has ``.is_free``, ``.output`` and ``.to_dict()``.
 
     Raises:
-        TypeError: there is no op or no tensor, or an op of another name.
+        TypeError: the op or the tensor is missing, or the op has an unknown name.
         ValueError: the arguments do not fit together.
 
     >>> found = explain(shape=(4, 16), mesh={"tp": 4}, placements="S(1)", view=(4, 8, 2))

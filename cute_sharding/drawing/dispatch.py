@@ -64,28 +64,28 @@ def draw(
     Args:
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
             :class:`~cute_sharding.layout.Layout` or a
-            :class:`~cute_sharding.exchange.RedistributionPlan`; and what has ranks in the
-            place of devices (``cute_sharding.exchange``): a ``Placed`` tensor, an
-            ``ExchangePlan`` or an ``Exchange``; or the plan of a whole model, of ``plan_reshard``
-            or ``plan_refit``.
-        view: of a tensor, the shape that ``Tensor.view`` is given, or a
+            :class:`~cute_sharding.exchange.RedistributionPlan`. Also, from
+            ``cute_sharding.exchange``, a ``Placed`` tensor, an ``ExchangePlan`` or an ``Exchange``,
+            whose pictures show ranks instead of devices. Or the plan of a whole model, from
+            ``plan_reshard`` or ``plan_refit``.
+        view: for a tensor, the shape for ``Tensor.view``, or a
             :class:`~cute_sharding.relations.View`.
-        to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
-            objects, torch's or ours. The plan is the one for a mesh that has all process groups.
+        to: for a tensor, the target placements of a redistribution, as text (``"S(1), R"``) or as
+            objects of torch or of this package. The plan assumes that all process groups exist.
         mesh: the mesh of ``to``, if it is not the tensor's mesh: a DeviceMesh, a
-            :class:`cute_sharding.exchange.Mesh`, or sizes, whose ranks are then 0 and those that
-            follow.
-        shape: of a layout ((devices), (local)), the tensor's shape: then it is drawn as the
-            sharding that it says. Without it the picture shows a layout's values.
+            :class:`cute_sharding.exchange.Mesh`, or sizes, with ranks from 0 on.
+        shape: for a layout ((devices), (local)), the tensor's shape. The picture then shows the
+            sharding that the layout describes. Without ``shape``, the picture shows the values of
+            the layout.
         names: names for the mesh dims; by default those of the DTensor or of the plan. A plan
             between two meshes has names of both (``plan.named``).
 
     Returns:
-        A ``Picture`` (cute_sharding.drawing): shown by a notebook, ``print`` or ``.show()``,
-            written by ``.save(path)``.
+        A ``Picture`` (cute_sharding.drawing). A notebook, ``print`` and ``.show()`` show it, and
+        ``.save(path)`` writes it to a file.
 
     Raises:
-        TypeError: something else is to be drawn.
+        TypeError: ``x`` is of another type.
         ValueError: the arguments do not fit together.
         LayoutError: the layout is not a sharding of ``shape``, or has symbols.
 

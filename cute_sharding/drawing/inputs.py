@@ -96,7 +96,8 @@ def _placement_of(p: Any) -> Placement:
     if "Partial" in kinds:
         return Partial(str(p.reduce_op))
     raise TypeError(
-        f"{p!r} is no placement that can be drawn: use Shard, _StridedShard, Replicate or Partial"
+        f"{p!r} is not a placement that can be drawn: use Shard, _StridedShard, Replicate or "
+        "Partial"
     )
 
 

@@ -32,9 +32,8 @@ def estimate(
     flag. The estimate needs no device, no memory for the model, and no process for each rank.
 
     ``step(mesh)`` takes a ``DeviceMesh``, makes a model, its batch and an optimizer, and returns
-    one step: a function without arguments. The communication before the step is counted in a row of
-    its own. Tensors have shapes but no elements. The mesh and the tensors have the device type
-    "cpu".
+    one step: a function without arguments. A separate row counts the communication before the step.
+    Tensors have shapes but no elements. The mesh and the tensors have the device type "cpu".
 
     Args:
         step: a function at the top of a module, or its name: ``module:function``,
@@ -42,18 +41,19 @@ def estimate(
         mesh: the number of devices of each mesh dim; with names if the program uses the names of
             mesh dims, such as ``{"dp": 64, "tp": 8}``.
         network: the links, as in ``USE_CUTE_NETWORK``: ``infiniband,nvlink``, or
-            ``flat:ALPHA,BETA``. By default NVLink in hosts of eight devices, and InfiniBand
-            between.
+            ``flat:ALPHA,BETA``. By default, NVLink within hosts of eight devices, and InfiniBand
+            between hosts.
         layers: the number of layers of the model. ``step(mesh, layers=n)`` is called for 2, 3 and 4
             layers. If each layer adds the same, the figures for all layers follow exactly.
             Otherwise, all layers are run.
         rank: the rank that is run. If shards are uneven, rank 0 holds the largest shards.
         device: "cuda" runs the step as on GPUs over NCCL, and "cpu" as on CPUs over gloo.
-        settings: which columns: of "PyTorch", "views", "redistribution", "movement", "all".
+        settings: the columns, from "PyTorch", "views", "redistribution", "movement" and "all".
 
     Returns:
-        an :class:`~cute_sharding.estimates.Estimate`: print it. Bytes are those that the busiest
-        rank of each collective receives, seconds are by the network's model (Chan et al. 2007).
+        An :class:`~cute_sharding.estimates.Estimate`, which you can print. Bytes are those that the
+        busiest rank of each collective receives. Seconds follow the network model (Chan et al.
+        2007).
 
     Raises:
         ValueError: an argument has an unknown value, or the function cannot be imported by name.

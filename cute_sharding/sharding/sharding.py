@@ -60,7 +60,7 @@ class Sharding:
         for placement in self.placements:
             if not isinstance(placement, (Shard, Replicate, Partial)):
                 raise TypeError(
-                    f"{placement!r} is no placement: use Shard, Replicate or Partial of "
+                    f"{placement!r} is not a placement: use Shard, Replicate or Partial of "
                     "cute_sharding.sharding"
                 )
             if isinstance(placement, Shard) and placement.dim >= len(self.shape):

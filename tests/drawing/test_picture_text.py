@@ -366,7 +366,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to=[3]),
             TypeError,
-            "3 is no placement that can be drawn",
+            "3 is not a placement that can be drawn",
         ),
         (
             lambda: draw(Sharding((4,), (2, 2), (Partial("sum"), Partial("max"))), to="R,R"),

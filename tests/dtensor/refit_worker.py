@@ -208,7 +208,7 @@ def what_does_not_fit():
             {"x": _on(line, torch.ones(6, 2), [Replicate()])},
             "but the refit was planned for",
         ),
-        ({"x": _on(other, torch.ones(6, 2), [Shard(0)])}, "plan it anew"),
+        ({"x": _on(other, torch.ones(6, 2), [Shard(0)])}, "plan the refit again"),
         ({"x": torch.ones(6, 2)}, "give a DTensor"),
     ):
         try:

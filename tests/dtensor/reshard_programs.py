@@ -277,7 +277,7 @@ def what_is_refused_leaves_all_as_it_was():
         reshard(state, {"a": "P"})
     with raises(ValueError, "placements of 'a'.* names dim 5"):
         reshard(state, {"a": "S(5)"})
-    with raises(TypeError, "which is no DeviceMesh"):
+    with raises(TypeError, "which is not a DeviceMesh"):
         reshard(state, "R", (2, 2))
     with raises(TypeError, "give a sequence, one for each mesh dim"):
         reshard(state, {"a": Shard(0)})

@@ -430,8 +430,8 @@ def test_parse_errors_quote_the_placement(text):
         (lambda: Sharding((), (2,), (Shard(0),)), ValueError, "has 0 dims"),
         (lambda: Sharding((-4,), (2,), (Shard(0),)), ValueError, "negative size"),
         (lambda: Sharding((4,), (0,), (Shard(0),)), ValueError, "without devices"),
-        (lambda: Sharding((4,), (2,), (TorchShard(0),)), TypeError, "is no placement"),
-        (lambda: Sharding((4,), (2,), ("S(0)",)), TypeError, "is no placement"),
+        (lambda: Sharding((4,), (2,), (TorchShard(0),)), TypeError, "is not a placement"),
+        (lambda: Sharding((4,), (2,), ("S(0)",)), TypeError, "is not a placement"),
     ],
 )
 def test_constructor_errors(build, error, message):

@@ -172,7 +172,7 @@ def _with_global_shape(tensor: Any) -> Any:
         if of[:ndim] != _local_shape(shape, cuts, sizes, where):
             raise RuntimeError(
                 f"local_map: local tensors of shapes {[some[:ndim] for some in of_ranks.values()]} "
-                f"are no shards of one tensor with placements {text(spec.placements)} on mesh "
+                f"are not shards of one tensor with placements {text(spec.placements)} on mesh "
                 f"{sizes}: the first ranks need ceil(rows / ranks) rows each, and the last ranks "
                 "the rest. Pass other out_placements, or redistribute the inputs to even shards."
             )

@@ -353,8 +353,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         _check_ranks_are_real()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
-                f"{what}: rank {process_groups.this_rank()} {does} some of the tensors as well: "
-                "call run(state) there"
+                f"{what}: rank {process_groups.this_rank()} {does} some of the tensors too: call "
+                "run(state) on this rank"
             )
 
 

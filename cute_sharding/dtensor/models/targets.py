@@ -148,13 +148,14 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
 def _check_mesh(name: str, tensor: DTensor, mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"reshard to mesh {mesh!r}, which is no DeviceMesh: make one with "
+            f"reshard to mesh {mesh!r}, which is not a DeviceMesh: make one with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if mesh.device_type != tensor.device_mesh.device_type:
         raise ValueError(
-            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and is to go to one "
-            f"of {mesh.device_type} devices: both need the same device type, move the tensor first"
+            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and its target is "
+            f"on a mesh of {mesh.device_type} devices: both need the same device type, move the "
+            "tensor first"
         )
 
 

@@ -228,7 +228,7 @@ class RefitPlan(OfThisProcess, Refit):
         rank = process_groups.this_rank()
         if any(rank in spec.ranks.ranks for spec in specs.values()):
             raise ValueError(
-                f"{what}: rank {rank} has {others} of the refit as well: call run(state) there"
+                f"{what}: rank {rank} has {others} of the refit too: call run(state) on this rank"
             )
 
     def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:
@@ -259,7 +259,7 @@ def _as_planned(
     ) != tuple(spec.placements):
         raise ValueError(
             f"{name!r} of {what} is {_said(found)}, but the refit was planned for {_said(spec)}: "
-            "plan it anew, or redistribute the tensor"
+            "plan the refit again, or redistribute the tensor"
         )
     return tensor
 

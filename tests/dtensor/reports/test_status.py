@@ -207,7 +207,7 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
         ({VIEWS: "1", IMPLICIT: "cheepest"}, r"cheapest, error \(did you mean 'cheapest'\?\)"),
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
-            "has no effect while views are off: set USE_CUTE_VIEW_PROPAGATION=1",
+            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
         ),
         (
             {VIEWS: "1", NETWORK: "ethernet,nvlink"},
