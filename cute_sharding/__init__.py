@@ -116,7 +116,7 @@ def __getattr__(name: str) -> typing.Any:
         return getattr(dtensor, name)
     if name == "reset_stats":
         warnings.warn(
-            "cute_sharding.reset_stats() is gone from version 0.3 on: call "
+            "cute_sharding.reset_stats() will be removed in version 0.3: call "
             "cute_sharding.stats(reset=True)",
             DeprecationWarning,
             stacklevel=2,

@@ -280,7 +280,7 @@ cute_sharding: --placements: cannot read the placement 'Q(0)': write S(dim),
 exit code 2
 cute_sharding: --placements: placement S(1) names dim 1; shape (4,) has 1 dims
 exit code 2
-cute_sharding: shape (5,) has 5 elements, the tensor 4
+cute_sharding: shape (5,) has 5 elements, but the tensor has 4
 exit code 2
 cute_sharding: no plan from R to P(sum) on mesh dim 0: a plan reduces only torch's own Partial,
  > and the target may have a Partial only if the source has the same Partial
@@ -288,6 +288,6 @@ exit code 2
 cute_sharding: unknown links ['pigeon']: use nvlink, infiniband or Link(alpha, beta)
 exit code 2
 cute_sharding: no plan for (64, 64) on mesh (4,) holds at most 1,000 elements on every device:
- > the smallest limit that is enough is memory_limit=2144
+ > the smallest possible limit is memory_limit=2144
 exit code 2""",
     )

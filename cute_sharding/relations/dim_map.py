@@ -330,7 +330,9 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """``sizes`` with a -1 replaced by what makes the product ``numel``."""
     if -1 not in sizes:
         if prod(sizes) != numel:
-            raise ValueError(f"shape {sizes} has {prod(sizes)} elements, the tensor {numel}")
+            raise ValueError(
+                f"shape {sizes} has {prod(sizes)} elements, but the tensor has {numel}"
+            )
         return sizes
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     known = prod([n for n in sizes if n != -1])
@@ -340,7 +342,8 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         )
     if known == 0 or numel % known:
         raise ValueError(
-            f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step"
+            f"shape {sizes} cannot be inferred for {numel} elements: the product of the other "
+            f"sizes is {known}"
         )
     return tuple([numel // known if n == -1 else n for n in sizes])
 

@@ -260,8 +260,8 @@ def _shard_of(
         or any(strides[-1] < d < strides[0] for _, d in rest)
     ):
         raise LayoutError(
-            f"{where}: {mode.rank} sub-modes that are not one, and a placement has one; "
-            "use a mesh with a dim for each"
+            f"{where}: {mode.rank} sub-modes do not form one mode, but a placement has one mode: "
+            "use a mesh with a dim for each sub-mode"
         )
     inside = prod(n for n, d in rest if d < strides[-1])
     dealt = (parts * inside, inside)

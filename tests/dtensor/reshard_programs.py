@@ -130,10 +130,10 @@ def weights_are_sent_and_received_as_often_as_is_wanted():
                         assert x.device_mesh == generator and torch.equal(x.to_local(), part)
         assert sum(sent.counts.values()) == 3  # the two are all ranks
     if is_trainer:
-        with raises(ValueError, "receive: rank . has some of the tensors as well"):
+        with raises(ValueError, "receive: rank . has some of the tensors too"):
             plan.receive()
     else:
-        with raises(ValueError, "send: rank . wants some of the tensors as well"):
+        with raises(ValueError, "send: rank . wants some of the tensors too"):
             plan.send(source)
 
 
@@ -290,7 +290,7 @@ def what_is_refused_leaves_all_as_it_was():
         plan.run({**state, "z": x})
     plan.run(state)
     assert state["b"]["c"] is not y and state["n"] == 3 and type(state["t"]) is torch.Tensor
-    with raises(ValueError, "when this was planned: plan again"):
+    with raises(ValueError, "when the plan was made: plan again"):
         plan.run(state)
     leaf = torch.nn.Parameter(x)
     leaf.grad = x.clone()

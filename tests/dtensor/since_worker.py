@@ -228,7 +228,7 @@ def what_is_refused():
         plan.run(state, since=copied(state))
     with raises(ValueError, "w shares memory with the state.*keep a copy"):
         plan.run(state, into=held, since=state)
-    with raises(ValueError, "when this was planned: plan again"):
+    with raises(ValueError, "when the plan was made: plan again"):
         plan.run(state, into=copied(state))
     with raises(ValueError, "it lacks 'w', and has none in addition"):
         plan.run(state, into={})

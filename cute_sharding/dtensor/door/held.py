@@ -162,8 +162,9 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
     )
     if tuple(local.shape) != sizes:
         raise ValueError(
-            f"local_boxes: the local tensor has the shape {tuple(local.shape)}, and "
+            f"local_boxes: the local tensor has the shape {tuple(local.shape)}, but "
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
-            f"{spec.placements} gives {sizes} of {tuple(spec.shape)}: create the DTensor with "
+            f"{spec.placements} of the global shape {tuple(spec.shape)} gives {sizes}: create "
+            "the DTensor with "
             "distribute_tensor, or pass from_local the shards that torch would make"
         )

@@ -68,7 +68,7 @@ def plan_reshard(
     """
     if isinstance(source, Mapping) and source and all(isinstance(x, Spec) for x in source.values()):
         if not (isinstance(target, Mapping) and source.keys() == target.keys()):
-            raise ValueError("target: give a Spec for each name of source, and for no other")
+            raise ValueError("target: give a Spec for each name of source, and for no other name")
         pairs = [(name, spec.placed(), target[name].placed()) for name, spec in source.items()]
         return plan_models(pairs, memory_limit, network)
     return planned(State(source), Targets(target, mesh, dtype), memory_limit, network)

@@ -89,8 +89,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             return into
         if since is not None:
             raise ValueError(
-                "run(since=...) sends only changed elements: pass the result of the earlier run, "
-                "which sent all other elements, as into="
+                "run(since=...) sends only changed elements: also pass into=, the result of the "
+                "earlier run"
             )
         return self.run_with(State(state))
 
@@ -277,7 +277,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 if now != planned:
                     raise ValueError(
                         f"{name} is {now} of strides {tuple(now.stride)}, and was {planned} of "
-                        f"strides {tuple(planned.stride)} when this was planned: plan again"
+                        f"strides {tuple(planned.stride)} when the plan was made: plan again"
                     )
         return [[by_name[name] for name in names] for names in self.names]
 

@@ -106,6 +106,6 @@ def no_communication(
     >>> torch.distributed.destroy_process_group()
     """
     if action not in ACTIONS:
-        raise ValueError(f"action={action!r} is none of {', '.join(map(repr, ACTIONS))}")
+        raise ValueError(f"action={action!r} is not one of {', '.join(map(repr, ACTIONS))}")
     with _Refusing(action, allow_explicit=allow_explicit):
         yield

@@ -140,7 +140,8 @@ TAIL = Patch(
     "the function forward such writes to the source. C++ keeps a reference to the function "
     "from the first call on, so the package replaces the code of the function. A torch "
     "without its sources keeps its own code, and the package warns once.",
-    until="a write to a view of a redistributed input reaches the input, or raises an error",
+    until="torch lets a write to a view of a redistributed input reach the input, or raises an "
+    "error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes to slices would be lost",
 )

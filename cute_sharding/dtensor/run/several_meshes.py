@@ -76,7 +76,7 @@ def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
         if rank in ranks:
             return ranks
     raise ValueError(
-        f"rank {rank} is on none of the {len(lists)} slices that the mesh {mesh} is one of, so "
+        f"rank {rank} is on none of the {len(lists)} slices to which the mesh {mesh} belongs, so "
         "it is not clear which slice takes part: pass a mesh that is not a slice, or call this "
         "function only on the ranks of the slice"
     )
