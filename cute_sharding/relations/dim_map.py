@@ -241,7 +241,7 @@ def movedim(
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
         raise ValueError(
-            f"movedim: {len(moved)} source dims {source} and {len(to)} destination dims "
+            f"movedim: {len(moved)} source dims {source}, but {len(to)} destination dims "
             f"{destination}"
         )
     order = [d for d in range(ndim) if d not in moved]
@@ -254,7 +254,9 @@ def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
     """permute: reorders the dims."""
     order = normalize_dims(_varargs(dims), len(shape))
     if len(order) != len(shape):
-        raise ValueError(f"permute: {len(order)} dims {order} for a tensor of {len(shape)} dims")
+        raise ValueError(
+            f"permute: {len(order)} dims {order} do not fit a tensor of {len(shape)} dims"
+        )
     return tuple([InputDim(d) for d in order])
 
 

@@ -133,7 +133,7 @@ class Signature:
             len(shape) != len(names) for shape, names in zip(shapes, self.operands)
         ):
             raise ValueError(
-                f"operands of shapes {list(map(tuple, shapes))} for the signature {self}"
+                f"operands of shapes {list(map(tuple, shapes))} do not fit the signature {self}"
             )
         found: dict[str, Any] = {}
         for shape, names in zip(self.per_row(shapes), self.operands):

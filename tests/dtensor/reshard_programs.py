@@ -133,7 +133,7 @@ def weights_are_sent_and_received_as_often_as_is_wanted():
         with raises(ValueError, "receive: rank . has some of the tensors too"):
             plan.receive()
     else:
-        with raises(ValueError, "send: rank . wants some of the tensors too"):
+        with raises(ValueError, "send: rank . needs some of the tensors too"):
             plan.send(source)
 
 

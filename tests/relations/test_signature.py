@@ -65,7 +65,7 @@ def test_a_name_of_dims_of_several_sizes_is_whole():
 
 
 def test_operands_of_other_dims_are_refused():
-    with pytest.raises(ValueError, match="for the signature m k, k n -> m n"):
+    with pytest.raises(ValueError, match="do not fit the signature m k, k n -> m n"):
         parse("m k, k n -> m n", (2, 2)).sizes([(4, 3), (2,)])
 
 

@@ -101,7 +101,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         Raises:
             ValueError: this rank is on a mesh that tensors go to, or the states are others.
         """
-        self._check_side("send", "wants", [specs.target.mesh for specs in self.specs])
+        self._check_side("send", "needs", [specs.target.mesh for specs in self.specs])
         then = None if since is None else State(since)
         self._write(State(state), None, then, is_update=since is not None)
 

@@ -165,7 +165,8 @@ ORDER = Patch(
     file="torch/_inductor/compile_fx.py",
     why="Passes over the graph may move collectives by the sizes of this rank. If a program turns "
     "on `enable_overlap_scheduling` or two other passes for overlap, these passes use times "
-    "of this rank. With this package, the collectives of a compiled graph stay in the order "
+    "that this rank measures. With this package, the collectives of a compiled graph stay in the "
+    "order "
     "of the program, and these passes are off if ranks may hold different sizes. (torch's own "
     "check, `spmd_check`, hangs if only some ranks compile.) The package replaces this "
     "function once the program imports it.",

@@ -96,8 +96,8 @@ LOCAL_MAP = Patch(
     module=_TENSOR + ".experimental._func_map",
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
-    why="local_map raises an error if an input has other placements than local_map names. Slices "
-    "and views of this package keep shards where torch replicates, so the package "
+    why="local_map raises an error if an input has other placements than its in_placements. "
+    "Slices and views of this package keep shards where torch replicates, so the package "
     "redistributes the input first. For uneven shards, torch also computes a wrong global "
     "size: the number of rows of one rank, times the number of ranks. The package replaces "
     "local_map once the program imports it.",
@@ -154,8 +154,8 @@ LOCAL_TENSOR = Patch(
     "copy has old values. While such copies exist, this package updates a copy before the "
     "program reads its local tensor. At other times, torch's own attribute is in place, "
     "because every op reads this attribute.",
-    until="torch raises an error for a write to a tensor that has such slices, or makes no such "
-    "slices",
+    until="torch raises an error for a write to a tensor of which slices are copies, or makes no "
+    "such copies",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="a program would read old values from slices",
 )
