@@ -57,7 +57,7 @@ def test_a_limit_is_of_bytes(capsys):
     )
     assert code == 0 and json.loads(out)["peak_bytes"] <= most * 9 // 10
     code, _, err = plan(capsys, "--to-mesh", "dp=2,tp=4", "--memory-limit=1")
-    assert code == 2 and "bytes are needed at once" in err
+    assert code == 2 and "bytes or more are needed at once" in err
 
 
 def test_what_is_refused(capsys, tmp_path):

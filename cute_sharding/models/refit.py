@@ -180,7 +180,7 @@ class Refit:
     @cached_property
     def packed(self) -> tuple[Packed, ...]:
         """Which of the members go together, in the order in which they run."""
-        held_are = "buffers, with those results alone that are made of one source"
+        held_are = "buffers, even if only the results of one source move at a time"
         return tuple(
             [
                 Packed(members, Bundle(tuple([self.members[i].item for i in members])), at_once)

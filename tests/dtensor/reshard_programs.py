@@ -227,7 +227,7 @@ def no_more_is_held_than_the_plan_says():
             assert torch.equal(x.to_local(), (full + i).chunk(4, 1)[mine])
         if limit == held * 3 // 2:
             assert len(plan.packed) > 3 and any(each.follows_at_once for each in plan.packed)
-    with raises(ValueError, r"memory_limit=1: \d+ bytes are needed at once"):
+    with raises(ValueError, r"memory_limit=1: \d+ bytes or more are needed at once"):
         cute_sharding.reshard(sizes, "S(1)", other, memory_limit=1)
 
 

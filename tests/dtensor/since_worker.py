@@ -224,7 +224,7 @@ def what_is_refused():
     state = {"w": distribute_tensor(torch.ones(8, 4), line, [Shard(0)])}
     plan = cute_sharding.plan_reshard(state, "S(1)")
     held = plan.run(dict(state))
-    with raises(ValueError, "pass the result of the earlier run"):
+    with raises(ValueError, "also pass into=, the result of the earlier run"):
         plan.run(state, since=copied(state))
     with raises(ValueError, "w shares memory with the state.*keep a copy"):
         plan.run(state, into=held, since=state)

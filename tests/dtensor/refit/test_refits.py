@@ -184,7 +184,7 @@ def test_a_limit_of_memory_makes_more_exchanges():
     assert [len(each.parts(4)) for each in every] == [1, 3, 9, 9]
     assert sum(sum(part.receives) for part in every[1].parts(4)) == every[1].received_by(4)
     assert every[1].inverse().memory_limit == 9 * 128
-    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes at least are needed at once"):
+    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes or more are needed at once"):
         plan(127)
 
 
