@@ -166,8 +166,8 @@ ORDER = Patch(
     why="Passes over the graph may move collectives by the sizes of this rank. If a program turns "
     "on `enable_overlap_scheduling` or two other passes for overlap, these passes use times "
     "that this rank measures. With this package, the collectives of a compiled graph stay in the "
-    "order of the program, and these passes are off if ranks may hold different sizes. (torch's own "
-    "check, `spmd_check`, hangs if only some ranks compile.) The package replaces this "
+    "order of the program, and these passes are off if ranks may hold different sizes. (torch's "
+    "own check, `spmd_check`, hangs if only some ranks compile.) The package replaces this "
     "function once the program imports it.",
     until="torch keeps the order of the program, and moves collectives alike on all ranks",
     test="tests/dtensor/compiled/test_compiled_order.py"
