@@ -293,7 +293,7 @@ def page() -> str:
             "",
             "In a DimMap, `in0` is dim 0 of the input, and `(in0 in1)` is the flattening of dims 0 "
             "and 1. `x/(3,4)[0]` is dim 0 of x after a split into (3, 4), and `1` is a new dim of "
-            "size 1. For `view_as_complex`, sizes are numbers of real values.",
+            "size 1. For `view_as_complex`, a complex number counts as two real numbers.",
             "",
             'A *strict* overload raises an error with `implicit_redistribution="error"` if it is '
             "not free. All other overloads then redistribute their input. An overload with the "

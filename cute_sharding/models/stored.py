@@ -65,7 +65,7 @@ class Stored:
         if have != there:
             raise ValueError(
                 f"the checkpoint has {have} elements of {self.name!r}, in {len(chunks)} chunks, "
-                f"and its shape {self.shape} has {there}: the tensor was not saved completely, "
+                f"but the shape {self.shape} has {there}: the tensor was not saved completely, "
                 "so save the checkpoint again"
             )
 

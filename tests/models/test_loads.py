@@ -126,5 +126,5 @@ def test_all_read_about_as_much_within_the_limit():
 
 
 def test_what_was_not_saved_whole():
-    with pytest.raises(ValueError, match="has 6 elements of 'w', in 1 chunks, and its shape"):
+    with pytest.raises(ValueError, match="has 6 elements of 'w', in 1 chunks, but the shape"):
         Stored("w", (4, 3), "float32", 4, (Chunk((0, 0), (2, 3)),))

@@ -124,7 +124,7 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
         ]
         if len(found) != 1:
             raise ValueError(
-                f"this rank does not hold one block at {index} of a DTensor of shape "
+                f"this rank does not hold a block at {index} of a DTensor of shape "
                 f"{tuple(self.shape)} "
                 f"with placements {self.placements}: its blocks are at "
                 f"{[block.global_offset for block in blocks_of(self)]}"

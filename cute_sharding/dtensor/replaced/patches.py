@@ -302,7 +302,7 @@ TABLE = (
 # -- while what a program sends is watched ---------------------------------------------------------
 
 _WATCHED: dict[str, Any] = {
-    "until": "PyTorch has a hook that reports ops of tensor subclasses, and collectives",
+    "until": "PyTorch has a hook that reports collectives and ops of tensor subclasses",
     "lacking": "the package could not record all communication of a program",
 }
 
