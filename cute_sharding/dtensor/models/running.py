@@ -276,7 +276,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 now = by_name[name].tensor._spec
                 if now != planned:
                     raise ValueError(
-                        f"{name} is {now} of strides {tuple(now.stride)}, and was {planned} of "
+                        f"{name} is {now} with strides {tuple(now.stride)}, but was {planned} with "
                         f"strides {tuple(planned.stride)} when the plan was made: plan again"
                     )
         return [[by_name[name] for name in names] for names in self.names]
