@@ -109,12 +109,12 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises an error for a DTensor with other placements, which slices and "
-    "views of this package may return. This package redistributes such a DTensor first. "
-    "distribute_tensor also raises an error for strided shards of different sizes, and "
-    "ignores the order that split factors encode. distribute_tensor gives the n-th shard to "
-    "the n-th rank in ascending order, although placements mean the rank at coordinate n. "
-    "Programs import the function by name, so the package replaces the code of the function.",
+    why="distribute_tensor raises an error for a DTensor whose placements differ from the "
+    "requested placements. Slices and views of this package may return such DTensors, which "
+    "this package redistributes first. distribute_tensor also raises an error for strided "
+    "shards of different sizes, and ignores the order that split factors encode. It gives the "
+    "n-th shard to the n-th rank in ascending order, although placements mean the rank at "
+    "coordinate n. Programs import the function by name, so the package replaces its code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and scatters in the "
     "order of the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
