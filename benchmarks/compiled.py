@@ -272,19 +272,21 @@ def page() -> str:
         [
             "# Views under torch.compile",
             "",
-            "`python -m benchmarks.compiled --write` generates this page. It compiles each "
-            "pattern, followed by `* 2`, once with `fullgraph=True, dynamic=True` and the backend "
-            "`aot_eager`. It then runs the compiled code with several shapes on "
-            f"{DEVICES} devices, and compares placements and values with eager mode.",
+            "`python -m benchmarks.compiled --write` generates this page. The benchmark "
+            "compiles each pattern, followed by `* 2`, once with `fullgraph=True, dynamic=True` "
+            "and the backend `aot_eager`. The benchmark then runs the compiled code with several "
+            f"shapes on {DEVICES} devices, and compares placements and values with eager mode.",
             "",
-            "The column *guards* has the guards that this package asks PyTorch for, in the dims of "
-            "the input. PyTorch adds guards of its own, for example on sizes of 0 and 1, and on "
-            "sizes that are equal in the first call.",
+            "The column *guards* has the guards that this package adds, written with the dims of "
+            "the input. PyTorch adds more guards, for example on sizes of 0 and 1, and on sizes "
+            "that are equal in the first call.",
             "",
-            "Inside a graph, the split factor of a `_StridedShard` is a symbol, and needs no graph "
-            "of its own. If the graph returns the tensor, the split factor becomes a number, and "
-            "PyTorch compiles one graph for each number. For example, it compiles one graph "
-            "for each batch size if a graph returns the flatten of a sharded sequence.",
+            "Inside a graph, the split factor of a `_StridedShard` is a symbol, so one graph "
+            "serves all split factors. If the graph returns the `_StridedShard`, the split "
+            "factor becomes "
+            "a number, and PyTorch compiles one graph for each number. For example, if a graph "
+            "returns the flatten of a sharded sequence, PyTorch compiles one graph for each batch "
+            "size.",
             "",
             "| pattern | input | shapes | PyTorch: graphs, or error | package: graphs | guards |",
             "|---|---|---|---|---|---|",

@@ -307,10 +307,11 @@ def page(data: Any) -> str:
     by = data["by"]
     return f"""# Measured: every op of PyTorch
 
-`python -m benchmarks.ops --write` generates this page, here with torch {data["torch"]}. It runs
-{data["measured"]} ops of the database with which PyTorch tests itself. For each kind of placements,
-an op runs on {data["samples"]} inputs, forward and backward, and the results of every rank are
-compared with those of one device. The table gives the numbers of runs as right/wrong/raises.
+`python -m benchmarks.ops --write` generates this page, here with torch {data["torch"]}. The
+benchmark runs {data["measured"]} ops with the sample inputs of PyTorch's own tests. For each kind
+of placements, an op runs on {data["samples"]} inputs, forward and backward. The benchmark compares
+the results of every rank with those of one device. The table gives the numbers of runs as
+right/wrong/raises.
 
 | placements | PyTorch | cute-sharding | replicated first |
 |---|---|---|---|
@@ -322,15 +323,15 @@ devices, and *pending* is a `Partial` on such a mesh. In the column *replicated 
 replicates uneven and strided shards before the op, as PyTorch's own views do, and then uses
 PyTorch's rules.
 
-On a `_StridedShard`, signatures decide the placements of {by.get("signature", 0)} ops, the fallback
-those of {by.get("gate", 0)}, and PyTorch's rules and views those of {by.get("torch", 0)}
-([Who answers](ops.md#who-answers)).
+On a `_StridedShard`, a signature decides the placements of {by.get("signature", 0)} ops, the
+fallback decides the placements of {by.get("gate", 0)} ops, and {by.get("torch", 0)} ops are views
+or use PyTorch's rules ([Who answers](ops.md#who-answers)).
 
 ## Ops that are not right everywhere
 
 The table has the {len(data["ops"])} ops that gave a wrong result or raised an error at least once,
-with PyTorch alone or with cute-sharding. All other ops were right on all placements. Click on an op
-to see its counts for each kind of placements.
+with PyTorch alone or with cute-sharding. All other ops were correct on all placements.
+Click on an op to see its counts for each kind of placements.
 
 <div id="measured-ops" data-source="../measured-ops.json">
 The table is made of <a href="../measured-ops.json">measured-ops.json</a> by a script.

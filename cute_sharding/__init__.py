@@ -116,7 +116,8 @@ def __getattr__(name: str) -> typing.Any:
         return getattr(dtensor, name)
     if name == "reset_stats":
         warnings.warn(
-            "cute_sharding.reset_stats() goes with 0.3: call cute_sharding.stats(reset=True)",
+            "cute_sharding.reset_stats() will be removed in version 0.3: call "
+            "cute_sharding.stats(reset=True)",
             DeprecationWarning,
             stacklevel=2,
         )

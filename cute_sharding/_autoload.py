@@ -66,8 +66,8 @@ def _give_up(error):  # type: ignore[no-untyped-def]
 
     report = f"not switched on: {type(error).__name__}: {error}"
     message = (
-        f"cute_sharding is {report}. The program goes on with torch's own rules; `python -m "
-        "cute_sharding status` tells more."
+        f"cute_sharding is {report}. The program runs with torch's own rules. For details, run "
+        "`python -m cute_sharding status`."
     )
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)

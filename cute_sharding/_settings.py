@@ -96,7 +96,8 @@ class Setting(NamedTuple):
             return word
         if self.choices:
             raise ValueError(
-                f"{self.flag}={text!r} is none of {', '.join(self.choices)}{_meant(word, self)}; 1 "
+                f"{self.flag}={text!r} is not one of "
+                f"{', '.join(self.choices)}{_meant(word, self)}; 1 "
                 f"is {self.on}, 0 is {self.off}"
             )
         raise ValueError(f"{self.flag}={text!r} is neither on nor off: set it to 1 or 0")
@@ -115,7 +116,7 @@ class Setting(NamedTuple):
             return self.on if value else self.off
         if value not in self.choices:
             raise ValueError(
-                f"{name}={value!r} is none of {', '.join(map(repr, self.choices))}"
+                f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}"
                 f"{_meant(value, self)}; True is {self.on!r}, False is {self.off!r}"
             )
         return value
@@ -284,7 +285,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
                 flags = " and ".join(TABLE[need].flag for need in setting.needs)
                 raise ValueError(
                     f"{setting.flag}={environment[setting.flag]!r} needs "
-                    f"{' and '.join(setting.needs)} as well: leave {flags} unset"
+                    f"{' and '.join(setting.needs)}: leave {flags} unset"
                 )
             asked[name] = False
     for name, setting in TABLE.items():
@@ -292,7 +293,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
         if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
                 f"{setting.flag}={environment[setting.flag]!r} has no effect while views are "
-                f"off: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"
+                f"off: also set {TABLE['views'].flag}=1 or {EVERYTHING}=1"
             )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None

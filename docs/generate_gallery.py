@@ -114,10 +114,10 @@ PATTERNS = (
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight. Two of the four ranks also form a mesh of their own, on which "
-        "they generate text with the weight. A rank of the smaller mesh keeps the elements that it "
-        "already has, and receives each other element that it needs once. PyTorch raises an error "
-        "if the target is on another mesh.",
+        "Four ranks train a weight. Two of the four ranks also form a second mesh, on which these "
+        "two ranks generate text with the weight. A rank of the smaller mesh keeps the elements "
+        "that it already has, and receives each other element that it needs once. PyTorch raises "
+        "an error if the target is on another mesh.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -139,7 +139,7 @@ PATTERNS = (
     pattern(
         "merge",
         "Attention heads, merged",
-        "After attention, a view merges (batch, sequence, heads, head size) into columns again.",
+        "After attention, a view merges the dims of heads and of head size into columns again.",
         *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
     ),
     pattern(
@@ -184,8 +184,8 @@ def page(measured: dict[str, Any]) -> str:
         "gathers, raises an error or returns wrong data. `make pages` generates this page.",
         "",
         f"The tables compare PyTorch {measured['torch']} without this package and with it. *Free* "
-        "means that the result is right, and the op sends nothing. *Communicates* means that the "
-        "result is right, and the op communicates. *Raises* names the error. *Wrong* means that "
+        "means that the result is correct, and the op sends nothing. *Communicates* means that the "
+        "result is correct, and the op communicates. *Raises* names the error. *Wrong* means that "
         "devices do not hold the elements that the placements of the result describe.",
         "",
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "

@@ -37,19 +37,19 @@ def section(row: Patch) -> list[str]:
         row.why,
         "",
         *(
-            [f"- replaced: entries of this dict: {row.entries.format('an op')}"]
+            [f"- replaced entries of the dict: {row.entries.format('an op')}"]
             if row.entries
             else []
         ),
         f"- in torch: `{row.file}`, {versions.RANGE}",
         f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
-        f"- no longer needed when: {row.until}",
-        f"- a test that fails without it: `{row.test}`",
-        "- if a release of torch lacks it: "
+        f"- the replacement is no longer needed if {row.until}",
+        f"- a test that fails without the replacement: `{row.test}`",
+        "- if a release of torch lacks the object: "
         + (
-            f"enable raises an error ({row.lacking})"
+            f"`enable` raises an error, because otherwise {row.lacking}"
             if row.lacking
-            else "the package leaves it out, and warns once"
+            else "the package does without the replacement, and warns once"
         ),
         "",
     ]
@@ -63,19 +63,19 @@ def page() -> str:
             "`make pages` generates this page from `cute_sharding/dtensor/replaced/patches.py`, "
             "and a test compares them.",
             "",
-            f"While the package is enabled, it replaces {len(TABLE)} objects of torch, and no "
+            f"While the package is on, it replaces {len(TABLE)} objects of torch, and no "
             "others. (A test compares all of torch before, during and after.) `enable` replaces "
-            "all objects that the settings need or, if it fails, none. `disable` restores all of "
-            "them. Objects of the compiler, of state dicts and of pictures are replaced after the "
-            "program has imported them.",
+            "all objects that the settings need. If `enable` fails, it replaces none. `disable` "
+            "restores all objects. Objects of the compiler, of state dicts and of pictures are "
+            "replaced after the program has imported them.",
             "",
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",
             "",
             "Inside `profile()`, `no_communication()` and a dry run of `estimate`, the package "
-            f"replaces {len(WATCHED)} more objects, even if it is switched off. The "
+            f"replaces {len(WATCHED)} more objects, even if the package is switched off. The "
             "replacements note the ops and collectives that run, and otherwise do the same as "
-            "torch. At the end of the last such block, the package restores all of them.",
+            "torch. At the end of the last such block, the package restores these objects.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]

@@ -29,10 +29,11 @@ KINDS = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, 
 COLUMNS = ("torch", "Python", "commit", "passed", "failed", "skipped", "expected failures")
 HEAD = f"""# Releases of torch
 
-`make releases` generates this page. For each release of torch, on CPUs, it runs all tests
-(`make thorough TORCH=...`) and `python -m benchmarks.views --answers --cases {CASES}`. The last
-four columns have the results of this benchmark. Of the random views that can run without
-communication, they give the share that does, and the number of wrong results.
+`make releases` generates this page. For each release of torch, `make releases` runs all tests on
+CPUs (`make thorough TORCH=...`), and `python -m benchmarks.views --answers --cases {CASES}`. The
+last four columns have the results of this benchmark. Some of the random views need no
+communication: the columns give the percentage of these views that ran without communication, and
+the number of wrong results.
 
 | {" | ".join(COLUMNS)} | views: {" | ".join(KINDS)} |
 |{"---|" * (len(COLUMNS) + len(KINDS))}

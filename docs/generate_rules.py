@@ -234,7 +234,7 @@ def names_of(row: Row) -> str:
 def line_of_torch(row: OfTorch) -> str:
     more = [row.note]
     if row.writes:
-        more.append(f"writes to {', '.join([f'`{name}`' for name in row.writes])} as well")
+        more.append(f"also writes to {', '.join([f'`{name}`' for name in row.writes])}")
     if row.made_of:
         more.append(f"made of `{row.made_of}`")
     return f"| {names_of(row)} | {'yes' if row.carries_any_cut else ''} | {'; '.join(more)} |"
@@ -247,8 +247,8 @@ def section_by_names() -> list[str]:
         "",
         "The second column has the signature of the op, as in einsum "
         "([Ops](ops.md#signatures)). If a rule computes the signature from the arguments of the "
-        "op, the column describes the rule. The third column has the reduction of the `Partial` "
-        "that a sharded contracted dim leaves.",
+        "op, the column describes the rule. If a contracted dim is sharded, the result is a "
+        "`Partial`: the third column has its reduction.",
         "",
         "| aten overloads | signature | `Partial` |",
         "|---|---|---|",
@@ -257,16 +257,16 @@ def section_by_names() -> list[str]:
         "## Ops that torch answers for",
         "",
         "These ops have no relation: PyTorch's rules decide their placements. The second column "
-        "has a *yes* if PyTorch's rule is right for all placements ([Ops](ops.md)).",
+        "has a *yes* if PyTorch's rule gives correct results for all placements ([Ops](ops.md)).",
         "",
-        "| aten overloads | right for all placements | notes |",
+        "| aten overloads | correct for all placements | notes |",
         "|---|---|---|",
         *map(line_of_torch, torchs.ROWS),
         "",
         "## Arguments of kernels",
         "",
         "On a shard, the kernels of these ops need other arguments than those of the whole tensor. "
-        "The second column has the conversion, with the numbers of the arguments, from 0.",
+        "The second column has the conversion of the arguments, which are numbered from 0.",
         "",
         "| aten overloads | conversion |",
         "|---|---|",
@@ -293,10 +293,11 @@ def page() -> str:
             "",
             "In a DimMap, `in0` is dim 0 of the input, and `(in0 in1)` is the flattening of dims 0 "
             "and 1. `x/(3,4)[0]` is dim 0 of x after a split into (3, 4), and `1` is a new dim of "
-            "size 1. The rule of `view_as_complex` counts real numbers.",
+            "size 1. For `view_as_complex`, a complex number counts as two real numbers.",
             "",
             'A *strict* overload raises an error with `implicit_redistribution="error"` if it is '
-            "not free. All other overloads redistribute. An overload with the word *signature* "
+            "not free. All other overloads then redistribute their input. An overload with the "
+            "word *signature* "
             "uses the signature that follows from the DimMap ([Ops](ops.md)).",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",
@@ -308,10 +309,10 @@ def page() -> str:
             "## Movement ops",
             "",
             "For each movement op, the column *rows* gives the rows of the operand from which the "
-            "rows of the result are made ([Movement](movement.md)). `.d0` is dim 0. Rows that the "
-            "column does not name do not come from the operand. The last column has the signature "
-            "that follows from the map of rows ([Ops](ops.md)), and overloads that use only the "
-            "signature.",
+            "rows of the result are made ([Movement](movement.md)). `.d0` is dim 0. If the column "
+            "does not name a row of the result, the row does not come from the operand. The last "
+            "column has the signature that follows from the map of rows ([Ops](ops.md)), and the "
+            "overloads that use only the signature.",
             "",
             "| op | aten overloads | example | rows | signature |",
             "|---|---|---|---|---|",

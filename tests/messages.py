@@ -12,7 +12,8 @@ from typing import NamedTuple
 FILLED = "…"
 # Exceptions that make their own message of what they are given.
 OWN_WORDS = {
-    "Undecided": "undecided without the fact `…`; if it holds, supply it: with assuming(…): ..."
+    "Undecided": "the answer depends on the fact `…`; if the fact is true, state it: with "
+    "assuming(…): ..."
 }
 # Functions that build one of several lines: how it begins, and words of it to look for there.
 BUILT = {
@@ -28,13 +29,13 @@ BUILT = {
         "whether the op is free depends on sizes",
     ),
     "communicates": (
-        "… at … communicates, where nothing may be sent: … among … ranks.",
-        "communicates, where nothing may be sent",
+        "… at … communicates inside a no_communication() block: … among … ranks.",
+        "communicates inside a no_communication() block",
     ),
     "in_words": (
-        "… of …: the shape of the result depends on values, of which each device has only "
-        "some, so the result has no placements.",
-        "the shape of the result depends on values",
+        "… of …: the shape of the result depends on the values of the tensor, and each device "
+        "has only some of these values, so the result has no placements.",
+        "the shape of the result depends on the values of the tensor",
     ),
 }
 

@@ -63,8 +63,8 @@ def test_explain_uneven_shards_and_other_views(capsys):
     _, out, _ = run(capsys, "explain --shape 7,4 --mesh 3 --placements S(1) --view 28")
     assert (
         "placements [_S(0,7)]" in out
-        and "proved on each kind of device" in out
-        and "is no layout" in out
+        and "proved for each kind of device" in out
+        and "has no layout" in out
     )
     _, out, _ = run(
         capsys, "explain --shape 2,6 --mesh tp=2 --placements S(1) --permute 1,0 --json"
@@ -314,7 +314,7 @@ def test_plan_within_a_memory_limit(capsys):
         ("explain --shape 4 --mesh 2 --placements R", "--view, --permute"),
         ("explain --shape 4 --mesh 2 --placements R --view 4 --json --colour", "--colour"),
         ("explain --shape -4 --mesh 2 --placements R --view 4", "shape"),
-        ("explain --shape 4 --mesh tp=2,tp=2 --placements R,R --view 4", "a name of its own"),
+        ("explain --shape 4 --mesh tp=2,tp=2 --placements R,R --view 4", "a different name"),
         ("plan --shape 4 --mesh 2 --from R", "--to"),
         ("plan --shape 4 --mesh 2 --from R,R --to R", "--from: 2 placements"),
         ("plan --shape 4 --mesh 2 --from R --to S(1)", "--to: placement S(1) names dim 1"),
@@ -355,6 +355,6 @@ def test_explain_says_what_it_assumes_of_sizes_with_names(capsys):
         "assumed": [],
     }
     code, _, err = run(capsys, "explain --shape b=8,16 --mesh 4 --placements S(0) --view b*t")
-    assert code == 2 and "t: give each size" in err
+    assert code == 2 and "t: each size" in err
     code, _, err = run(capsys, "explain --shape b=0,16 --mesh 4 --placements S(0) --view b*16")
     assert code == 2 and "write 0 without a name" in err

@@ -66,7 +66,7 @@ def test_plan_as_text(capsys):
         "    at most 4 peers a rank",
         "  in all: 1 collective, 16,384 elements (65.54 kB) received, 9.14 us",
         "  at most 32,768 elements (131.1 kB) held at once",
-        "  lower bound: 16,384 elements (65.54 kB), what some device needs and does not hold",
+        "  lower bound: 16,384 elements (65.54 kB), the most that a device needs and does not hold",
         "",
         "by torch itself:",
         "  raises: NotImplementedError: Cross device mesh comm not supported yet!",
@@ -164,7 +164,7 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
 @pytest.mark.parametrize(
     "command, message",
     [
-        (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-x", "write the ranks behind @"),
+        (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-x", "write the ranks after @"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@", "or one by one, such as dp=2"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@11-8", "--to-mesh 'gen=4@11-8'"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-10", "such as gen=4@8-11"),
@@ -177,10 +177,10 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
         (f"plan {OF} --from S(0),S(1) --to S(0),R --to-mesh 4", "--to: 2 placements"),
         (f"plan {OF} --from S(0),S(1) --to P --to-mesh 4", "and makes no Partial"),
         (f"{PLAN} --memory-limit 1", "the smallest limit that is enough is memory_limit="),
-        ("plan --shape 8 --mesh 2@4-5 --from R --to R", "have no effect here, write 2"),
-        ("explain --shape 8 --mesh 2@4-5 --placements R --view 4,2", "no effect here, write 2"),
-        ("draw --shape 8 --mesh 2@4-5 --placements R --view 4,2", "no effect here, write 2"),
-        ("draw --shape 8 --mesh 2 --placements R --to-mesh 2@4-5", "--to-mesh is the mesh of --to"),
+        ("plan --shape 8 --mesh 2@4-5 --from R --to R", "have no effect here: write 2"),
+        ("explain --shape 8 --mesh 2@4-5 --placements R --view 4,2", "no effect here: write 2"),
+        ("draw --shape 8 --mesh 2@4-5 --placements R --view 4,2", "no effect here: write 2"),
+        ("draw --shape 8 --mesh 2 --placements R --to-mesh 2@4-5", "--to-mesh needs --to"),
         (
             "draw --shape 8 --mesh 2 --placements R --to-mesh 2@4-5 --to P",
             "another mesh must not be a Partial",

@@ -26,7 +26,7 @@ def run(capsys, command):
         ("train:f --settings views --details all", "--details all: give some of views"),
         ("train:f --network pigeon", "unknown links"),
         ("train:f --rank 9", "rank=9: the mesh (2, 4) has the ranks 0 to 7"),
-        ("train:f --layers 0", "layers=0: a model has one at the least"),
+        ("train:f --layers 0", "layers=0: a model has at least one layer"),
         ("train:f --device tpu", "invalid choice: 'tpu'"),
     ],
 )
@@ -57,4 +57,4 @@ def test_details_of_a_column(capsys):
         capsys, f"estimate {EXAMPLE}:small --mesh dp=2,tp=4 --settings PyTorch --details PyTorch"
     )
     assert (code, err) == (0, "")
-    assert "ops that still send with PyTorch alone, and what to change there:" in out
+    assert "ops that still send with PyTorch alone, with reasons and changes:" in out

@@ -14,7 +14,7 @@ from cute_sharding.cli import main
 from cute_sharding.exchange import Network
 
 MOVE = "plan --shape 10000000,512 --mesh 2,4 --from S(0),S(1) --to S(0),S(0)"
-GATHERED = "the input goes to [R], a device receives"
+GATHERED = "the input is redistributed to [R], a device receives"
 
 
 def run(capsys, command):
@@ -115,8 +115,8 @@ def test_explain_says_when_shares_are_out_of_balance(capsys):
     explained = "explain --shape 4,16 --mesh 4 --placements S(1)"
     _, out, _ = run(capsys, f"{explained} --slice 1,0,4")  # all of it on the first device, free
     assert (
-        "  out of balance: the fullest device holds 16 elements; under plain shards of the same "
-        "dims it would be 4" in out
+        "  out of balance: the fullest device holds 16 elements; with plain shards of the same "
+        "dims, it would hold 4" in out
     )
     assert "out of balance" not in run(capsys, f"{explained} --slice 1,0,15")[1]
     assert "out of balance" not in run(capsys, f"{explained} --view 64")[1]
@@ -175,5 +175,5 @@ def test_stats_of_a_program(tmp_path):
 
 @pytest.mark.costly
 def test_stats_of_a_program_without_flags(tmp_path, capsys):
-    assert "nothing is switched on" in stats_of(tmp_path).stdout
+    assert "no flag is on" in stats_of(tmp_path).stdout
     assert run(capsys, "stats nowhere.py")[2] == "cute_sharding: there is no program 'nowhere.py'\n"

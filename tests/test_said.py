@@ -36,7 +36,7 @@ before: shape (4, 16, 32), placements [S(0), S(2)]
     2:512   local  dim 0
     16:32   local  dim 1
     8:1     local  dim 2
-  who holds what (rows of each dim):
+  rows of each dim, by device:
     dp=0, tp=0: local (2, 16, 8)  [0:2] x [0:16] x [0:8]
     dp=0, tp=1: local (2, 16, 8)  [0:2] x [0:16] x [8:16]
     dp=0, tp=2: local (2, 16, 8)  [0:2] x [0:16] x [16:24]
@@ -56,7 +56,7 @@ after: shape (4, 16, 8, 4), placements [S(0), S(2)]
     16:32   local  dim 1
     2:4     local  dim 2
     4:1     local  dim 3
-  who holds what (rows of each dim):
+  rows of each dim, by device:
     dp=0, tp=0: local (2, 16, 2, 4)  [0:2] x [0:16] x [0:2] x [0:4]
     dp=0, tp=1: local (2, 16, 2, 4)  [0:2] x [0:16] x [2:4] x [0:4]
     dp=0, tp=2: local (2, 16, 2, 4)  [0:2] x [0:16] x [4:6] x [0:4]
@@ -83,7 +83,7 @@ before: shape (4, 16, 32), placements [S(2)]
     4:512  local  dim 0
     16:32  local  dim 1
     8:1    local  dim 2
-  who holds what (rows of each dim):
+  rows of each dim, by device:
     mesh0=0: local (4, 16, 8)  [0:4] x [0:16] x [0:8]
     mesh0=1: local (4, 16, 8)  [0:4] x [0:16] x [8:16]
     mesh0=2: local (4, 16, 8)  [0:4] x [0:16] x [16:24]
@@ -95,7 +95,7 @@ not free: no Shard or _StridedShard of the output gives the devices of mesh dim 
  > elements that S(2) gives them
 dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that shard it: in
  > attention, the heads do not divide by the mesh
-redistribute the input first, for example (what costs the least later first):
+redistribute the input first, for example (cheapest for later ops first):
   [R]  then the output is [R]; a device receives up to 1536 elements
   [S(0)]  then the output is [S(0)]; a device receives up to 384 elements
   [S(1)]  then the output is [S(1)]; a device receives up to 384 elements""",
@@ -110,10 +110,9 @@ def test_explain_blocks_of_two_sizes():
 view(28,) on mesh (mesh0=3)
 
 before: shape (7, 4), placements [S(1)]
-  (7, 4) on mesh (3,) as [S(1)] is no layout: of dim 1, mesh dim 0 deals the 4 rows that are
- > left into 1 x 3 blocks, which are not of one size. local_shape, global_offset and rows answer
- > for it
-  who holds what (rows of each dim):
+  (7, 4) on mesh (3,) as [S(1)] has no layout: of dim 1, mesh dim 0 divides 4 rows into 1 x 3
+ > blocks of different sizes. Use local_shape, global_offset or rows
+  rows of each dim, by device:
     mesh0=0: local (7, 2)  [0:7] x [0:2]
     mesh0=1: local (7, 2)  [0:7] x [2:4]
     mesh0=2: local (7, 0)  [0:7] x []
@@ -121,17 +120,16 @@ before: shape (7, 4), placements [S(1)]
 the view, output index -> input index: (7,4):(4,1)
 
 after: shape (28,), placements [_S(0,7)]
-  (28,) on mesh (3,) as [_S(0,7)] is no layout: of dim 0, mesh dim 0 deals the 28 rows that are
- > left into 7 x 3 blocks, which are not of one size. local_shape, global_offset and rows answer
- > for it
-  who holds what (rows of each dim):
+  (28,) on mesh (3,) as [_S(0,7)] has no layout: of dim 0, mesh dim 0 divides 28 rows into 7 x 3
+ > blocks of different sizes. Use local_shape, global_offset or rows
+  rows of each dim, by device:
     mesh0=0: local (14,)  [0:2, 4:6, 8:10, 12:14, ... 3 more]
     mesh0=1: local (14,)  [2:4, 6:8, 10:12, 14:16, ... 3 more]
     mesh0=2: local (0,)  []
-  out of balance: the fullest device holds 14 elements; under plain shards of the same dims it
- > would be 10
+  out of balance: the fullest device holds 14 elements; with plain shards of the same dims, it
+ > would hold 10
 
-free: no communication (blocks that are not of one size: proved on each kind of device)""",
+free: no communication (blocks of different sizes: proved for each kind of device)""",
     )
 
 
@@ -143,7 +141,7 @@ def test_explain_sizes_with_names():
 view(48, 8, 8) on mesh (tp=4)
 
 for all sizes: (b, s, 64) -> (b*s, 8, 8): [S(1)]
-  assumed: nothing (and that sizes that are 2 or more now are so)
+  assumed: nothing (and sizes that are 2 or more now are always 2 or more)
 
 for the sizes at hand:
 
@@ -153,7 +151,7 @@ before: shape (8, 6, 64), placements [S(2)]
     8:384  local  dim 0
     6:64   local  dim 1
     16:1   local  dim 2
-  who holds what (rows of each dim):
+  rows of each dim, by device:
     tp=0: local (8, 6, 16)  [0:8] x [0:6] x [0:16]
     tp=1: local (8, 6, 16)  [0:8] x [0:6] x [16:32]
     tp=2: local (8, 6, 16)  [0:8] x [0:6] x [32:48]
@@ -167,7 +165,7 @@ after: shape (48, 8, 8), placements [S(1)]
     48:64  local  dim 0
     2:8    local  dim 1
     8:1    local  dim 2
-  who holds what (rows of each dim):
+  rows of each dim, by device:
     tp=0: local (48, 2, 8)  [0:48] x [0:2] x [0:8]
     tp=1: local (48, 2, 8)  [0:48] x [2:4] x [0:8]
     tp=2: local (48, 2, 8)  [0:48] x [4:6] x [0:8]
@@ -191,7 +189,7 @@ by plan, with layouts (devices, local) -> flat index:
     to   ((2,4),(16,32)):((32,1024),(64,1))
   in all: 1 collective, 512 elements (2.048 kB) received, 9 us
   at most 1,536 elements (6.144 kB) held at once
-  lower bound: 512 elements (2.048 kB), what some device needs and does not hold
+  lower bound: 512 elements (2.048 kB), the most that a device needs and does not hold
 
 by torch itself:
   all-gather on tp, S(1) -> R: receives 1,536 elements (6.144 kB), 6.01 us
@@ -216,7 +214,7 @@ by plan, with layouts (devices, local) -> flat index:
   all-to-all on mesh0: receives 10 elements (40 B), 6 us
   in all: 1 collective, 10 elements (40 B) received, 6 us
   at most 34 elements (136 B) held at once
-  lower bound: 10 elements (40 B), what some device needs and does not hold
+  lower bound: 10 elements (40 B), the most that a device needs and does not hold
 
 by torch itself:
   all-to-all on mesh0, S(0) -> S(1): receives 12 elements (48 B), 6 us
@@ -282,14 +280,14 @@ cute_sharding: --placements: cannot read the placement 'Q(0)': write S(dim),
 exit code 2
 cute_sharding: --placements: placement S(1) names dim 1; shape (4,) has 1 dims
 exit code 2
-cute_sharding: shape (5,) has 5 elements, the tensor 4
+cute_sharding: shape (5,) has 5 elements, but the tensor has 4
 exit code 2
-cute_sharding: no plan from R to P(sum) on mesh dim 0: only torch's own Partial can be reduced
- > by plan, and only the same Partial can become a Partial
+cute_sharding: no plan from R to P(sum) on mesh dim 0: a plan reduces only torch's own Partial,
+ > and the target may have a Partial only if the source has the same Partial
 exit code 2
 cute_sharding: unknown links ['pigeon']: use nvlink, infiniband or Link(alpha, beta)
 exit code 2
 cute_sharding: no plan for (64, 64) on mesh (4,) holds at most 1,000 elements on every device:
- > the smallest limit that is enough is memory_limit=2144
+ > the smallest possible limit is memory_limit=2144
 exit code 2""",
     )

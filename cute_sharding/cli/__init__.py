@@ -1,14 +1,15 @@
-"""``python -m cute_sharding``: a file for each command, and ``main``. Imports no torch.
+"""The command line ``python -m cute_sharding``: a file for each command, and ``main``. This package
+does not import torch.
 
-- :mod:`.explain`, and for sizes that have names :mod:`.for_all`: what a view does to a sharding, as
-  layouts. :mod:`.moves`: the same of a movement op.
+- :mod:`.explain`: the sharding before and after a view, as layouts; with :mod:`.for_all` for sizes
+  that have names, and :mod:`.moves` for movement ops.
 - :mod:`.draw`: pictures of shardings, views, redistributions and layouts.
-- :mod:`.plan`: how a redistribution goes, by plan and as torch would do it; :mod:`.models`: of all
-  tensors of a model.
-- :mod:`.stats`: what a program received, beside torch's own rules.
-- :mod:`.estimate`: what a step of a program would receive and hold.
-- :mod:`cute_sharding.status`: what is switched on.
-- :mod:`.parser`, :mod:`.arguments`: the options, and what is read from them.
+- :mod:`.plan`: a redistribution by this package's plan and by torch's own steps; with
+  :mod:`.models` for all tensors of a model.
+- :mod:`.stats`: the elements that a program received, with this package and with torch's rules.
+- :mod:`.estimate`: the communication and memory of a step of a program.
+- :mod:`cute_sharding.status`: the settings in force.
+- :mod:`.parser`, :mod:`.arguments`: the options, and the conversion of their text to values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cute_sharding.cli.plan import plan
 __all__ = ["explain", "main", "plan"]
 
 
-# What a bad argument may come to; and a library that is missing.
+# The errors that a bad argument may cause, and the error for a missing library.
 CAUGHT = (
     *(UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError),
     ImportError,

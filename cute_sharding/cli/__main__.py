@@ -1,4 +1,4 @@
-"""``python -m cute_sharding.cli``, which is ``python -m cute_sharding``."""
+"""Runs ``python -m cute_sharding.cli``, which is the same as ``python -m cute_sharding``."""
 
 import sys
 

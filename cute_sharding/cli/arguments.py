@@ -1,4 +1,4 @@
-"""What the command line reads from the text of its arguments, and what it says to a bad one."""
+"""Converts the text of command-line arguments to values, and raises errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 
 class UsageError(ValueError):
-    """A bad argument, in one line."""
+    """A bad argument. The message is one line."""
 
 
 def read_sizes(text: str, what: str) -> tuple[int, ...]:
@@ -29,7 +29,9 @@ def read_sizes(text: str, what: str) -> tuple[int, ...]:
 
 
 def _without_brackets(text: str) -> str:
-    """As sizes are printed: ``(4, 16)``, ``[4, 16]``, ``torch.Size([4, 16])``."""
+    """Sizes without the brackets of their printed form: ``(4, 16)``, ``[4, 16]``, ``torch.Size([4,
+    16])``.
+    """
     match = re.fullmatch(r"\s*(?:torch\.Size)?(?:\(\[(.*)\]\)|\((.*)\)|\[(.*)\])\s*", text)
     return text if match is None else next(part for part in match.groups() if part is not None)
 
@@ -38,7 +40,7 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
     """The names and the sizes of mesh dims."""
     if "@" in text:
         raise UsageError(
-            f"{option} {text!r}: ranks after @ have no effect here, write "
+            f"{option} {text!r}: ranks after @ have no effect here: write "
             f"{text.partition('@')[0].strip()}"
         )
     names, sizes = [], []
@@ -52,13 +54,13 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
         names.append(match[1] or f"mesh{i}")
         sizes.append(int(match[2]))
     if len(set(names)) < len(names):
-        raise UsageError(f"{option} {text!r}: give each mesh dim a name of its own")
+        raise UsageError(f"{option} {text!r}: give each mesh dim a different name")
     return tuple(names), tuple(sizes)
 
 
 def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], Mesh]:
-    """A mesh with its ranks, behind an @: ``gen=4@8-11``, ``dp=2,tp=2@0,1,4,5``; without, those
-    from 0 on.
+    """A mesh with its ranks after an @: ``gen=4@8-11``, ``dp=2,tp=2@0,1,4,5``. Without an @, the
+    ranks start at 0.
     """
     before, at, behind = text.partition("@")
     names, sizes = read_mesh(before, option)
@@ -69,7 +71,7 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(
-                f"{option} {text!r}: write the ranks behind @ as first-last or one by one, such as "
+                f"{option} {text!r}: write the ranks after @ as first-last or one by one, such as "
                 "dp=2,tp=2@4-7 or gen=2@3,9"
             )
         runs.append(range(int(match[1]), int(match[2] or match[1]) + 1))
@@ -77,18 +79,19 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     if many != prod(sizes):
         raise UsageError(
             f"{option} {text!r}: {many:,} rank{'s' * (many != 1)} for a mesh of {prod(sizes):,}, "
-            f"write one for each place, such as {before.strip()}@{first}-{first + prod(sizes) - 1}"
+            "write one rank for each place of the mesh, such as "
+            f"{before.strip()}@{first}-{first + prod(sizes) - 1}"
         )
     if len(runs) == 1:
         return names, Mesh(sizes, runs[0])
     ranks = [rank for run in runs for rank in run]
     for rank, times in Counter(ranks).items():
         if times > 1:
-            raise UsageError(f"{option} {text!r}: rank {rank} is given twice, write it once")
+            raise UsageError(f"{option} {text!r}: rank {rank} is given twice: write it once")
     return names, Mesh(sizes, ranks)
 
 
-# The views that commands take, each an option, and the row of the rule table.
+# The options for views, with the rows of the rule table.
 VIEWS = {
     "view": "Tensor.view",
     "permute": "torch.permute",
@@ -98,7 +101,7 @@ VIEWS = {
 
 
 def asked_view(arguments: argparse.Namespace) -> tuple[str, tuple[int, ...]]:
-    """The view that is asked for, by its option, and the sizes that it is given."""
+    """The option of the view, and the sizes that it has."""
     chosen = {
         name: getattr(arguments, name) for name in VIEWS if getattr(arguments, name) is not None
     }
@@ -116,7 +119,7 @@ def read_view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[st
 def read_sharding(
     text: str, option: str, shape: tuple[int, ...], mesh: tuple[int, ...]
 ) -> Sharding:
-    """From placements, or from the layout that a sharding is: what either is printed as."""
+    """A sharding from the text of its placements, or of its layout."""
     try:
         if ":" in text:
             sharding = Sharding.read(Layout.parse(text), shape)
@@ -142,7 +145,7 @@ def read_network(text: str, mesh: tuple[int, ...], itemsize: int) -> Network:
 
 
 def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
-    """Mesh dims by name or number, joined by +."""
+    """Mesh dims, given by name or number, and joined by +."""
     known = {**{str(m): m for m in range(len(names))}, **{name: m for m, name in enumerate(names)}}
     unknown = [name for name in text.split("+") if name not in known]
     if unknown:
@@ -164,6 +167,7 @@ def read_itemsize(text: str) -> int:
     found = itemsize_of(text.strip())
     if found is None:
         raise UsageError(
-            f"--itemsize {text!r} is no number of bytes and no dtype of torch, such as bfloat16"
+            f"--itemsize {text!r} is neither a number of bytes nor a dtype of torch, such as "
+            "bfloat16"
         )
     return found

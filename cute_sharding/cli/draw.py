@@ -1,5 +1,5 @@
-"""``draw``: a sharding, a view, a redistribution or a layout as a picture, on the terminal or as a
-file.
+"""The command ``draw``: a picture of a sharding, a view, a redistribution or a layout, on the
+terminal or in a file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.layout import Layout
 
-# The narrowest that a picture can be.
+# The smallest width of a picture, in columns.
 NARROWEST = 20
 
 
 def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The picture as data; as text, where that is wanted; and written to ``--output``."""
+    """The picture as data, and as text if no ``--output`` is given. Writes the picture to
+    ``--output``.
+    """
     if arguments.width is not None and arguments.width < NARROWEST:
-        raise UsageError(f"--width {arguments.width}: a picture takes {NARROWEST} columns or more")
+        raise UsageError(f"--width {arguments.width}: a picture needs {NARROWEST} columns or more")
     picture = _picture(arguments)
     result: dict[str, Any] = {"picture": picture.to_dict(), "saved": None}
     if arguments.output is not None:
@@ -42,10 +44,10 @@ def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def saved(picture: Picture, path: str) -> str:
-    """Where the picture was written to.
+    """Writes the picture, and returns the path.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: the file cannot be written.
     """
     try:
         return str(picture.save(path))
@@ -57,14 +59,14 @@ def _picture(arguments: argparse.Namespace) -> Picture:
     shape = None if arguments.shape is None else read_sizes(arguments.shape, "--shape")
     views = [name for name in VIEWS if getattr(arguments, name) is not None]
     if arguments.to_mesh is not None and arguments.to is None:
-        raise UsageError("--to-mesh is the mesh of --to: give the placements on it as well")
+        raise UsageError("--to-mesh needs --to, the placements on that mesh")
     if len(views) + (arguments.to is not None) > 1:
         raise UsageError(
             "give one of --view, --permute, --expand, --repeat, --to: a picture shows one change"
         )
     if arguments.layout is not None:
         if views or arguments.to is not None or arguments.placements is not None:
-            raise UsageError("--layout goes with --shape, or with nothing else")
+            raise UsageError("--layout takes no other option than --shape")
         return draw(Layout.parse(arguments.layout), shape=shape)
     missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
     if shape is None or missing:
@@ -83,7 +85,7 @@ def _picture(arguments: argparse.Namespace) -> Picture:
 
 
 def _picture_of_ranks(arguments: argparse.Namespace, shape: tuple[int, ...]) -> Picture:
-    """Of a tensor on a mesh whose ranks are said, and of its way to another."""
+    """The picture of a tensor on a mesh with given ranks, or of its move to another mesh."""
     names, mesh = read_mesh_of_ranks(arguments.mesh)
     sharding = read_sharding(arguments.placements, "--placements", shape, mesh.sizes)
     if arguments.to is None:
@@ -103,7 +105,7 @@ def _given(arguments: argparse.Namespace, name: str) -> bool:
 
 
 def _on_terminal(picture: Picture, width: int | None) -> str:
-    """The picture as the terminal takes it: as wide, and with colour if it has any."""
+    """The picture in the width of the terminal, and with colours if the terminal has colours."""
     from cute_sharding.drawing.terminal import for_output
 
     return for_output(picture, width)

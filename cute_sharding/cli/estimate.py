@@ -1,4 +1,4 @@
-"""``estimate``: what a step of a program would receive and hold, with each flag."""
+"""The command ``estimate``: the communication and memory of a step, with each flag."""
 
 from __future__ import annotations
 
@@ -14,39 +14,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "step",
         metavar="MODULE:FUNCTION",
-        help="a function that gets a DeviceMesh, makes a model, and returns one step as a function "
-        "without arguments; or FILE.py:FUNCTION",
+        help="a function that takes a DeviceMesh, builds a model, and returns one step as a "
+        "function without arguments; FILE.py:FUNCTION is also allowed",
     )
     parser.add_argument("--mesh", required=True, help="the device mesh, such as dp=64,tp=8")
     parser.add_argument(
         "--network",
-        help="a link for each mesh dim, such as infiniband,nvlink, or flat:ALPHA,BETA; by default "
-        "nvlink within hosts of eight devices and infiniband between",
+        help="one link for each mesh dim, such as infiniband,nvlink, or flat:ALPHA,BETA "
+        "(default: nvlink within hosts of eight devices, infiniband between hosts)",
     )
     parser.add_argument(
         "--layers",
         type=int,
         metavar="N",
-        help="how many layers the model has: the function is called with layers=2, 3 and 4, and "
-        "the others are counted, where each adds the same",
+        help="the number of layers of the model: estimate calls the function with layers=2, 3 "
+        "and 4, and computes the figures of N layers from these runs if each layer adds the same",
     )
-    parser.add_argument("--rank", type=int, default=0, help="the rank that is run (default 0)")
+    parser.add_argument(
+        "--rank", type=int, default=0, help="the rank that estimate runs (default: 0)"
+    )
     parser.add_argument(
         "--device",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="cuda: what GPUs would run over NCCL (default); cpu: CPUs over gloo",
+        help="cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     )
     parser.add_argument(
         "--settings",
         metavar="NAMES",
-        help=f"which columns, such as PyTorch,all; by default {','.join(SETTINGS)}",
+        help=f"the columns to show, such as PyTorch,all; default: {','.join(SETTINGS)}",
     )
     parser.add_argument(
         "--details",
         metavar="NAMES",
-        help="of which columns layers, lines and the ops to change are shown; by default of "
-        "PyTorch and of the best one",
+        help="the columns for which to show layers, lines and ops to change (default: PyTorch "
+        "and the best setting)",
     )
 
 

@@ -1,4 +1,4 @@
-"""``explain``: what a view does to a sharding, as layouts, as data and as text."""
+"""The command ``explain``: the sharding before and after a view, as data and as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 
-# Who holds what is listed device by device, and interval by interval, only up to here.
+# The most devices and intervals of rows to list.
 DEVICES_SHOWN = 16
 RUNS_LISTED = 64
 RUNS_SHOWN = 4
@@ -70,7 +70,9 @@ def explain(
     mesh: tuple[int, ...],
     placements: tuple[Shard | Replicate | Partial, ...],
 ) -> dict[str, Any]:
-    """The propagation as data: before, the view, after, or what would make it free."""
+    """The propagation as data: the sharding before and after the view; if the view is not free,
+    placements for which it is free.
+    """
     before = Sharding(tuple(view.input_shape), mesh, placements)
     carried = carry(view, before.cuts, mesh)
     result: dict[str, Any] = {
@@ -135,8 +137,8 @@ def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _balance(sharding: Sharding) -> dict[str, int] | None:
-    """Where the fullest device holds more than it would under plain shards of the same dims: what
-    it holds, and what it would, in elements. None elsewhere.
+    """If the fullest device holds more elements than with plain shards of the same dims: the
+    elements that it holds, and the elements that it would hold. None otherwise.
     """
     plain = [None if cut is None else (cut[0], 1) for cut in sharding.cuts]
     most, fair = (
@@ -148,7 +150,9 @@ def _balance(sharding: Sharding) -> dict[str, int] | None:
 def _rows(
     sharding: Sharding, dim: int, device: tuple[int, ...]
 ) -> list[list[int]] | dict[str, int]:
-    """The intervals of rows held; of very many, the first and the last row, and how many rows."""
+    """The intervals of rows that the device holds. For very many intervals, the first row, the last
+    row and the number of rows.
+    """
     if prod(cut[1] for cut in sharding.cuts if cut is not None and cut[0] == dim) <= RUNS_LISTED:
         return [list(run) for run in sharding.rows(dim, device)]
     count = sharding.local_shape(device)[dim]
@@ -196,8 +200,8 @@ def _show_view(result: dict[str, Any]) -> str:
             f"({', '.join(for_all['target_shape'])}): {outcome}"
         ]
         lines += [
-            f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and that sizes that are 2 "
-            "or more now are so)",
+            f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and sizes that are 2 or "
+            "more now are always 2 or more)",
             "",
             "for the sizes at hand:",
             "",
@@ -208,7 +212,7 @@ def _show_view(result: dict[str, Any]) -> str:
         how = (
             "blocks of one size: by layout algebra"
             if result["how"] == "algebra"
-            else "blocks that are not of one size: proved on each kind of device"
+            else "blocks of different sizes: proved for each kind of device"
         )
         lines += _show_side("after", result["output"])
         lines += ["", f"free: no communication ({how})"]
@@ -220,9 +224,7 @@ def _show_view(result: dict[str, Any]) -> str:
         )
         if by["heads"]:
             lines.append(by["heads"])
-        lines.append(
-            "redistribute the input first, for example (what costs the least later first):"
-        )
+        lines.append("redistribute the input first, for example (cheapest for later ops first):")
         for t in result["redistribute_to"]:
             lines.append(
                 f"  [{', '.join(t['input'])}]  then the output is [{', '.join(t['output'])}]; a "
@@ -239,7 +241,7 @@ def _show_side(title: str, side: dict[str, Any]) -> list[str]:
         lines.append(f"  layout (devices, local) -> flat index: {side['layout']}")
         width = max((len(m["mode"]) for m in side["modes"]), default=0)
         lines += [f"    {m['mode']:<{width}}  {m['owner']:<6} {m['of']}" for m in side["modes"]]
-    lines.append("  who holds what (rows of each dim):")
+    lines.append("  rows of each dim, by device:")
     for device in side["devices"]:
         at = ", ".join(f"{name}={c}" for name, c in device["coordinate"].items())
         rows = " x ".join(_show_rows(runs) for runs in device["rows"]) or "the scalar"
@@ -248,8 +250,8 @@ def _show_side(title: str, side: dict[str, Any]) -> list[str]:
         lines.append(f"    ... and {side['devices_not_shown']} more devices")
     if side["balance"] is not None:
         lines.append(
-            f"  out of balance: the fullest device holds {side['balance']['most']} elements; under "
-            f"plain shards of the same dims it would be {side['balance']['plain']}"
+            f"  out of balance: the fullest device holds {side['balance']['most']} elements; "
+            f"with plain shards of the same dims, it would hold {side['balance']['plain']}"
         )
     return lines
 

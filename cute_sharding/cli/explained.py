@@ -20,13 +20,13 @@ from cute_sharding.drawing.inputs import (
 )
 from cute_sharding.sharding import Sharding
 
-# An op's numbers; None: one that is left out, as in ``x[:, 1:]``.
+# The numbers of an op. None stands for a number that is left out, as in ``x[:, 1:]``.
 Numbers: TypeAlias = "int | Sequence[int | None]"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What an op does to a sharding. ``print`` shows it as the command ``explain`` does.
+    """The explanation of an op on a sharding. ``print`` shows it as the command ``explain`` does.
 
     Attributes:
         data: the explanation as plain data, as ``explain --json`` prints it.
@@ -41,8 +41,8 @@ class Explanation:
 
     @property
     def output(self) -> tuple[str, ...] | None:
-        """The placements of the result, or of the first of several; None where a view is not free:
-        ``data["redistribute_to"]`` then has what its input may be redistributed to.
+        """The placements of the result, or of the first result; None if a view is not free. In this
+        case, ``data["redistribute_to"]`` has placements of the input for which the view is free.
         """
         outputs = self.data.get("outputs") or [self.data.get("output")]
         return None if outputs[0] is None else tuple(outputs[0]["placements"])
@@ -82,10 +82,10 @@ def explain(
             lists them, such as ``slice=(1, 1)`` for ``x[:, 1:]`` or ``roll=(0, 1)``.
 
     Returns:
-        The explanation: ``print`` it, or ask ``.is_free``, ``.output`` and ``.to_dict()``.
+        The explanation, which you can print. It has ``.is_free``, ``.output`` and ``.to_dict()``.
 
     Raises:
-        TypeError: there is no op or no tensor, or an op of another name.
+        TypeError: the op or the tensor is missing, or the op has an unknown name.
         ValueError: the arguments do not fit together.
 
     >>> found = explain(shape=(4, 16), mesh={"tp": 4}, placements="S(1)", view=(4, 8, 2))

@@ -1,5 +1,5 @@
-"""``explain`` where sizes have names, ``b=2,s=8,16``: what holds for all sizes, and what is assumed
-of them.
+"""The command ``explain`` for sizes with names, such as ``b=2,s=8,16``: the placements for all
+sizes, and the facts that they need.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cute_sharding.sharding import Partial, Replicate, Shard
 
 
 def without_names(shape: str) -> str:
-    """A shape whose sizes may have names, ``b=2,16``, with the numbers alone."""
+    """A shape whose sizes may have names, ``b=2,16``, with only the numbers."""
     return re.sub(r"[A-Za-z_]\w*\s*=", "", shape)
 
 
 class _Numbers:
-    """Sizes by name, with the numbers that they have in the case at hand: what is asked of them,
-    beyond their being 2 or more, is kept (an Oracle).
+    """Sizes by name, with the numbers of this call. As an Oracle, it records the facts that are
+    asked, except that sizes are 2 or more.
     """
 
     def __init__(self, text: str) -> None:
@@ -44,8 +44,8 @@ class _Numbers:
         }
         if unknown:
             raise UsageError(
-                f"{', '.join(sorted(unknown))}: give each size that has a name a number in "
-                "--shape, such as b=2"
+                f"{', '.join(sorted(unknown))}: each size with a name needs a number in --shape, "
+                "such as b=2"
             )
         return exprs
 
@@ -68,19 +68,17 @@ class _Numbers:
 def explain_for_all(
     arguments: argparse.Namespace, placements: tuple[Shard | Replicate | Partial, ...]
 ) -> tuple[dict[str, Any], argparse.Namespace]:
-    """The propagation where sizes have names (``b=2,s=8,16``): the output's placements for all
-    sizes that satisfy what is assumed; and the arguments with numbers in the place of names.
+    """The propagation for sizes with names (``b=2,s=8,16``): the output's placements for all sizes
+    for which the assumed facts hold; and the arguments with numbers instead of names.
     """
     sizes = _Numbers(arguments.shape)
     if 0 in sizes.numbers.values():
         raise UsageError(
-            f"--shape {arguments.shape!r}: a size with a name stands for sizes of 1 or more; write "
-            "0 without a name"
+            f"--shape {arguments.shape!r}: a size with a name must be 1 or more: write 0 without "
+            "a name"
         )
     if arguments.view is None:
-        raise UsageError(
-            "sizes with names go with --view, such as --shape b=2,s=8,16 --view b*s,16"
-        )
+        raise UsageError("sizes with names need --view, such as --shape b=2,s=8,16 --view b*s,16")
 
     named = sizes.read(re.sub(r"=\s*\d+", "", arguments.shape)), sizes.read(arguments.view)
     _, mesh = read_mesh(arguments.mesh)
@@ -110,7 +108,7 @@ def explain_for_all(
 
 
 def _text(placement: Shard | Replicate | Partial, cut: Any) -> str:
-    """What a placement has become, of a cut that may have names in it."""
+    """A placement after the view, as text, of a cut that may have names."""
     if cut is None:
         return str(placement) if isinstance(placement, Partial) else "R"
     dim, factor = cut

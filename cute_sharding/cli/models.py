@@ -1,4 +1,6 @@
-"""``plan --model``: how the tensors of a model get from mesh to mesh, as data and as text."""
+"""The command ``plan --model``: the plan for the tensors of a model between two meshes, as data and
+as text.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from cute_sharding.models.shapes import Shape, shapes_of
 
 
 def run_model_plan(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The plan for the model of a file."""
+    """The plan for the model in a file."""
     if arguments.shape is not None or arguments.groups is not None:
-        raise UsageError("--model has the shapes of all tensors: leave --shape and --groups out")
+        raise UsageError("--model gives the shapes of all tensors: leave out --shape and --groups")
     _, mesh = read_mesh_of_ranks(arguments.mesh)
     to_mesh = mesh
     if arguments.to_mesh is not None:
@@ -57,7 +59,9 @@ def _read(path: str) -> dict[str, Shape]:
 def _placed(
     tensors: dict[str, Shape], text: str, option: str, mesh: Mesh
 ) -> dict[str, PlacedTensor]:
-    """How each tensor lies, by patterns of names: ``*norm*=R; *=S(0)``, the first that fits."""
+    """The placements of each tensor, by patterns of names: ``*norm*=R; *=S(0)``. The first pattern
+    that fits is used.
+    """
     rows = [part.strip() for part in text.split(";") if part.strip()]
     patterns = [row.partition("=")[::2] if "=" in row else ("*", row) for row in rows]
     found = {}
@@ -65,7 +69,7 @@ def _placed(
         fits = [said for pattern, said in patterns if fnmatchcase(name, pattern.strip())]
         if not fits:
             raise UsageError(
-                f"{option} {text!r}: no pattern is of {name}, write PATTERN=PLACEMENTS; ..., the "
+                f"{option} {text!r}: no pattern matches {name}, write PATTERN=PLACEMENTS; ..., the "
                 "last of them *=PLACEMENTS"
             )
         try:

@@ -1,5 +1,5 @@
-"""``explain`` of movement ops: what each device has of the result already, and who sends what to
-whom.
+"""The command ``explain`` for movement ops: the elements of the result that each device already
+has, and the elements that each device sends to each other device.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 
 Placements = tuple["Shard | Replicate | Partial", ...]
-# Devices whose messages are listed.
+# The most devices whose messages are listed.
 DEVICES_SHOWN = 16
 
 
 class Option(NamedTuple):
-    """An option of ``explain``: what its numbers are, how few there may be, and the op for them;
-    a number that is left out is None.
+    """An option of ``explain``: the form of its numbers, the least count of numbers, and the op for
+    these numbers. A number that is left out is None.
     """
 
     form: str
@@ -38,55 +38,79 @@ def _pads(ndim: int, dim: int, before: int, after: int) -> tuple[Any, ...]:
     return ((0, 0) * (ndim - 1 - dim % ndim) + (before, after),)
 
 
-# By name: called with the number of dims, and the numbers.
+# By name. ``arguments`` is called with the number of dims, and the numbers.
 OPTIONS = {
     "slice": Option(
         "DIM,START,STOP,STEP",
         2,
         "Tensor.__getitem__",
         lambda _, dim, start, stop=None, step=1: (dim, start, stop, step or 1),
-        "1,1 is x[:, 1:]",
+        "1,1 for x[:, 1:]",
     ),
-    "select": Option("DIM,INDEX", 2, "torch.select", lambda _, *numbers: numbers, "1,-1"),
+    "select": Option(
+        "DIM,INDEX", 2, "torch.select", lambda _, *numbers: numbers, "1,-1 for x[:, -1]"
+    ),
     "split": Option(
-        "DIM,ROWS", 2, "torch.split", lambda _, dim, rows: (rows, dim), "1,6: parts of 6 rows"
+        "DIM,ROWS",
+        2,
+        "torch.split",
+        lambda _, dim, rows: (rows, dim),
+        "1,6 for parts of 6 rows of dim 1",
     ),
-    "roll": Option("DIM,SHIFT", 2, "torch.roll", lambda _, dim, shift: ([shift], [dim]), "0,1"),
-    "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0"),
-    "pad": Option("DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0"),
+    "roll": Option(
+        "DIM,SHIFT",
+        2,
+        "torch.roll",
+        lambda _, dim, shift: ([shift], [dim]),
+        "0,1 to roll dim 0 by 1 row",
+    ),
+    "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0 to flip dim 0"),
+    "pad": Option(
+        "DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0 for 2 rows before dim 1"
+    ),
     "reflect": Option(
         "DIM,BEFORE,AFTER",
         3,
         "torch.nn.functional.pad, reflect",
         _pads,
-        "1,2,0: a pad by reflection",
+        "1,2,0 to pad dim 1 by reflection of 2 rows",
     ),
     "diagonal": Option(
         "OFFSET,DIM,DIM",
         1,
         "torch.diagonal",
         lambda _, offset, one=0, other=1: (offset, one, other),
-        "0,0,1",
+        "0,0,1 for the main diagonal of dims 0 and 1",
     ),
     "cat": Option(
-        "DIM,TIMES", 1, "torch.cat", lambda _, dim, times=2: (dim,), "1,2: with itself, along dim 1"
+        "DIM,TIMES",
+        1,
+        "torch.cat",
+        lambda _, dim, times=2: (dim,),
+        "1,2 for a cat of x with itself along dim 1",
     ),
-    "unfold": Option("DIM,SIZE,STEP", 3, "Tensor.unfold", lambda _, *numbers: numbers, "1,3,1"),
+    "unfold": Option(
+        "DIM,SIZE,STEP",
+        3,
+        "Tensor.unfold",
+        lambda _, *numbers: numbers,
+        "1,3,1 for windows of 3 rows of dim 1, with step 1",
+    ),
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     for name, option in OPTIONS.items():
         parser.add_argument(
-            f"--{name}", metavar=option.form, help=f"a movement op, such as {option.example}"
+            f"--{name}", metavar=option.form, help=f"a movement op; write {option.example}"
         )
 
 
 def asked(arguments: argparse.Namespace) -> str | None:
-    """The movement op that is asked for.
+    """The option of the movement op.
 
     Raises:
-        UsageError: several are, or a view as well.
+        UsageError: there are several movement ops, or also a view.
     """
     names = [name for name in OPTIONS if getattr(arguments, name) is not None]
     views = [name for name in ("view", "permute", "expand", "repeat") if getattr(arguments, name)]
@@ -131,14 +155,14 @@ def explain_move(
 
 
 def of_torch(name: str, text: str, before: Sharding) -> tuple[str, Sharding, list[Any], int | None]:
-    """The movement as torch has it: the aten overload, what it is given, the arguments after that,
-    and how many times it is given.
+    """The movement op in torch: the aten overload, the sharding of its operand, the further
+    arguments, and the number of times that the operand is given.
     """
     numbers, option, ndim = _read(name, text), OPTIONS[name], len(before.shape)
     given = list(option.arguments(ndim, *numbers))
     overloads = BY_OP[option.op].overloads
     if name in ("pad", "reflect"):
-        # From the last dim on, as far as any is padded: some have an overload for each number.
+        # Pads begin at the last dim. Some ops have an overload for each number of padded dims.
         given = [[*given[0]]]
         overloads = tuple([o for o in overloads if f"{len(given[0]) // 2}d." in o]) or overloads
     times = (numbers[1] or 2) if name == "cat" and len(numbers) > 1 else 2
@@ -162,7 +186,7 @@ def _placements(given: Placements, cuts: Sequence[tuple[int, int] | None]) -> Pl
 
 
 def _messages(exchange: Exchange) -> list[dict[str, Any]]:
-    """Of the first devices, what each is sent by others."""
+    """For each of the first devices, the elements that other devices send to it."""
     mesh, found = exchange.sources[0].mesh, []
     for receiver in islice(mesh.ranks, DEVICES_SHOWN):
         sent: dict[int, int] = defaultdict(int)

@@ -15,13 +15,13 @@ from cute_sharding.cli.explain import run_explain, show_explain
 from cute_sharding.cli.plan import run_plan, show_plan
 
 PLACEMENTS = (
-    'one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a layout (devices, local) as '
-    "explain prints it"
+    'placements, one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a layout '
+    "(devices, local), in the form that explain prints"
 )
 
 TO_MESH = (
-    "the mesh of --to, where it is another than --mesh: with its ranks behind @, such as "
-    "gen=4@8-11 or gen=2@3,9; by default those from 0 on, as of --mesh, which takes ranks as well"
+    "the mesh of --to, if it differs from --mesh; write its ranks after @, such as gen=4@8-11 or "
+    "gen=2@3,9 (default: ranks from 0 on). With --to-mesh, --mesh also takes ranks after @"
 )
 
 
@@ -60,13 +60,19 @@ def _draw_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to-mesh", metavar="MESH", help=TO_MESH)
     parser.add_argument(
         "--layout",
-        help="draw a layout, such as (4,6):(1,4); with --shape the sharding that it says",
+        help="draw a layout, such as (4,6):(1,4); with --shape, draw the sharding that the "
+        "layout describes",
     )
     parser.add_argument(
-        "--output", metavar="FILE", help="write a .svg, .png or .txt instead of to the terminal"
+        "--output",
+        metavar="FILE",
+        help="write the picture to a .svg, .png or .txt file instead of the terminal",
     )
     parser.add_argument(
-        "--width", type=int, metavar="COLUMNS", help="by default as wide as the terminal"
+        "--width",
+        type=int,
+        metavar="COLUMNS",
+        help="the width of the picture (default: the width of the terminal)",
     )
 
 
@@ -75,55 +81,56 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="FILE",
-        help="in the place of --shape: all tensors of a model, of a JSON file with dtype, sizes "
-        "and tensors, such as examples/models/dense_8b.json",
+        help="in place of --shape: a JSON file with the dtype, sizes and tensors of a model, "
+        "such as examples/models/dense_8b.json",
     )
     parser.add_argument(
         "--from",
         required=True,
         metavar="PLACEMENTS",
-        help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"; of a model, by patterns of '
-        'names, such as "*norm*=R; *=S(0)"',
+        help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"; with --model, placements '
+        'for patterns of names, such as "*norm*=R; *=S(0)"',
     )
-    parser.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
+    parser.add_argument("--to", required=True, metavar="PLACEMENTS", help="as for --from")
     parser.add_argument("--to-mesh", metavar="MESH", help=TO_MESH)
     links = (
-        "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, "
-        "such as infiniband,nvlink"
+        "flat:ALPHA,BETA (latency in seconds, and seconds for each element), or one link for "
+        "each mesh dim, such as infiniband,nvlink"
     )
     parser.add_argument(
         "--network",
         help=(
-            f"{links}; by default $USE_CUTE_NETWORK, and without it nvlink within hosts of eight "
-            "devices and infiniband between. "
-            "Links have so many bytes a second"
+            f"{links}; default: $USE_CUTE_NETWORK, or if this is not set, nvlink within hosts of "
+            "eight devices and infiniband between hosts"
         ),
     )
     parser.add_argument(
         "--groups",
         metavar="SETS",
         help=(
-            "the sets of mesh dims that have a process group together, such as dp+tp,cp+tp, or "
-            "none; by default all"
+            "the sets of mesh dims that have a common process group, such as dp+tp,cp+tp, or "
+            "none (default: all sets)"
         ),
     )
     parser.add_argument(
         "--memory-limit",
         type=int,
         metavar="ELEMENTS",
-        help="the most elements that a device may hold at once in our plan; of a model, bytes",
+        help="the largest number of elements that a device may hold at once in this package's "
+        "plan; with --model, the number of bytes",
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="of a model, also a picture of who sends how many bytes to whom: a .svg, .png or .txt",
+        help="with --model, also write a picture of the bytes that each rank sends to each other "
+        "rank, as .svg, .png or .txt",
     )
     parser.add_argument(
         "--itemsize",
         "--dtype",
         default="4",
         metavar="BYTES",
-        help="bytes of an element, or a dtype such as bfloat16 (default 4)",
+        help="the number of bytes of an element, or a dtype such as bfloat16 (default: 4)",
     )
 
 
@@ -139,7 +146,15 @@ def _sharding_options(
 
 
 class Command(NamedTuple):
-    """A command: its options, what it finds as data, that as text, and the exit status."""
+    """A command.
+
+    Attributes:
+        name, text: the name of the command, and its help text.
+        options: adds the options of the command to a parser.
+        run: runs the command, and returns the result as data.
+        show: converts the result to text.
+        code: the exit status for the result.
+    """
 
     name: str
     text: str
@@ -152,30 +167,31 @@ class Command(NamedTuple):
 COMMANDS = (
     Command(
         "explain",
-        "the placements and layouts of a view or a movement op, before and after, and its cost",
+        "show the placements and layouts before and after a view or a movement op, and the cost "
+        "of the op",
         _explain_options,
         run_explain,
         show_explain,
     ),
     Command(
         "plan",
-        "the steps and the cost of a redistribution, by plan and by torch itself",
+        "show the steps and the cost of a redistribution, with this package and with PyTorch alone",
         _plan_options,
         run_plan,
         show_plan,
     ),
     Command(
         "draw",
-        "a picture of the device of each element; of a view, before and after; of a "
-        "redistribution, who sends how many elements to whom",
+        "draw which device has each element; for a view, before and after the view; for a "
+        "redistribution, how many elements each rank sends to each other rank",
         _draw_options,
         run_draw,
         show_draw,
     ),
     Command(
         "stats",
-        "run a Python program, and print at its end, on rank 0, the elements that views, movement "
-        "ops and redistributions received, beside those of torch's own rules",
+        "run a Python program; at its end, print on rank 0 how many elements views, movement ops "
+        "and redistributions received, and how many they would receive with PyTorch's rules",
         stats.add_options,
         stats.run_stats,
         stats.show_stats,
@@ -183,16 +199,16 @@ COMMANDS = (
     ),
     Command(
         "estimate",
-        "what one step of a program would receive and hold on a mesh of any size, on stock PyTorch "
-        "and with each flag; no device is needed",
+        "predict the communication, time and memory of one step of a program on a mesh of any "
+        "size, with PyTorch alone and with each flag; needs no device",
         estimate.add_options,
         estimate.run_estimate,
         estimate.show_estimate,
     ),
     Command(
         "status",
-        "the settings in force and the reason for each, the release of torch, the replaced parts "
-        "of it, and a check of a view and a redistribution",
+        "show the settings in force and the reason for each, the release of torch, and the "
+        "replaced parts of torch; also check a view and a redistribution",
         lambda parser: None,
         lambda arguments: status.status(),
         status.show,
@@ -202,7 +218,7 @@ COMMANDS = (
 
 
 class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:  # one line, as for every other bad argument
+    def error(self, message: str) -> Any:  # one line, as for other bad arguments
         raise UsageError(message)
 
 

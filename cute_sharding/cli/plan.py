@@ -1,4 +1,6 @@
-"""``plan``: how a redistribution goes, by plan and as torch would do it, as data and as text."""
+"""The command ``plan``: a redistribution by this package's plan and by torch's own steps, as data
+and as text.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.model is not None:
         return run_model_plan(arguments)
     if arguments.output is not None:
-        raise UsageError("--output goes with --model: of one tensor, draw --to makes the picture")
+        raise UsageError("--output needs --model: for a picture of one tensor, write draw --to")
     if arguments.shape is None:
         raise UsageError("plan: give --shape, or --model FILE")
     shape = read_sizes(arguments.shape, "--shape")
@@ -65,8 +67,8 @@ def plan(
     groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
 ) -> dict[str, Any]:
-    """The redistribution as data: our plan and what torch's own would do, in elements and seconds
-    on one network; None: the one by which programs choose, and as they do.
+    """The redistribution as data: this package's plan and torch's own steps, in elements and
+    seconds on one network. None: the network of the settings, by which programs choose plans.
     """
     from cute_sharding.dtensor import plan_redistribution
     from cute_sharding.dtensor.reports.stock import stock_plan
@@ -118,7 +120,7 @@ def plan_between(
     groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
 ) -> dict[str, Any]:
-    """As :func:`plan`, from one mesh to another; ``network`` is of the mesh before."""
+    """As :func:`plan`, from one mesh to another mesh; ``network`` belongs to the first mesh."""
     from cute_sharding.dtensor import plan_redistribution
     from cute_sharding.dtensor.reports.stock import stock_plan_between
 
@@ -157,7 +159,7 @@ def plan_between(
 
 
 def _sides(ours: dict[str, Any], torchs: dict[str, Any], itemsize: int) -> dict[str, Any]:
-    """Ours and torch's, with bytes; and what ours takes, of torch's."""
+    """This package's plan and torch's steps, with bytes, and the ratios of the two."""
     for side in (ours, torchs):
         for what in ("received", "peak"):
             elements = side[f"{what}_elements"]
@@ -173,7 +175,7 @@ def _sides(ours: dict[str, Any], torchs: dict[str, Any], itemsize: int) -> dict[
 
 
 def of_torch(sharding: Sharding) -> list[Any]:
-    """The placements as torch's own."""
+    """The placements as torch's own objects."""
     from cute_sharding.dtensor.replaced import tensor_specs
     from cute_sharding.dtensor.run.placements import placement_of
 
@@ -215,11 +217,11 @@ def show_plan(result: dict[str, Any]) -> str:
     ]
     if ours["lower_bound"] is not None:
         least = _in_bytes(ours["lower_bound"], itemsize)
-        lines.append(f"  lower bound: {least}, what some device needs and does not hold")
+        lines.append(f"  lower bound: {least}, the most that a device needs and does not hold")
     lines += ["", "by torch itself:"]
     if torchs["error"] is not None:
         return "\n".join([*lines, f"  raises: {torchs['error']}"])
-    # Where sizes do not divide torch pads, in copies that are not counted.
+    # For uneven shards, torch pads, and the copies for this are not counted.
     lines += _show_steps(torchs, itemsize, most="at least")
     if torchs["misread"]:
         lines.append(
@@ -241,7 +243,7 @@ def show_plan(result: dict[str, Any]) -> str:
 
 
 def _mesh_text(mesh: dict[str, int], ranks: Sequence[int] | None) -> str:
-    """As --mesh takes it."""
+    """The mesh in the form of the option ``--mesh``."""
     at = "" if ranks is None else f"@{ranks_text(ranks, '-', ',', most=None)}"
     return f"mesh ({', '.join(f'{name}={n}' for name, n in mesh.items())}){at}"
 

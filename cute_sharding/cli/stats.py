@@ -1,4 +1,6 @@
-"""``stats``: run a program, and say at its end what it received, beside torch's own rules."""
+"""The command ``stats``: runs a program, and at its end shows the elements that the program
+received, with this package and with torch's rules.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,20 @@ from cute_sharding.cli.arguments import UsageError
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-m", dest="is_module", action="store_true", help="PROGRAM is a module, as for python -m"
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="PROGRAM is the name of a module, as for python -m",
     )
-    parser.add_argument("program", metavar="PROGRAM", help="a file of Python, or with -m a module")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file or, with -m, a module")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments"
     )
 
 
 def run_stats(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the program as ``python PROGRAM`` does, in this process, and read what was counted; also
-    where it raises or exits.
+    """Runs the program as ``python PROGRAM`` does, in this process, and reads the counts, even if
+    the program raises an error or exits.
     """
     program = arguments.program
     if not arguments.is_module and not os.path.exists(program):
@@ -41,10 +46,10 @@ def run_stats(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(program: str, arguments: list[str], *, is_module: bool) -> int:
-    """The exit status."""
+    """Runs the program, and returns the exit status."""
     before = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
-    # As python does it: the directory of a file comes first, and of a module the current one.
+    # As python does: for a file, its directory comes first; for a module, the current directory.
     sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.abspath(program)))
     try:
         if is_module:
@@ -65,7 +70,5 @@ def _run(program: str, arguments: list[str], *, is_module: bool) -> int:
 
 def show_stats(result: dict[str, Any]) -> str:
     if not result["stats"] and not result["is_on"]:
-        return (
-            "nothing was counted: nothing is switched on. Set a flag, such as USE_CUTE_SHARDING=1"
-        )
+        return "nothing was counted, because no flag is on. Set a flag, such as USE_CUTE_SHARDING=1"
     return f"\n{result['stats'].table()}"

@@ -1,4 +1,4 @@
-"""What torch's own rule does, for ``explain --torch``. Imports torch."""
+"""The result of torch's own rule, for ``explain --torch``. This module imports torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from cute_sharding.sharding import Sharding
 def by_torch(
     name: str, before: Sharding, arguments: Sequence[Any], times: int | None = None
 ) -> dict[str, Any]:
-    """As data: where torch's rule for the aten overload ``name`` redistributes its input to, what
-    that receives, and the placements of the output; or what torch raises.
+    """The result of torch's rule for the aten overload ``name``, as data: the placements to which
+    the rule redistributes the input, the elements that this redistribution receives, and the
+    placements of the output; or the error of the rule.
     """
     from cute_sharding.dtensor.reports.rule import stock_rule
 
@@ -22,13 +23,14 @@ def by_torch(
 
 
 def show_by_torch(found: dict[str, Any], placements: Sequence[str]) -> str:
-    """In a line; ``placements`` are those of the input."""
+    """The result of torch's rule in one line; ``placements`` are those of the input."""
     if found["error"] is not None:
         return f"by torch's own rule: raises {found['error']}"
     outputs = " and ".join(dict.fromkeys(f"[{', '.join(output)}]" for output in found["outputs"]))
     if found["input"] == list(placements):
         return f"by torch's own rule: nothing is redistributed, the output is {outputs}"
     return (
-        f"by torch's own rule: the input goes to [{', '.join(found['input'])}], a device receives "
+        f"by torch's own rule: the input is redistributed to [{', '.join(found['input'])}], a "
+        "device receives "
         f"{found['received_elements']} elements, the output is {outputs}"
     )

@@ -64,28 +64,28 @@ def draw(
     Args:
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
             :class:`~cute_sharding.layout.Layout` or a
-            :class:`~cute_sharding.exchange.RedistributionPlan`; and what has ranks in the
-            place of devices (``cute_sharding.exchange``): a ``Placed`` tensor, an
-            ``ExchangePlan`` or an ``Exchange``; or the plan of a whole model, of ``plan_reshard``
-            or ``plan_refit``.
-        view: of a tensor, the shape that ``Tensor.view`` is given, or a
+            :class:`~cute_sharding.exchange.RedistributionPlan`. Also, from
+            ``cute_sharding.exchange``, a ``Placed`` tensor, an ``ExchangePlan`` or an ``Exchange``,
+            whose pictures show ranks instead of devices. Or the plan of a whole model, from
+            ``plan_reshard`` or ``plan_refit``.
+        view: for a tensor, the shape for ``Tensor.view``, or a
             :class:`~cute_sharding.relations.View`.
-        to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
-            objects, torch's or ours. The plan is the one for a mesh that has all process groups.
+        to: for a tensor, the target placements of a redistribution, as text (``"S(1), R"``) or as
+            objects of torch or of this package. The plan assumes that all process groups exist.
         mesh: the mesh of ``to``, if it is not the tensor's mesh: a DeviceMesh, a
-            :class:`cute_sharding.exchange.Mesh`, or sizes, whose ranks are then 0 and those that
-            follow.
-        shape: of a layout ((devices), (local)), the tensor's shape: then it is drawn as the
-            sharding that it says. Without it the picture shows a layout's values.
+            :class:`cute_sharding.exchange.Mesh`, or sizes, with ranks from 0 on.
+        shape: for a layout ((devices), (local)), the tensor's shape. The picture then shows the
+            sharding that the layout describes. Without ``shape``, the picture shows the values of
+            the layout.
         names: names for the mesh dims; by default those of the DTensor or of the plan. A plan
             between two meshes has names of both (``plan.named``).
 
     Returns:
-        A ``Picture`` (cute_sharding.drawing): shown by a notebook, ``print`` or ``.show()``,
-            written by ``.save(path)``.
+        A ``Picture`` (cute_sharding.drawing). A notebook, ``print`` and ``.show()`` show it, and
+        ``.save(path)`` writes it to a file.
 
     Raises:
-        TypeError: something else is to be drawn.
+        TypeError: ``x`` is of another type.
         ValueError: the arguments do not fit together.
         LayoutError: the layout is not a sharding of ``shape``, or has symbols.
 
@@ -120,7 +120,7 @@ def draw(
             return _picture_between(x, mesh_of(x.mesh), to, mesh, named)
         return _sharding_picture(x, view, to, named)
     raise TypeError(
-        f"draw takes a DTensor, a Sharding, a Placed, a Layout, a plan or an Exchange, and not a "
+        "draw takes a DTensor, a Sharding, a Placed, a Layout, a plan or an Exchange, and not a "
         f"{type(x).__name__}"
     )
 
@@ -132,13 +132,12 @@ def _check_options(x: Any, view: Any, to: Any, mesh: Any, shape: Any) -> None:
     has_change = isinstance(x, (Layout, RedistributionPlan, ExchangePlan, Exchange, Placed))
     if has_change and (view is not None or to is not None):
         raise ValueError(
-            f"view= and to= go with a tensor, a DTensor or a Sharding, and not with a "
-            f"{type(x).__name__}"
+            f"view= and to= need a tensor, a DTensor or a Sharding, not a {type(x).__name__}"
         )
     if mesh is not None and to is None:
-        raise ValueError("mesh= is the mesh of to=: say the placements on it, such as to='S(0)'")
+        raise ValueError("mesh= needs to=, the placements on that mesh, such as to='S(0)'")
     if shape is not None and not isinstance(x, Layout):
-        raise ValueError(f"shape= goes with a Layout; a {type(x).__name__} has a shape of its own")
+        raise ValueError(f"shape= needs a Layout; a {type(x).__name__} has a shape of its own")
 
 
 def _picture_of_ranks(x: ExchangePlan | Exchange | Placed, names: Sequence[str] | None) -> Picture:
@@ -149,7 +148,7 @@ def _picture_of_ranks(x: ExchangePlan | Exchange | Placed, names: Sequence[str] 
         )
     if names is not None:
         raise ValueError(
-            f"names= are of one mesh, and a {type(x).__name__} has two: draw "
+            f"names= names the dims of one mesh, and a {type(x).__name__} has two: draw "
             "plan.named(names, target_names)"
         )
     return exchange_picture(x) if isinstance(x, Exchange) else exchange_plan_picture(x)
@@ -197,8 +196,8 @@ def _dtensor_picture(
         return replace(picture, captions=(*picture.captions, *said))
     if holding != Holding.of(sharding, named):
         raise ValueError(
-            f"{sharding} has a shard order of its own, and view= and to= read placements "
-            "left to right: draw the tensor by itself"
+            f"{sharding} has a shard order, but view= and to= read placements from left to "
+            "right: draw the tensor without view= and to="
         )
     if mesh is not None:
         picture, said = _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named), ()
@@ -219,14 +218,14 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
     process groups.
 
     Raises:
-        ValueError: they are not of one tensor, the meshes not of their sizes, or something would
-            have to be made pending.
+        ValueError: the shardings do not belong to one tensor, a mesh has another size than its
+            sharding, or the target has a Partial.
     """
     for sharding, mesh in ((source, ranks), (target, other)):
         if sharding.mesh != mesh.sizes:
             raise ValueError(f"{sharding} is not on {mesh}: give a mesh of {sharding.mesh}")
     if source.shape != target.shape:
-        raise ValueError(f"{source} and {target} are not of one tensor")
+        raise ValueError(f"{source} and {target} do not belong to one tensor")
     if any(isinstance(p, Partial) for p in target.placements):
         raise ValueError(
             f"no plan to {target}: a target on another mesh must not be a Partial, give Shard "
@@ -253,10 +252,10 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
     """The plan between two shardings, on layouts alone, for a mesh that has all process groups.
 
     Raises:
-        ValueError: they are not of one tensor, or a reduction would have to be made pending.
+        ValueError: they do not belong to one tensor, or a reduction would have to be made pending.
     """
     if (source.shape, source.mesh) != (target.shape, target.mesh):
-        raise ValueError(f"{source} and {target} are not of one tensor on one mesh")
+        raise ValueError(f"{source} and {target} do not belong to one tensor on one mesh")
     mesh, ndim = source.mesh, len(source.shape)
     pairs = list(zip(source.placements, target.placements))
     for m, (before, after) in enumerate(pairs):

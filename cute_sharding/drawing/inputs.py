@@ -70,7 +70,7 @@ def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...
     if len(names) != len(mesh) or len(set(names)) < len(mesh):
         raise ValueError(
             f"names {tuple(names)} for a mesh of {len(mesh)} dims {tuple(mesh)}: give each mesh "
-            "dim a name of its own"
+            "dim a different name"
         )
     return tuple(names)
 
@@ -96,7 +96,8 @@ def _placement_of(p: Any) -> Placement:
     if "Partial" in kinds:
         return Partial(str(p.reduce_op))
     raise TypeError(
-        f"{p!r} is no placement that can be drawn: use Shard, _StridedShard, Replicate or Partial"
+        f"{p!r} is not a placement that can be drawn: use Shard, _StridedShard, Replicate or "
+        "Partial"
     )
 
 

@@ -22,7 +22,7 @@ def layout_picture(layout: Layout) -> Picture:
     """
     if not all(is_static(n) for leaf in layout.leaves for n in leaf):
         raise LayoutError(
-            f"{layout!r} has symbols, and a picture shows numbers: put numbers in their place"
+            f"{layout!r} has symbols, and a picture shows numbers: replace the symbols by numbers"
         )
     title = f"layout {layout!r}"
     modes = tuple(layout)

@@ -1,11 +1,12 @@
-"""A dry run: what a step of a program would receive and hold, with each flag. No torch is imported
-here; the processes that run the step do (:mod:`cute_sharding.dtensor.estimate`).
+"""Dry runs: the communication and memory of a step of a program, with each flag. This package does
+not import torch; the processes that run the step import torch
+(:mod:`cute_sharding.dtensor.estimate`).
 
 - :mod:`.run`: ``estimate``
 - :mod:`.processes`: a process for each setting
-- :mod:`.traffic`, :mod:`.memory`: what is received, line by line; what is held, layer by layer
-- :mod:`.layers`: many layers, of few
-- :mod:`.values`: the result; :mod:`.table`, :mod:`.verdict`: as text
+- :mod:`.traffic`, :mod:`.memory`: the bytes that lines receive, and that layers hold
+- :mod:`.layers`: the figures of many layers from runs with few layers
+- :mod:`.values`: the result; :mod:`.table`, :mod:`.verdict`: the result as text
 """
 
 from cute_sharding.estimates.run import estimate

@@ -1,5 +1,5 @@
-"""A model of many layers, of models of few: what each further layer adds is the same, or else all
-are run.
+"""Computes the figures of a model with many layers from runs with few layers. If the layers do not
+all add the same, all layers have to run.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from cute_sharding.estimates.traffic import Amount, Traffic
 
 Key = TypeVar("Key")
 
-# How many layers the models have that are run. Two more times one layer: whether that adds the same
-# is seen, and a first and a last layer are there in each.
+# The numbers of layers of the models that run. Two steps of one layer show whether each layer adds
+# the same. Each model has a first and a last layer.
 DEPTHS = (2, 3, 4)
 
 
 def traffic_of(layers: int, found: Mapping[int, Traffic]) -> Traffic | None:
-    """What a model of so many layers receives, of what models of ``DEPTHS`` do. None where a
-    further layer does not add the same each time.
+    """The bytes that a model of so many layers receives, from models of ``DEPTHS`` layers. None if
+    further layers do not all add the same.
 
     >>> traffic_of(126, dict.fromkeys(DEPTHS, Traffic({}))).collectives
     0
@@ -35,9 +35,10 @@ def traffic_of(layers: int, found: Mapping[int, Traffic]) -> Traffic | None:
 
 
 def memory_of(layers: int, found: Mapping[int, Memory]) -> Memory | None:
-    """What a model of so many layers holds, in each stretch of its step. What is held while one of
-    the layers runs grows with the layers before it and with those behind: so it is the most in the
-    first or in the last of them, and these are in every depth. None as in :func:`traffic_of`.
+    """The memory of a model of so many layers, in each part of its step. While a layer runs, the
+    held memory grows linearly with the layers before it and after it. So the peak is in the
+    first or in the last layer, and each of the ``DEPTHS`` has these two. None as in
+    :func:`traffic_of`.
     """
     moments = [
         {moment: held for moment, held in found[depth].moments.items() if moment.at != 1}
@@ -56,14 +57,14 @@ def memory_of(layers: int, found: Mapping[int, Memory]) -> Memory | None:
 
 
 def _each(found: Sequence[Mapping[Key, Any]], nothing: Any) -> dict[Key, list[Any]]:
-    """What each depth has of each key."""
+    """For each key, the values of all depths."""
     keys = dict.fromkeys(key for each in found for key in each)
     return {key: [each.get(key, nothing) for each in found] for key in keys}
 
 
 def _line(found: Sequence[Sequence[int]], layers: int) -> list[int] | None:
-    """Where the straight line through what ``DEPTHS`` have is at ``layers``; None where they are on
-    no line.
+    """The value at ``layers`` of the straight line through the values of ``DEPTHS``; None if the
+    values are not on a straight line.
     """
     grown = []
     for first, second, third in zip(*found):

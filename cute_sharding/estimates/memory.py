@@ -1,4 +1,4 @@
-"""What a rank holds: bytes by what they are for and by layer, when that is the most."""
+"""The memory of a rank at its peak: bytes by purpose and by layer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
-ACTIVATIONS = "activations"  # and whatever else is held
+ACTIVATIONS = "activations"  # and all other storages
 KINDS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
 
 
 class Of(NamedTuple):
-    """What bytes are for.
+    """The purpose of bytes.
 
     Attributes:
         kind: one of ``KINDS``.
-        layer: a layer of the model, or layers that are one behind the other: ``blocks.*``. Nothing
-            where it is of none.
+        layer: a layer of the model, or consecutive layers, such as ``blocks.*``. Empty for bytes
+            that belong to no layer.
     """
 
     kind: str
@@ -26,12 +26,12 @@ class Of(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A stretch of a step, in which layers of one kind run.
+    """A part of a step, in which layers of one kind run.
 
     Attributes:
         backward: whether gradients were computed.
         layer: as in :class:`Of`.
-        at: which of the layers that are one behind the other: 0 the first, 1 one between, 2 the
+        at: the position among consecutive layers: 0 for the first, 1 for any between, 2 for the
             last.
     """
 
@@ -41,8 +41,8 @@ class Moment(NamedTuple):
 
 
 def layer_of(path: str) -> tuple[str, int | None]:
-    """The layer of a module, and its number where it is one of a list: what stands before the first
-    number of its path, or the path's first word.
+    """The layer of a module, and its number if it belongs to a list of layers: the path before its
+    first number, or the first word of the path.
 
     >>> layer_of("blocks.3.attention.wq"), layer_of("norm")
     (('blocks.*', 3), ('norm', None))
@@ -56,18 +56,18 @@ def layer_of(path: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True)
 class Memory:
-    """The most that a rank holds at once.
+    """The most memory that a rank holds at once.
 
     Attributes:
-        moments: the most that is held in each stretch of the step: bytes by what they are for.
+        moments: the most memory in each part of the step: bytes by purpose.
     """
 
     moments: Mapping[Moment, Mapping[Of, int]]
 
     @classmethod
     def of(cls, found: Sequence[tuple[bool, str, Sequence[tuple[str, str, int]]]]) -> Memory:
-        """From what a run has found: whether gradients were computed, the path of the module, and
-        (kind, path, bytes) of all that was held.
+        """The memory from the records of a run: whether gradients were computed, the path of the
+        module, and (kind, path, bytes) of all storages.
         """
         last: dict[str, int] = {}
         for _, path, _ in found:
@@ -87,28 +87,28 @@ class Memory:
 
     @property
     def most(self) -> Mapping[Of, int]:
-        """What is held when that is the most."""
+        """The storages at the peak."""
         return max(self.moments.values(), key=lambda held: sum(held.values()), default={})
 
     @property
     def peak(self) -> int:
-        """The most that is held at once, in bytes."""
+        """The most bytes that are held at once."""
         return sum(self.most.values())
 
     def by_kind(self) -> dict[str, int]:
-        """What the most is for: bytes of each of ``KINDS``."""
+        """The bytes at the peak, for each of ``KINDS``."""
         found = dict.fromkeys(KINDS, 0)
         for of, size in self.most.items():
             found[of.kind] += size
         return found
 
     def by_layer(self) -> dict[str, dict[str, int]]:
-        """The same, layer by layer."""
+        """The bytes at the peak, layer by layer."""
         found: dict[str, dict[str, int]] = {}
         for of, size in self.most.items():
             found.setdefault(of.layer, dict.fromkeys(KINDS, 0))[of.kind] += size
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, in bytes."""
+        """The memory as plain data, in bytes."""
         return {"peak": self.peak, "by_kind": self.by_kind(), "by_layer": self.by_layer()}

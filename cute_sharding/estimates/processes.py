@@ -1,5 +1,5 @@
-"""A process for each setting: it has nothing of another one's, and its flags are set before it
-imports torch.
+"""A process for each setting. A process shares nothing with other processes, and sets its flags
+before it imports torch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 from cute_sharding._settings import FLAGS
 
-# What says, in the environment of a process of ours, that it is one.
+# The environment variable that marks a process of a dry run.
 _DRY_RUN = "_CUTE_SHARDING_DRY_RUN"
 SECONDS = 600
 
 
 class Function(NamedTuple):
-    """A function of a program, as another process finds it.
+    """A function of a program, in a form that another process can find.
 
     Attributes:
-        module: its name.
-        file: None where the module can be imported by name.
-        name: dotted, in the module.
+        module: the name of the module.
+        file: the file of the module; None if the module can be imported by name.
+        name: the dotted name of the function in the module.
     """
 
     module: str
@@ -37,10 +37,10 @@ class Function(NamedTuple):
 
     @classmethod
     def of(cls, step: Callable[..., Any] | str) -> Function:
-        """Of a function, or of ``module:function`` or ``file.py:function``.
+        """From a function, or from ``module:function`` or ``file.py:function``.
 
         Raises:
-            ValueError: another process could not find it.
+            ValueError: another process could not find the function.
 
         >>> Function.of("train.py:step")
         Function(module='train', file='train.py', name='step')
@@ -57,16 +57,17 @@ class Function(NamedTuple):
         module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
         if not callable(step) or "<" in name or not isinstance(module, str):
             raise ValueError(
-                f"{step!r} cannot be imported by name, and each setting runs in a process of its "
-                "own: give a function that stands at the top of a module, or 'module:function'"
+                f"{step!r} cannot be imported by name, and each setting runs in a separate "
+                "process: pass a function that is defined at the top level of a module, or "
+                "'module:function'"
             )
         if module != "__main__":
             return cls(module, None, name)
         file = getsourcefile(step)
         if file is None or not Path(file).exists():
             raise ValueError(
-                f"{name} was typed in, and each setting runs in a process of its own: write it "
-                "into a file, and give 'file.py:function'"
+                f"{name} was typed into the interpreter, and each setting runs in a separate "
+                "process: write the function into a file, and pass 'file.py:function'"
             )
         return cls(Path(file).stem, file, name)
 
@@ -74,10 +75,10 @@ class Function(NamedTuple):
 def results(
     request: Mapping[str, Any], flags: Sequence[Mapping[str, str]], workers: int
 ) -> list[dict[str, Any]]:
-    """What the dry run of each of those flags has found.
+    """The results of the dry run with each of the given flags.
 
     Raises:
-        RuntimeError: a process ended without a result, or this one is such a process.
+        RuntimeError: a process ended without a result, or this process is itself part of a dry run.
     """
     if not flags:
         return []
@@ -97,8 +98,8 @@ def results(
 
 
 def environment(flags: Mapping[str, str]) -> dict[str, str]:
-    """What a process of ours finds: the flags and no others, this process's search path, one thread
-    for each, and no compiler, as a compiled program sends what an eager one does.
+    """The environment of a dry run: only the given flags, the search path of this process, one
+    thread, and no compiler, because a compiled program sends the same as an eager program.
     """
     kept = {name: value for name, value in os.environ.items() if name not in FLAGS}
     ours = str(Path(__file__).parents[2])
@@ -120,13 +121,13 @@ def _result(asked: Path, answer: Path, flags: Mapping[str, str]) -> dict[str, An
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(
-            f"the dry run took more than {SECONDS} s: give it fewer layers (layers=), or a smaller "
-            "step"
+            f"the dry run took more than {SECONDS} s: use fewer layers (layers=), or a smaller step"
         ) from None
     if not answer.exists():
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise RuntimeError(
-            f"the process of a dry run ended with {done.returncode}, and said last: {last}"
+            f"the process of a dry run exited with {done.returncode}, and its last output was: "
+            f"{last}"
         )
     result: dict[str, Any] = json.loads(answer.read_text())
     return result

@@ -32,9 +32,8 @@ def estimate(
     flag. The estimate needs no device, no memory for the model, and no process for each rank.
 
     ``step(mesh)`` takes a ``DeviceMesh``, makes a model, its batch and an optimizer, and returns
-    one step: a function without arguments. The communication before the step is counted in a row of
-    its own. Tensors have shapes but no elements. The mesh and the tensors have the device type
-    "cpu".
+    one step: a function without arguments. A separate row counts the communication before the step.
+    Tensors have shapes but no elements. The mesh and the tensors have the device type "cpu".
 
     Args:
         step: a function at the top of a module, or its name: ``module:function``,
@@ -42,18 +41,19 @@ def estimate(
         mesh: the number of devices of each mesh dim; with names if the program uses the names of
             mesh dims, such as ``{"dp": 64, "tp": 8}``.
         network: the links, as in ``USE_CUTE_NETWORK``: ``infiniband,nvlink``, or
-            ``flat:ALPHA,BETA``. By default NVLink in hosts of eight devices, and InfiniBand
-            between.
+            ``flat:ALPHA,BETA``. By default, NVLink within hosts of eight devices, and InfiniBand
+            between hosts.
         layers: the number of layers of the model. ``step(mesh, layers=n)`` is called for 2, 3 and 4
             layers. If each layer adds the same, the figures for all layers follow exactly.
             Otherwise, all layers are run.
         rank: the rank that is run. If shards are uneven, rank 0 holds the largest shards.
         device: "cuda" runs the step as on GPUs over NCCL, and "cpu" as on CPUs over gloo.
-        settings: which columns: of "PyTorch", "views", "redistribution", "movement", "all".
+        settings: the columns, from "PyTorch", "views", "redistribution", "movement" and "all".
 
     Returns:
-        an :class:`~cute_sharding.estimates.Estimate`: print it. Bytes are those that the busiest
-        rank of each collective receives, seconds are by the network's model (Chan et al. 2007).
+        An :class:`~cute_sharding.estimates.Estimate`, which you can print. Bytes are those that the
+        busiest rank of each collective receives. Seconds follow the network model (Chan et al.
+        2007).
 
     Raises:
         ValueError: an argument has an unknown value, or the function cannot be imported by name.
@@ -106,13 +106,15 @@ def _check(
     settings: Sequence[str],
 ) -> None:
     if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
-        raise ValueError(f"mesh={sizes}: give how many devices each mesh dim has, such as (64, 8)")
+        raise ValueError(
+            f"mesh={sizes}: pass the number of devices of each mesh dim, such as (64, 8)"
+        )
     if not 0 <= rank < prod(sizes):
         raise ValueError(f"rank={rank}: the mesh {sizes} has the ranks 0 to {prod(sizes) - 1}")
     if device not in ("cuda", "cpu"):
         raise ValueError(f"device={device!r} is neither 'cuda' nor 'cpu'")
     if layers is not None and layers < 1:
-        raise ValueError(f"layers={layers}: a model has one at the least")
+        raise ValueError(f"layers={layers}: a model has at least one layer")
     unknown = [name for name in settings if name not in SETTINGS]
     if unknown or not settings:
         raise ValueError(f"settings={list(settings)}: give some of {', '.join(SETTINGS)}")
@@ -126,7 +128,7 @@ def _flags(setting: str, network: str | None) -> dict[str, str]:
 
 
 def _read(result: Mapping[str, Any]) -> list[Run]:
-    """The runs of a setting, of which the last may have failed."""
+    """The runs of one setting, of which the last may have failed."""
     if "import" in result:
         failure = Failure(result["import"], _place(result["place"]))
         raise ImportError(f"the program of the step cannot be imported: {failure}")
@@ -153,7 +155,9 @@ def _place(data: Sequence[Any] | None) -> Place | None:
 
 
 def _counted(found: Mapping[int | None, Run], layers: int | None) -> Run | None:
-    """The run of all layers, by those of ``DEPTHS``; None where it does not follow from them."""
+    """The run of all layers, computed from the runs of ``DEPTHS``; None if it does not follow from
+    them.
+    """
     some = {depth: run for depth, run in found.items() if depth is not None}
     for run in some.values():
         if run.failure is not None:

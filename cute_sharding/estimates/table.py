@@ -1,4 +1,6 @@
-"""An estimate as text: settings side by side, layers, lines, and what follows in one line."""
+"""An estimate as text: the settings side by side, the layers, the lines, and the conclusion in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from cute_sharding.estimates.values import Comparison, Run, of_lines
 from cute_sharding.estimates.verdict import in_bytes, in_seconds, ops_left, verdict
 from cute_sharding.profiling import Place
 
-LINES = 8  # of the program that are shown, and layers
+LINES = 8  # the most lines of the program to show, and the most layers
 
 
 @dataclass(frozen=True)
 class Estimate(Comparison):
-    """What one step of a program costs, on stock PyTorch and with each flag: ``print`` shows it.
+    """The cost of one step of a program, with PyTorch alone and with each flag. ``print`` shows it.
 
     >>> from cute_sharding.estimates.memory import Memory
     >>> empty = Run("PyTorch", Traffic({}), Traffic({}), Memory({}))
@@ -35,12 +37,12 @@ class Estimate(Comparison):
         return self.with_details()
 
     def with_details(self, *settings: str) -> str:
-        """The text, with the layers, the lines and the ops to change of each of those settings. By
-        default layers and lines are those of PyTorch and of the best setting, and ops those of the
-        best.
+        """The text, with the layers, the lines and the ops to change of the given settings. By
+        default, the text has the layers and lines of PyTorch and of the best setting, and the
+        ops of the best setting.
 
         Raises:
-            ValueError: one of them is none of the columns.
+            ValueError: a setting is not one of the columns.
 
         >>> from cute_sharding.estimates.memory import Memory
         >>> empty = Run("PyTorch", Traffic({}), Traffic({}), Memory({}))
@@ -76,8 +78,9 @@ def _head(estimate: Comparison) -> list[str]:
     ]
     if any(run.counted for run in estimate.runs):
         lines.append(
-            f"{estimate.layers} layers: 2, 3 and 4 were run, each further one adds the same, and "
-            "the others are counted"
+            f"{estimate.layers} layers: computed from runs with 2, 3 and 4 layers, because each "
+            f"further "
+            "layer adds the same"
         )
     elif estimate.layers is not None:
         lines.append(f"{estimate.layers} layers, all of which were run")
@@ -86,7 +89,7 @@ def _head(estimate: Comparison) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Rows with a label in front, in columns."""
+    """Rows with a label at the beginning, in columns."""
     label = max(len(row[0]) for row in rows)
     widths = [max(len(row[1][i]) for row in rows) for i in range(len(rows[0][1]))]
     return [
@@ -116,12 +119,12 @@ def _held(kind: str, run: Run) -> str:
 
 
 def _that_run(runs: Sequence[Run | None]) -> list[Run]:
-    """Those of which there is something to show, each once."""
+    """The runs that did not fail, each once."""
     return list({run.setting: run for run in runs if run and not run.failure}.values())
 
 
 def _layers(runs: Sequence[Run]) -> list[str]:
-    """What each layer holds when the most is held."""
+    """The memory of each layer at the peak."""
     if not runs:
         return []
     held = [run.memory.by_layer() for run in runs]
@@ -129,7 +132,7 @@ def _layers(runs: Sequence[Run]) -> list[str]:
     for layer in dict.fromkeys(layer for each in held for layer in each):
         sizes[layer] = [sum(each.get(layer, {}).values()) for each in held]
     largest = sorted(sizes, key=lambda layer: -max(sizes[layer]))
-    rows = [("memory by layer, when the most is held", [run.setting for run in runs])]
+    rows = [("memory by layer, at the peak", [run.setting for run in runs])]
     rows += [
         (f"  {layer or 'outside of all layers'}", [in_bytes(n) for n in sizes[layer]])
         for layer in largest[:LINES]
@@ -138,7 +141,7 @@ def _layers(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(runs: Sequence[Run]) -> list[str]:
-    """What each line receives, the one that receives the most first."""
+    """The bytes that each line receives, the largest first."""
     if not runs:
         return []
     found = [run.step.by_line() for run in runs]
@@ -155,7 +158,7 @@ def _lines(runs: Sequence[Run]) -> list[str]:
     for place in largest[:LINES]:
         each = [lines.get(place, nothing) for lines in found]
         cells = [f"{in_bytes(of.busiest_bytes)} in {of.collectives:,}" for of in each]
-        rows.append((f"  {place or 'of no line'}", cells))
+        rows.append((f"  {place or 'unknown line'}", cells))
     return _table(rows) + _more(len(largest) - LINES, "line")
 
 
@@ -164,7 +167,7 @@ def _more(n: int, what: str) -> list[str]:
 
 
 def _failures(estimate: Comparison) -> list[str]:
-    """Why settings do not run; those that fail alike together."""
+    """The reasons why settings do not run. Settings with the same reason share a line."""
     found: dict[str, list[str]] = {}
     for run in estimate.runs:
         if run.failure is not None:

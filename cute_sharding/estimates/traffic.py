@@ -1,4 +1,6 @@
-"""What a step receives, line by line: collectives that are alike, and seconds by the network."""
+"""The bytes that a step receives, line by line, in groups of equal collectives; and their seconds
+by the network model.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ from cute_sharding.exchange import Network
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.profiling import Collective, Place
 
-# What a host brings in once, for all of its devices.
+# The collectives whose elements a host receives once, for all its devices.
 _TOGETHER = ("all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce")
 
 
 class Alike(NamedTuple):
-    """What collectives have in common that are counted together.
+    """The common properties of collectives that are counted together.
 
     Attributes:
-        place: the line that they run for; None where it is not known.
+        place: the line for which they run; None if the line is unknown.
         backward: whether gradients were computed.
-        op: what kind of collective they are, as in :class:`~cute_sharding.profiling.Collective`.
-        group: the mesh dims that they run over, and how many ranks of each.
+        op: the kind of the collectives, as in :class:`~cute_sharding.profiling.Collective`.
+        group: the mesh dims of the group, and the number of ranks of each.
         itemsize: the bytes of an element.
     """
 
@@ -33,12 +35,12 @@ class Alike(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """How much they are.
+    """The amount of communication of equal collectives.
 
     Attributes:
-        collectives: how many.
-        received: elements that this rank receives.
-        busiest: elements that the busiest rank receives; where one cannot tell, as ``received``.
+        collectives: the number of collectives.
+        received: the elements that this rank receives.
+        busiest: the elements that the busiest rank receives; if unknown, as ``received``.
     """
 
     collectives: int = 0
@@ -46,12 +48,12 @@ class Amount(NamedTuple):
     busiest: int = 0
 
     def plus(self, other: Amount, times: int = 1) -> Amount:
-        """Both together, the other one so many times."""
+        """The sum of both amounts, with the other amount so many times."""
         return Amount(*(a + times * b for a, b in zip(self, other)))
 
 
 def group_on(mesh: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The mesh dims on which those ranks differ, and how many of each there are.
+    """The mesh dims on which the ranks differ, and the number of ranks on each.
 
     >>> group_on((2, 4), [4, 5, 6, 7])
     ((1, 4),)
@@ -67,18 +69,18 @@ def group_on(mesh: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, int]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step receives.
+    """The bytes that a step receives.
 
     Attributes:
-        rows: collectives that are alike, and how much they are.
+        rows: groups of equal collectives, with their amounts.
     """
 
     rows: dict[Alike, Amount]
 
     @classmethod
     def of(cls, collectives: Iterable[Collective], mesh: Sequence[int]) -> Traffic:
-        """What was recorded, on a mesh of those sizes whose ranks count from 0. Barriers receive
-        nothing.
+        """The recorded collectives, on a mesh of these sizes whose ranks start at 0. Barriers
+        receive nothing.
         """
         rows: dict[Alike, Amount] = {}
         for one in collectives:
@@ -91,25 +93,25 @@ class Traffic:
 
     @property
     def collectives(self) -> int:
-        """How many collectives."""
+        """The number of collectives."""
         return sum(amount.collectives for amount in self.rows.values())
 
     @property
     def received_bytes(self) -> int:
-        """What the rank receives."""
+        """The bytes that the rank receives."""
         return sum(amount.received * alike.itemsize for alike, amount in self.rows.items())
 
     @property
     def busiest_bytes(self) -> int:
-        """What the busiest rank of each collective receives."""
+        """The bytes that the busiest rank of each collective receives."""
         return sum(amount.busiest * alike.itemsize for alike, amount in self.rows.items())
 
     def seconds(self, mesh: Sequence[int], network: Chosen = None) -> float:
-        """What they take by the network, one behind the other."""
+        """The seconds of all collectives by the network model, one after the other."""
         return sum(seconds(alike, amount, mesh, network) for alike, amount in self.rows.items())
 
     def by_line(self) -> dict[Place | None, Traffic]:
-        """Of each line what it receives, forward and backward."""
+        """For each line, the communication of its forward and backward pass."""
         found: dict[Place | None, dict[Alike, Amount]] = {}
         for alike, amount in self.rows.items():
             found.setdefault(alike.place, {})[alike] = amount
@@ -121,7 +123,7 @@ class Traffic:
 
     @classmethod
     def from_data(cls, data: Iterable[Sequence[Any]]) -> Traffic:
-        """What :meth:`to_data` gave."""
+        """The traffic from the data of :meth:`to_data`."""
         rows = {}
         for place, backward, op, group, itemsize, *amount in data:
             alike = Alike(
@@ -136,10 +138,10 @@ class Traffic:
 
 
 def seconds(alike: Alike, amount: Amount, mesh: Sequence[int], network: Chosen) -> float:
-    """What collectives that are alike take, one behind the other, by
-    :meth:`~cute_sharding.exchange.Network.collective`. Over several mesh dims the fastest
-    ones first, as plans are timed: a rank receives from those that differ from it on the slower
-    dims in proportion to how many they are.
+    """The seconds of equal collectives, one after the other, by
+    :meth:`~cute_sharding.exchange.Network.collective`. Over several mesh dims, the fastest dims
+    come first, as in the times of plans. A rank receives from the ranks that differ from it on
+    the slower dims in proportion to their number.
     """
     times, links = amount.collectives, Network.of_elements(tuple(mesh), network, alike.itemsize)
     if not times:

@@ -1,4 +1,4 @@
-"""What a dry run found, setting by setting."""
+"""The results of dry runs, setting by setting."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.profiling import Place
 
 STOCK = "PyTorch"
-# Of seconds and of bytes: what differs by less of them is alike.
+# Seconds, or bytes, that differ by a smaller share count as equal.
 ALIKE = 0.01
-# The columns, and the flags of each.
+# The columns, with their flags.
 SETTINGS: dict[str, dict[str, str]] = {
     STOCK: {},
     "views": {"USE_CUTE_VIEW_PROPAGATION": "1"},
@@ -25,11 +25,11 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """That a step does not run.
+    """The failure of a step.
 
     Attributes:
         text: the error, in one line.
-        place: the line of the program; None where it is of none.
+        place: the line of the program; None if the error has no line of the program.
     """
 
     text: str
@@ -40,14 +40,14 @@ class Failure:
 
 
 class Cause(NamedTuple):
-    """An op that sends something.
+    """An op that communicates.
 
     Attributes:
         place: the line of the program.
-        backward: whether it is a gradient.
-        op: its name.
-        why: why it sends, in a sentence.
-        todo: what would avoid it, a sentence each, the cheapest first.
+        backward: whether the op computes a gradient.
+        op: the name of the op.
+        why: the reason for the communication, in a sentence.
+        todo: ways to avoid the communication, in sentences, the cheapest first.
     """
 
     place: Place
@@ -63,12 +63,12 @@ class Run:
 
     Attributes:
         setting: one of ``SETTINGS``.
-        step: what the step receives; where it failed, up to there.
-        setup: what is received before it.
-        memory: what the rank holds.
-        failure: why it does not run; None where it does.
-        causes: the ops of DTensors that send something; the program asks for the rest itself.
-        counted: whether layers were counted and not run.
+        step: the communication of the step, up to a failure.
+        setup: the communication before the step.
+        memory: the memory of the rank.
+        failure: the reason why the step does not run; None if it runs.
+        causes: the ops of DTensors that communicate. The program asks for all other communication.
+        counted: whether the figures follow from runs with fewer layers.
     """
 
     setting: str
@@ -82,17 +82,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one step of a program costs, on stock PyTorch and with each flag.
+    """The cost of one step of a program, with PyTorch alone and with each flag.
 
     Attributes:
         program: the function.
-        mesh: how many devices each mesh dim has.
-        names: of the mesh dims; None where they have none.
+        mesh: the number of devices of each mesh dim.
+        names: the names of the mesh dims; None if they have no names.
         rank: the rank that was run.
-        device: what kind of devices: "cuda" or "cpu".
+        device: the kind of devices: "cuda" or "cpu".
         network: the links, as text; None: the default.
-        layers: how many the model has, where the step was told; None where it was not.
-        runs: a run of each setting, the stock first.
+        layers: the number of layers, if the caller gave it; None otherwise.
+        runs: one run for each setting, PyTorch alone first.
     """
 
     program: str
@@ -109,18 +109,19 @@ class Comparison:
         return next(run for run in self.runs if run.setting == setting)
 
     def seconds(self, run: Run) -> float:
-        """What the collectives of its step take by the network."""
+        """The seconds of the collectives of the step, by the network model."""
         return run.step.seconds(self.mesh, self.network)
 
     @property
     def stock(self) -> Run | None:
-        """Without any flag; None where that was not asked for."""
+        """The run without flags; None if the caller left this setting out."""
         return next((run for run in self.runs if run.setting == STOCK), None)
 
     @property
     def best(self) -> Run | None:
-        """What runs and takes the least time by the network; of those alike what receives the
-        fewest bytes, and of these the first, which has the fewest flags. None where nothing runs.
+        """The run with the least time by the network; among equal times, the run with the fewest
+        bytes; among equal bytes, the first run, which has the fewest flags. None if no setting
+        runs.
         """
         some = [run for run in self.runs if run.failure is None]
         least = min(map(self.seconds, some), default=0.0)
@@ -129,8 +130,8 @@ class Comparison:
 
     @property
     def fewest(self) -> Run | None:
-        """What runs and receives the fewest bytes, then takes the least time by the network. None
-        where nothing runs.
+        """The run with the fewest bytes; among equal bytes, the run with the least time by the
+        network. None if no setting runs.
         """
         return min(
             (run for run in self.runs if run.failure is None),
@@ -143,7 +144,7 @@ class Comparison:
         return self.names[m] if self.names else f"dim {m}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data: sizes in bytes, times in seconds."""
+        """The comparison as plain data: sizes in bytes, times in seconds."""
         return {
             "program": self.program,
             "mesh": list(self.mesh),
@@ -191,5 +192,5 @@ class Comparison:
 
 
 def of_lines(runs: Sequence[Run]) -> list[Place | None]:
-    """The lines that receive in any of the runs, in their order."""
+    """The lines that receive bytes in any of the runs, in their order."""
     return list(dict.fromkeys(place for run in runs for place in run.step.by_line()))

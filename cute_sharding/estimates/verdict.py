@@ -1,4 +1,4 @@
-"""What follows from an estimate: whether the package is worth it, and which lines to look at."""
+"""The conclusions from an estimate: whether the package is worth it, and the lines to look at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import ALIKE, SETTINGS, STOCK, Cause, Comparison, Run
 from cute_sharding.profiling import Place
 
-LEFT, REASONS = 3, 2  # lines to look at, and ops of each
+LEFT, REASONS = 3, 2  # the most lines to name, and the most ops of each
 
 
 def in_bytes(size: int) -> str:
@@ -39,14 +39,14 @@ def in_seconds(seconds: float) -> str:
 
 
 def verdict(estimate: Comparison) -> str:
-    """Whether the package is worth it here, in one line: by seconds of the network, and by bytes
-    where seconds are alike.
+    """Whether the package is worth it for this step, in one line: by seconds of the network model,
+    and for equal seconds, by bytes.
     """
     stock, best = estimate.stock, estimate.best
     if best is None:
         return "No setting runs this step."
     if stock is None:
-        return f"The least time by the network is taken with {flags_of(best)}."
+        return f"By the network model, the step takes the least time with {flags_of(best)}."
     if stock.failure is not None:
         return f"Worth it: PyTorch alone does not run this step, and with {flags_of(best)} it runs."
     more = _fewer_bytes_for_longer(estimate, stock)
@@ -58,9 +58,9 @@ def verdict(estimate: Comparison) -> str:
         return more[0]
     before = in_bytes(stock.step.busiest_bytes)
     return (
-        f"Not worth it here: PyTorch alone receives {before} a step in "
-        f"{in_seconds(estimate.seconds(stock))} by the network, and no flag makes either less by "
-        f"{ALIKE:.0%}."
+        f"Not worth it here: PyTorch alone receives {before} in a step, in "
+        f"{in_seconds(estimate.seconds(stock))} by the network, and no flag reduces the bytes or "
+        f"the time by {ALIKE:.0%}."
     )
 
 
@@ -69,7 +69,7 @@ def _is_less(after: float, before: float) -> bool:
 
 
 def _costs(estimate: Comparison, run: Run, stock: Run) -> str:
-    """What a step costs with a setting, in place of PyTorch alone."""
+    """The cost of a step with a setting, compared with PyTorch alone."""
     before, after = stock.step.busiest_bytes, run.step.busiest_bytes
     took, takes = estimate.seconds(stock), estimate.seconds(run)
     held, holds = stock.memory.peak, run.memory.peak
@@ -83,7 +83,9 @@ def _costs(estimate: Comparison, run: Run, stock: Run) -> str:
 
 
 def _fewer_bytes_for_longer(estimate: Comparison, stock: Run) -> list[str]:
-    """That the setting which receives the fewest bytes takes longer than PyTorch alone."""
+    """The sentence for a setting that receives the fewest bytes, but takes longer than PyTorch
+    alone.
+    """
     run = estimate.fewest
     if run is None or not _is_less(run.step.busiest_bytes, stock.step.busiest_bytes):
         return []
@@ -92,8 +94,8 @@ def _fewer_bytes_for_longer(estimate: Comparison, stock: Run) -> list[str]:
     many = "more" if run.step.collectives > stock.step.collectives else "slower"
     return [
         f"Fewer bytes, but {many} collectives: with {flags_of(run)} "
-        f"{_costs(estimate, run, stock)} By the network model it takes longer; not worth it on "
-        "this network."
+        f"{_costs(estimate, run, stock)} By the network model, the step takes longer, so it is "
+        "not worth it on this network."
     ]
 
 
@@ -103,8 +105,8 @@ def flags_of(run: Run) -> str:
 
 
 def ops_left(estimate: Comparison, runs: Sequence[Run]) -> list[list[str]]:
-    """The lines whose ops send the most with each setting, why, and what to write there instead;
-    settings with the same ones together.
+    """For each setting, the lines whose ops send the most, with the reasons and the changes that
+    avoid the communication. Settings with the same lines share a section.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
@@ -115,19 +117,19 @@ def ops_left(estimate: Comparison, runs: Sequence[Run]) -> list[list[str]]:
     for lines, flags in alike.items():
         those = " or ".join(flags)
         if lines:
-            head = wrap(f"ops that still send with {those}, and what to change there:", 96)
+            head = wrap(f"ops that still send with {those}, with reasons and changes:", 96)
             parts.append([*head, *lines])
         else:
             nothing = (
-                f"with {those} no op sends much: what is left the program asks for itself "
-                "(redistribute(), parallel styles, FSDP)"
+                f"with {those}, no op sends much: the rest is communication that the program asks "
+                "for (redistribute(), parallel styles, FSDP)"
             )
             parts.append(wrap(nothing, 96))
     return parts
 
 
 def _lines_of(estimate: Comparison, run: Run) -> tuple[str, ...]:
-    """The lines whose ops send the most with a setting, why, and what to write there instead."""
+    """The lines whose ops send the most with a setting, with reasons and changes."""
     least = ALIKE * run.step.busiest_bytes
     by_line = {place: of for place, of in run.step.by_line().items() if of.busiest_bytes >= least}
     causes: dict[Place, list[Cause]] = {}
@@ -147,8 +149,8 @@ def _lines_of(estimate: Comparison, run: Run) -> tuple[str, ...]:
 
 
 def _said(causes: Sequence[Cause]) -> list[str]:
-    """Why each op of a line sends, and the first of what would avoid it; an op's gradient only
-    where the op itself sends nothing.
+    """For each op of a line, the reason for its communication and the first way to avoid it. The
+    gradient of an op is left out if the op itself communicates.
     """
     chosen = [cause for cause in causes if not cause.backward] or causes
     return list(
@@ -157,7 +159,7 @@ def _said(causes: Sequence[Cause]) -> list[str]:
 
 
 def _what(traffic: Traffic, estimate: Comparison) -> str:
-    """The kinds of collectives and the mesh dims, the most received first."""
+    """The kinds of collectives and the mesh dims, those with the most bytes first."""
     found: dict[str, int] = {}
     for alike, amount in traffic.rows.items():
         over = " and ".join(estimate.mesh_dim(m) for m, _ in alike.group) or "one rank"

@@ -85,7 +85,7 @@ class Network:
     def __post_init__(self) -> None:
         if self.within is not None and any(w < 1 for w in self.within):
             raise ValueError(
-                f"{self.within} devices of the mesh dims in one host: there is one at the least"
+                f"{self.within} devices of the mesh dims in one host: there must be at least one"
             )
 
     @classmethod
@@ -213,8 +213,8 @@ class Network:
             )
         if not self._hosts_divide(mesh):
             raise ValueError(
-                f"{self.within} devices of each mesh dim in one host, for a mesh of {tuple(mesh)}: "
-                "give one number for each, which divides it"
+                f"{self.within} devices of each mesh dim in one host, for a mesh of "
+                f"{tuple(mesh)}: give one number for each mesh dim, which divides its size"
             )
         return self
 

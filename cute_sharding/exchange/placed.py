@@ -86,7 +86,7 @@ class Mesh:
         if isinstance(self.ranks, range) and self.ranks.step == 1:
             return
         if len({*self.ranks}) < len(self.ranks):
-            raise ValueError(f"a mesh has each rank once; these are {tuple(self.ranks)}")
+            raise ValueError(f"a mesh must have each rank once; these are {tuple(self.ranks)}")
         first = self.ranks[0] if self.ranks else 0
         following = range(first, first + len(self.ranks))
         alike = all(rank == other for rank, other in zip(self.ranks, following))

@@ -212,7 +212,7 @@ def within_memory(
         )
         raise ValueError(
             f"no plan for {what} holds at most {limit:,} elements on every device: the smallest "
-            f"limit that is enough is memory_limit={least}"
+            f"possible limit is memory_limit={least}"
         )
     return fitting
 

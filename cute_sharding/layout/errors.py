@@ -34,6 +34,6 @@ class Undecided(LayoutError):
         self.fact = fact
         where = f"{context}: " if context else ""
         super().__init__(
-            f"{where}undecided without the fact `{fact}`; if it holds, supply it: with "
-            f"assuming({fact!r}): ..."
+            f"{where}the answer depends on the fact `{fact}`; if the fact is true, state it: "
+            f"with assuming({fact!r}): ..."
         )

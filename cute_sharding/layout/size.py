@@ -118,8 +118,8 @@ class Size:
     (0, s, True)
     >>> s == 3
     Traceback (most recent call last):
-    cute_sharding.layout.errors.Undecided: undecided without the fact `s == 3`; if it holds, \
-supply it: with assuming('s == 3'): ...
+    cute_sharding.layout.errors.Undecided: the answer depends on the fact `s == 3`; if \
+the fact is true, state it: with assuming('s == 3'): ...
     """
 
     __slots__ = ("expr",)
@@ -331,7 +331,8 @@ def decide(fact: Fact) -> bool:
     learn(asked)
     if prove(fact) is not answer:
         raise LayoutError(
-            f"the fact {asked} was asked and is not used; please report this"
+            f"the fact {asked} was a question of the package, but its answer is not used; please "
+            "report this"
         )  # else the same would be asked again and again
     return answer
 

@@ -37,7 +37,7 @@ def buckets(
     loads: Sequence[Loads],
     limit: int | None = None,
     kinds: Sequence[Hashable] | None = None,
-    held_are: str = "sources, targets and buffers, with one tensor at a time",
+    held_are: str = "sources, targets and buffers, even if one tensor moves at a time",
 ) -> list[Bucket]:
     """The buckets, in their order, of tensors of those loads. ``kinds``: only those of one kind can
     go together, and None stays where it is. ``held_are``: what the loads are of, for the error.
@@ -65,9 +65,8 @@ def buckets(
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
             raise ValueError(
-                f"memory_limit={limit}: {least} bytes at least are needed at once, for "
-                f"{held_are}: give "
-                "as much, or more devices"
+                f"memory_limit={limit}: {least} bytes or more are needed at once, for {held_are}: "
+                "raise the limit, or use more devices"
             )
         at_once = before is not None and (
             limit is None or _peak(_without(held, before), before, load) <= limit

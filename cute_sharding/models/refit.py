@@ -180,7 +180,7 @@ class Refit:
     @cached_property
     def packed(self) -> tuple[Packed, ...]:
         """Which of the members go together, in the order in which they run."""
-        held_are = "buffers, with those results alone that are made of one source"
+        held_are = "buffers, even if only the results of one source move at a time"
         return tuple(
             [
                 Packed(members, Bundle(tuple([self.members[i].item for i in members])), at_once)
@@ -282,8 +282,8 @@ class Refit:
         if self.unread:
             name, left = next(iter(self.unread.items()))
             raise ValueError(
-                f"no inverse: {left} elements of {name!r} are in no result. Give a result "
-                "that has them, or leave the tensor out of the source"
+                f"no inverse: {left} elements of {name!r} are in no result. Add a result that "
+                "has these elements, or remove the tensor from the source"
             )
         back = inverse(self.relation, any_copy=True)
         return Refit(back, self.results, self.operands, self.memory_limit)

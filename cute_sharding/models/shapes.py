@@ -37,15 +37,15 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, Shape]:
     dtype, tensors, sizes = model.get("dtype"), model.get("tensors"), model.get("sizes", {})
     if not (isinstance(dtype, str) and isinstance(tensors, Mapping) and isinstance(sizes, Mapping)):
         raise ValueError(
-            "a model has a dtype, tensors (name: shape), and sizes (name: number) if shapes name "
-            f"them; this one has {', '.join(model) or 'nothing'}"
+            "the file of a model needs a dtype, tensors (name: shape) and, if shapes have names, "
+            f"sizes (name: number); this file has {', '.join(model) or 'nothing'}"
         )
     itemsize_of(dtype)
 
     def size(given: Any, of: str) -> int:
         found = sizes.get(given) if isinstance(given, str) else given
         if not isinstance(found, int) or found < 0:
-            raise ValueError(f"{of}: the size {given!r} is no number and none of {[*sizes]}")
+            raise ValueError(f"{of}: the size {given!r} is neither a number nor one of {[*sizes]}")
         return found
 
     found: dict[str, Shape] = {}

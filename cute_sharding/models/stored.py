@@ -65,8 +65,8 @@ class Stored:
         if have != there:
             raise ValueError(
                 f"the checkpoint has {have} elements of {self.name!r}, in {len(chunks)} chunks, "
-                f"and its shape {self.shape} has {there}: the tensor was not saved completely, "
-                "save it again"
+                f"but the shape {self.shape} has {there}: the tensor was not saved completely, "
+                "so save the checkpoint again"
             )
 
     def bytes_of(self, chunk: int) -> int:

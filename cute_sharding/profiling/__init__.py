@@ -1,8 +1,8 @@
-"""What a program sends, line by line: values, and how they are shown. No torch is needed;
-:mod:`cute_sharding.dtensor.profile` fills them in.
+"""The communication of a program, line by line, as plain values. This package does not import
+torch; :mod:`cute_sharding.dtensor.profile` fills in the values.
 
-- :mod:`.collective`: one collective, and the line that it ran for
-- :mod:`.report`: all of them, by what they were for and the line of the program
+- :mod:`.collective`: one collective, and the line for which it ran
+- :mod:`.report`: all collectives, by cause and by line of the program
 """
 
 from cute_sharding.profiling.collective import Collective, Place

@@ -1,4 +1,4 @@
-"""A collective that ran, and the line of the program that it ran for."""
+"""A collective that ran, and the line of the program for which it ran."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Place(NamedTuple):
     """A line of the program.
 
     Attributes:
-        file: as Python knows it.
-        line: its number, from 1.
-        function: the name of the function that it is in.
+        file: the file name, as Python knows it.
+        line: the line number, from 1.
+        function: the name of the function that contains the line.
 
     >>> str(Place("/home/me/model.py", 12, "forward"))
     'model.py:12 forward'
@@ -26,27 +26,28 @@ class Place(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One collective, or one batch of messages from rank to rank, as this rank ran it.
+    """One collective, or one batch of messages between ranks, as this rank ran it.
 
     Attributes:
-        op: what it is: "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast",
+        op: the kind: "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast",
             "reduce", "scatter", "gather", "send", "receive", "messages" (a batch of both) or
             "barrier".
-        name: the op of torch's that ran it, such as "_c10d_functional.all_reduce".
-        ranks: those of its group, ascending.
-        dtype: of what is sent, such as "float32"; "uint8" where elements go as bytes.
-        itemsize: the bytes of an element that is sent.
-        received, sent: elements that this rank received of others, and sent to others, by the rule
-            of ``cute_sharding.exchange.collectives``.
-        busiest: elements that the busiest rank received: of all ranks where a plan of this package
-            runs, else of those of its group. None where this rank cannot know, as of an all-to-all
-            of the program's own with splits that differ.
-        place: the line of the program that it ran for; of a gradient, that of the op that it is
-            the gradient of. None where that is not known.
+        name: the op of torch that ran it, such as "_c10d_functional.all_reduce".
+        ranks: the ranks of the group, ascending.
+        dtype: the dtype of the sent elements, such as "float32"; "uint8" if elements are sent as
+            bytes.
+        itemsize: the bytes of a sent element.
+        received, sent: the elements that this rank received from other ranks, and sent to them, by
+            the rules of ``cute_sharding.exchange.collectives``.
+        busiest: the elements that the busiest rank received: of all ranks for a plan of this
+            package, and of the ranks of the group otherwise. None if this rank cannot know the
+            number, for example for an all-to-all of the program with different splits.
+        place: the line of the program for which it ran; for a gradient, the line of the forward op.
+            None if the line is unknown.
         backward: whether it ran while gradients were computed.
-        recomputed: whether it ran again in the backward, for a checkpointed region.
-        caller: the line that called the function that ``place`` is in. None of a gradient, and
-            where that is not known.
+        recomputed: whether it ran again in the backward pass, for a checkpointed region.
+        caller: the line that called the function of ``place``. None for a gradient, or if the line
+            is unknown.
 
     >>> place = Place("model.py", 12, "forward")
     >>> one = Collective("all-gather", "", (0, 1), "float32", 4, 10, 10, 10, place)
@@ -69,17 +70,17 @@ class Collective(NamedTuple):
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that this rank received."""
+        """The bytes that this rank received."""
         return self.received * self.itemsize
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank sent."""
+        """The bytes that this rank sent."""
         return self.sent * self.itemsize
 
     @property
     def busiest_bytes(self) -> int | None:
-        """Bytes that the busiest rank received; None where this rank cannot know."""
+        """The bytes that the busiest rank received; None if this rank cannot know the number."""
         return None if self.busiest is None else self.busiest * self.itemsize
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What a program sent, as plain values: collectives as they ran, what each was for, and the lines
-of the program that they belong to.
+"""The communication of a program as plain values: collectives, their causes, and the lines of the
+program.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class Moved(NamedTuple):
     """A tensor that was redistributed.
 
     Attributes:
-        shape: its global shape.
-        mesh: the sizes of its mesh.
-        names: of the mesh dims; those without a name have their number.
-        before, after: its placements, as DTensor prints them.
+        shape: the global shape.
+        mesh: the sizes of the mesh.
+        names: the names of the mesh dims; a mesh dim without a name has its number.
+        before, after: the placements, as DTensor prints them.
     """
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Moved(NamedTuple):
 
     @property
     def changed(self) -> tuple[int, ...]:
-        """The mesh dims on which its placement changes."""
+        """The mesh dims on which the placement changes."""
         return tuple([m for m, (p, q) in enumerate(zip(self.before, self.after)) if p != q])
 
     @property
@@ -41,18 +41,19 @@ class Moved(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The mesh dims on which it changes, by name."""
+        """The names of the mesh dims on which the placement changes."""
         return ", ".join(self.names[m] for m in self.changed)
 
 
 class Other(NamedTuple):
-    """What somebody else would have sent in the place of one call: PyTorch without this package, or
-    this package, with all its flags.
+    """The bytes that one call would receive under other rules: PyTorch without this package, or
+    this package with all flags.
 
     Attributes:
-        received: bytes, by the busiest rank; None where it raises, or is not known.
-        seconds: by the network's model; None where that is not known.
-        error: what it raises.
+        received: the bytes that the busiest rank would receive; None if the call raises, or if the
+            number is unknown.
+        seconds: the seconds by the network's model; None if unknown.
+        error: the error that the call would raise.
     """
 
     received: int | None
@@ -64,21 +65,22 @@ UNKNOWN = Other(None)
 
 
 class Cause(NamedTuple):
-    """What a collective was for: an op on tensors that lie in one way, on a line of the program.
+    """The cause of a collective: an op on tensors with certain placements, on a line of the
+    program.
 
     Attributes:
-        place: the line; of a gradient, that of the op that it is the gradient of.
-        backward: whether it is a gradient.
+        place: the line; for a gradient, the line of the forward op.
+        backward: whether the op computes a gradient.
         op: the op, such as "slice", or the function that the program called.
         kind: "op" (an op of a DTensor), "asked" (the program redistributes a DTensor itself),
-            "direct" (a collective that the program calls, or a library) or "compiled" (of a
-            compiled program).
+            "direct" (the program or a library calls a collective) or "compiled" (a compiled
+            program).
         moved: the tensors that were redistributed for it.
         operands, results: all tensors, as text: shape and placements.
-        why: why something is sent, in a sentence.
-        todo: what would avoid it, a sentence each; the cheapest first.
-        torch: what PyTorch alone would have sent for the same tensors.
-        package: what this package would have sent, with all its flags.
+        why: the reason for the communication, in a sentence.
+        todo: ways to avoid the communication, in sentences, the cheapest first.
+        torch: the bytes that PyTorch alone would send for the same tensors.
+        package: the bytes that this package would send, with all flags.
     """
 
     place: Place | None
@@ -95,13 +97,13 @@ class Cause(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A collective as it ran.
+    """A collective with its times.
 
     Attributes:
-        collective: what was sent.
+        collective: the collective.
         start: seconds since the profile began.
-        measured: seconds from its start until its result was waited for; where nothing waited in
-            sight, until it was handed to the backend.
+        measured: seconds from the start until the program waited for the result; if the profile saw
+            no wait, until the backend took the collective.
         model: seconds by the network's model.
     """
 
@@ -112,18 +114,18 @@ class Event(NamedTuple):
 
     @property
     def received(self) -> int:
-        """Bytes that the busiest rank received; where that is not known, this rank."""
+        """The bytes that the busiest rank received, or this rank, if the number is unknown."""
         busiest = self.collective.busiest_bytes
         return self.collective.received_bytes if busiest is None else busiest
 
 
 class Line(NamedTuple):
-    """All that was sent for one cause.
+    """All communication of one cause.
 
     Attributes:
-        cause: what it was for.
-        calls: how often it ran.
-        events: its collectives, in order; none where this package made it free.
+        cause: the cause.
+        calls: the number of calls.
+        events: the collectives, in order; empty if this package made the calls free.
     """
 
     cause: Cause
@@ -132,27 +134,27 @@ class Line(NamedTuple):
 
     @property
     def received(self) -> int:
-        """Bytes that the busiest rank received."""
+        """The bytes that the busiest rank received."""
         return sum(event.received for event in self.events)
 
     @property
     def is_of_busiest(self) -> bool:
-        """Whether that is known of the busiest rank; else some of it is of this rank."""
+        """Whether all bytes are those of the busiest rank, and none are those of this rank."""
         return all(event.collective.busiest is not None for event in self.events)
 
     @property
     def model(self) -> float:
-        """Seconds by the network's model."""
+        """The seconds by the network's model."""
         return sum(event.model for event in self.events)
 
     @property
     def measured(self) -> float:
-        """Seconds as measured."""
+        """The measured seconds."""
         return sum(event.measured for event in self.events)
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How often each kind of collective ran."""
+        """The number of collectives of each kind."""
         found: dict[str, int] = {}
         for event in self.events:
             found[event.collective.op] = found.get(event.collective.op, 0) + 1
@@ -160,14 +162,14 @@ class Line(NamedTuple):
 
     @property
     def callers(self) -> dict[Place, int]:
-        """From which lines the function of this one was called, as far as that is known, and how
-        many collectives each call led to; the most first.
+        """The lines that called the function of this line, as far as known, and the number of
+        collectives of each; the most first.
         """
         found = Counter(event.collective.caller for event in self.events)
         return {line: n for line, n in found.most_common() if line is not None}
 
     def of(self, other: Other) -> int | None:
-        """Bytes that another would have received in all calls."""
+        """The bytes that the other rules would receive in all calls."""
         return None if other.received is None else other.received * self.calls
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,17 +205,17 @@ class Line(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that a profile found.
+    """The results of a profile.
 
     Attributes:
-        lines: what communicates, that of the most bytes first; then what this package has made
-            free, of which PyTorch alone would have sent something.
-        rank, world: of this process.
-        meshes: the meshes that DTensors were on, as text.
-        settings: what of this package was switched on, as text; empty where nothing was.
-        network: by which seconds are modelled, as text.
-        version: of torch.
-        seconds: how long the profile took.
+        lines: the lines that communicate, with the most bytes first; then the lines that this
+            package made free, and for which PyTorch alone would communicate.
+        rank, world: the rank of this process, and the number of ranks.
+        meshes: the meshes of the DTensors, as text.
+        settings: the settings of this package, as text; empty if the package was off.
+        network: the network of the modeled seconds, as text.
+        version: the version of torch.
+        seconds: the duration of the profile.
     """
 
     lines: tuple[Line, ...]
@@ -232,7 +234,7 @@ class Report(NamedTuple):
 
     @property
     def freed(self) -> list[Line]:
-        """The lines that do not, and would have without this package."""
+        """The lines that do not communicate, but would without this package."""
         return [line for line in self.lines if not line.events]
 
     def total(self, of: Callable[[Line], float], lines: Iterable[Line] | None = None) -> float:
@@ -240,16 +242,16 @@ class Report(NamedTuple):
         return sum(map(of, self.lines if lines is None else lines))
 
     def compared(self, other: Callable[[Cause], Other]) -> tuple[int, int, int]:
-        """(bytes received, bytes that another would have received, lines left out as that is not
-        known) of the lines of which both are known.
+        """(bytes received, bytes that the other rules would receive, lines left out because a
+        number is unknown), for the lines with both numbers.
         """
         known = [(line, line.of(other(line.cause))) for line in self.lines]
         both = [(line.received, n) for line, n in known if n is not None]
         return sum(a for a, _ in both), sum(b for _, b in both), len(known) - len(both)
 
     def compared_seconds(self) -> tuple[float, float]:
-        """(seconds, seconds that PyTorch's rules would take for the same ops on the same
-        placements) by the network's model, of the lines of which both are known.
+        """(seconds, seconds of PyTorch's rules for the same ops and placements) by the network's
+        model, for the lines with both numbers.
         """
         known = [line for line in self.lines if line.cause.torch.seconds is not None]
         theirs = [line.calls * (line.cause.torch.seconds or 0.0) for line in known]
@@ -285,7 +287,9 @@ def _package(cause: Cause) -> Other:
 
 
 def in_order(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Those that receive the most first; of those that receive nothing, what PyTorch would have."""
+    """The lines with the most bytes first; among lines without bytes, those for which PyTorch would
+    receive the most.
+    """
 
     def key(line: Line) -> tuple[int, int]:
         return -line.received, -(line.of(line.cause.torch) or 0)

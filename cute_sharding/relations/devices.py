@@ -90,7 +90,9 @@ def _of_device(
     sharding: Sharding, device: Sequence[int], shape: tuple[int, ...], name: str
 ) -> tuple[Piece, ...]:
     if sharding.shape != shape:
-        raise ValueError(f"{name} has shape {shape}, and the sharding is of {sharding.shape}")
+        raise ValueError(
+            f"{name} has shape {shape}, but the sharding is for shape {sharding.shape}"
+        )
     if any(isinstance(p, Partial) for p in sharding.placements):
         raise ValueError(f"{sharding}: reduce its Partial first")
     chains = chains_of(sharding.cuts, len(shape), sharding.mesh)

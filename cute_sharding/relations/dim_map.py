@@ -241,7 +241,7 @@ def movedim(
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
         raise ValueError(
-            f"movedim: {len(moved)} source dims {source} and {len(to)} destination dims "
+            f"movedim: {len(moved)} source dims {source}, but {len(to)} destination dims "
             f"{destination}"
         )
     order = [d for d in range(ndim) if d not in moved]
@@ -254,7 +254,9 @@ def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
     """permute: reorders the dims."""
     order = normalize_dims(_varargs(dims), len(shape))
     if len(order) != len(shape):
-        raise ValueError(f"permute: {len(order)} dims {order} for a tensor of {len(shape)} dims")
+        raise ValueError(
+            f"permute: {len(order)} dims {order} do not fit a tensor of {len(shape)} dims"
+        )
     return tuple([InputDim(d) for d in order])
 
 
@@ -330,7 +332,9 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """``sizes`` with a -1 replaced by what makes the product ``numel``."""
     if -1 not in sizes:
         if prod(sizes) != numel:
-            raise ValueError(f"shape {sizes} has {prod(sizes)} elements, the tensor {numel}")
+            raise ValueError(
+                f"shape {sizes} has {prod(sizes)} elements, but the tensor has {numel}"
+            )
         return sizes
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     known = prod([n for n in sizes if n != -1])
@@ -340,7 +344,8 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         )
     if known == 0 or numel % known:
         raise ValueError(
-            f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step"
+            f"shape {sizes} cannot be inferred for {numel} elements: the product of the other "
+            f"sizes is {known}"
         )
     return tuple([numel // known if n == -1 else n for n in sizes])
 

@@ -27,7 +27,7 @@ class NotOnlyMoved(ValueError):
     ...     relation_of("unfold's gradient", (3, 2), (4,), 0, 2, 1)  # of windows that overlap
     ... except NotOnlyMoved as error:
     ...     print(error)
-    it computes rows that are the sum of several
+    it computes sums of rows
     """
 
 
@@ -68,7 +68,7 @@ def relation_of_move(move: Move) -> Relation:
       operand 0 3 + 6:1 -> result 0 6:1
     """
     if move.adds:
-        raise NotOnlyMoved("it computes rows that are the sum of several")
+        raise NotOnlyMoved("it computes sums of rows")
     pieces = [each for link in move.links for each in _of_link(move, link)]
     if move.triangle is not None:
         pieces = _in_triangle(pieces[0], move.outputs[0], *move.triangle) if pieces else []

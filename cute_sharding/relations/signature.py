@@ -131,7 +131,7 @@ class Signature(NamedTuple):
             len(shape) != len(names) for shape, names in zip(shapes, self.operands)
         ):
             raise ValueError(
-                f"operands of shapes {list(map(tuple, shapes))} for the signature {self}"
+                f"operands of shapes {list(map(tuple, shapes))} do not fit the signature {self}"
             )
         found: dict[str, Any] = {}
         for shape, names in zip(self.per_row(shapes), self.operands):
@@ -290,7 +290,8 @@ def _most_without_names(
         rest = ndim - sum(_bare(name) != "..." for name in names)
         if rest < 0 or (rest and "..." not in map(_bare, names)):
             raise ValueError(
-                f"an operand of {ndim} dims is not {' '.join(names)!r} of the signature {pattern!r}"
+                f"an operand of {ndim} dims does not fit {' '.join(names)!r} of the signature "
+                f"{pattern!r}"
             )
         most = max(most, rest if "..." in map(_bare, names) else 0)
     return most

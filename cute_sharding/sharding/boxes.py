@@ -64,7 +64,8 @@ class Box:
         columns = self.global_offset, self.size, self.local_offset, self.loops
         if len({*map(len, columns)}) > 1 or min(sum(columns[:3], (0,))) < 0:
             raise ValueError(
-                f"{self}: give an offset, a size, a local offset and loops of each dim, from 0 on"
+                f"{self}: for each dim, give an offset, a size, a local offset and loops, all 0 "
+                "or more"
             )
         for size, dim in zip(self.size, self.loops):
             _check_loops(self, size, dim)
@@ -174,7 +175,7 @@ def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[
         if len(one.size) != len(other.size):
             raise ValueError(
                 f"intersection of {one} and {other}: they have {len(one.size)} and "
-                f"{len(other.size)} dims, and are to be of one global tensor"
+                f"{len(other.size)} dims, and must belong to one global tensor"
             )
         for pairs in product(*map(_same_rows, runs_of(one), runs_of(other))):
             mine, its = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -208,11 +209,11 @@ def _box(runs: Sequence[Run], pending: tuple[str, ...]) -> Box:
 def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
     turns = prod(count for count, _, _ in loops)
     if turns < 1 or size % turns:
-        raise ValueError(f"{box}: {size} rows are not the same in each turn of the loops {loops}")
+        raise ValueError(f"{box}: {size} rows differ between turns of the loops {loops}")
     dx = dy = size // turns
     for count, x_step, y_step in reversed(loops):
         if count < 1 or x_step < dx or y_step < dy:
-            raise ValueError(f"{box}: a turn of the loops {loops} reaches into the next")
+            raise ValueError(f"{box}: a turn of the loops {loops} overlaps the next turn")
         dx, dy = dx + (count - 1) * x_step, dy + (count - 1) * y_step
 
 
@@ -229,8 +230,8 @@ def _each(runs: Sequence[Run]) -> Iterator[list[Run]]:
 def _slices(box: Box, offset: tuple[int, ...]) -> tuple[slice, ...]:
     if not box.is_contiguous:
         raise ValueError(
-            f"{box} is {box.count} contiguous boxes and no slice: take them from contiguous(), or "
-            "all at once by as_strided from global_view and local_view"
+            f"{box} is {box.count} contiguous boxes, not one slice: use contiguous() for single "
+            "boxes, or as_strided with global_view and local_view for all"
         )
     return tuple([slice(start, start + size) for start, size in zip(offset, box.size)])
 

@@ -60,8 +60,8 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
         pieces = pieces_of(rows, split_factor)
         if rows % (pieces * parts):
             raise LayoutError(
-                f"mesh dim {m} deals the {rows} rows that are left into {pieces} x {parts} blocks, "
-                "which are not of one size"
+                f"mesh dim {m} divides {rows} rows into {pieces} x {parts} blocks of different "
+                "sizes"
             )
         # Block, device and pieces, from the inside out: two logical_divides.
         inner = _take(local, rows // (pieces * parts))

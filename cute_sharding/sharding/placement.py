@@ -136,8 +136,11 @@ def _parsed(item: str, ndim: int | None) -> Placement:
         return found
     dim, split_factor = found
     if dim < 0 and (ndim is None or dim < -ndim):
-        of = "dims whose number is not known" if ndim is None else f"{ndim} dims"
-        raise ValueError(f"cannot read the placement {item!r}: its dim counts from the end of {of}")
+        of = "an unknown number of dims" if ndim is None else f"{ndim} dims"
+        raise ValueError(
+            f"cannot read the placement {item!r}: the dim counts from the end, but the tensor "
+            f"has {of}"
+        )
     return Shard(dim % ndim if dim < 0 and ndim else dim, split_factor)
 
 

@@ -60,7 +60,7 @@ class Sharding:
         for placement in self.placements:
             if not isinstance(placement, (Shard, Replicate, Partial)):
                 raise TypeError(
-                    f"{placement!r} is no placement: use Shard, Replicate or Partial of "
+                    f"{placement!r} is not a placement: use Shard, Replicate or Partial of "
                     "cute_sharding.sharding"
                 )
             if isinstance(placement, Shard) and placement.dim >= len(self.shape):
@@ -98,7 +98,7 @@ class Sharding:
             return layout_of(self.shape, self._chains, self.mesh)
         except LayoutError as error:
             raise LayoutError(
-                f"{self} is no layout: {error}. local_shape, global_offset and rows answer for it"
+                f"{self} has no layout: {error}. Use local_shape, global_offset or rows"
             ) from None
 
     @classmethod
@@ -260,8 +260,8 @@ def _shard_of(
         or any(strides[-1] < d < strides[0] for _, d in rest)
     ):
         raise LayoutError(
-            f"{where}: {mode.rank} sub-modes that are not one, and a placement has one; "
-            "use a mesh with a dim for each"
+            f"{where}: {mode.rank} sub-modes do not form one mode, but a placement has one mode: "
+            "use a mesh with a dim for each sub-mode"
         )
     inside = prod(n for n, d in rest if d < strides[-1])
     dealt = (parts * inside, inside)
@@ -269,7 +269,7 @@ def _shard_of(
     factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
-            f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of "
+            f"{where}: its blocks of {inside} elements, {parts} to a piece, cross the dims of "
             f"the local shape {tuple(local_shape)}: "
             f"dim {dim} has {local_shape[dim]} rows of {below}"
         )

@@ -50,7 +50,7 @@ for (const head of document.querySelectorAll("th")) head.addEventListener("click
 # What is received comes first: it is on a narrow screen as well.
 _COLUMNS = (
     ("received", True),
-    ("line, why, and what would avoid it", False),
+    ("line, why, and how to avoid it", False),
     ("op", False),
     ("placements", False),
     ("collectives", False),

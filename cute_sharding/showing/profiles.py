@@ -20,11 +20,12 @@ class Profile:
     """The result of :func:`profile`: the communication inside the block, for each line of the
     program.
 
-    ``print`` shows a table. The values are bytes and seconds; of this rank, but for what the
-    busiest rank received. Only :attr:`collectives` also count in elements.
+    ``print`` shows a table. Sizes are in bytes, and times in seconds. Received bytes are those of
+    the busiest rank, and all other values are those of this rank. Only :attr:`collectives` also
+    count elements.
 
     Attributes:
-        report: all of it, as plain values.
+        report: the whole profile, as plain values.
 
     >>> with profile() as p:
     ...     pass
@@ -38,7 +39,7 @@ class Profile:
 
     @property
     def report(self) -> Report:
-        """All of it, as plain values; inside the block, what there is until now."""
+        """The whole profile, as plain values. Inside the block, the values until now."""
         return self._read() if self._report is None else self._report
 
     def end(self, report: Report) -> None:
@@ -47,21 +48,23 @@ class Profile:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """What communicates, the most bytes first; then what this package made free."""
+        """The lines that communicate, with the most bytes first; then the lines that this package
+        made free.
+        """
         return self.report.lines
 
     @property
     def collectives(self) -> list[Collective]:
-        """All collectives, in the order in which they ran. Of each, ``received``, ``sent`` and
-        ``busiest`` are in elements, ``received_bytes``, ``sent_bytes`` and ``busiest_bytes`` in
-        bytes, as tables are.
+        """All collectives, in the order in which they ran. ``received``, ``sent`` and ``busiest``
+        of a collective count elements. ``received_bytes``, ``sent_bytes`` and ``busiest_bytes``
+        count bytes.
         """
         events = [event for line in self.lines for event in line.events]
         return [event.collective for event in sorted(events, key=lambda event: event.start)]
 
     def table(self, width: int | None = None, most: int = 20) -> str:
-        """As text, of so many columns (by default as wide as the terminal) and at most so many
-        lines of the program.
+        """The profile as text, in ``width`` columns (default: the width of the terminal), with at
+        most ``most`` lines of the program.
         """
         columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
         return table.text(self.report, columns, most)
@@ -73,21 +76,23 @@ class Profile:
         return f"<Profile of {len(self.collectives)} collectives>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON: bytes and seconds."""
+        """The profile as plain data for JSON, in bytes and seconds."""
         return self.report.to_dict()
 
     def trace(self) -> dict[str, Any]:
-        """As a trace in Chrome's format, as data: an event a collective."""
+        """The profile as data of a trace in Chrome's format: an event for each collective."""
         return trace.trace(self.report)
 
     def html(self) -> str:
-        """As one page of HTML that needs nothing else: a table to sort, the lines as a flame, and
-        who sends what to whom. Pictures need matplotlib; without it they are left out.
+        """The profile as one HTML page without other files: a sortable table, a flame graph of the
+        lines, and pictures of which rank sends to which. Without matplotlib, the page has no
+        pictures.
         """
         return page.html(self.report)
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, by its suffix: a trace (.json), the page (.html) or the table (.txt).
+        """Write the profile to a file. The suffix gives the form: a trace (.json), the page (.html)
+        or the table (.txt).
 
         Returns:
             The path.

@@ -57,7 +57,7 @@ def head(report: Report) -> list[str]:
     places = {(line.cause.place, line.cause.backward) for line in sent}
     many = sum(len(line.events) for line in sent)
     rows = (
-        f" ({len(sent):,} rows: one for each op, and for each way in which its tensors lie)"
+        f" ({len(sent):,} rows: one for each op and set of placements)"
         if len(sent) > len(places)
         else ""
     )
@@ -67,7 +67,7 @@ def head(report: Report) -> list[str]:
     said.append(
         f"{of_many(many, 'collective')} on {of_many(len(places), 'line')}{rows}: the busiest rank "
         f"received {received}; {model} by the network model ({report.network}), {measured} "
-        "measured until each result was waited for."
+        "measured, until the program waited for each result."
     )
     return [*said, *_compared(report)]
 
@@ -78,20 +78,20 @@ def _compared(report: Report) -> list[str]:
         if not theirs and not ours:
             return []
         return [
-            f"Op by op on these placements PyTorch's rules would receive {bytes_text(theirs)}, and "
-            f"received here were {bytes_text(ours)}.{_left_out(unknown, 'PyTorch')} This is not "
-            "what the program receives with the package off, whose tensors have other placements: "
-            "profile it with the package off, or run estimate, for that.",
+            f"For the same ops and placements, PyTorch's rules would receive {bytes_text(theirs)}, "
+            f"and cute_sharding received {bytes_text(ours)}.{_left_out(unknown, 'PyTorch')} With "
+            "the package off, later tensors would have other placements: for the bytes of the "
+            "whole program, profile it with the package off, or run estimate.",
             *_slower(report),
         ]
     theirs, ours, unknown = report.compared(lambda cause: cause.package)
     if not theirs:
         return []
     return [
-        f"Op by op on these placements {SWITCH} would receive {bytes_text(ours)} of "
-        f"{bytes_text(theirs)}.{_left_out(unknown, 'this package')} This may say too much or too "
-        "little: with the package on, later tensors have other placements. Profile it with the "
-        "package on, or run estimate, for what the program receives then."
+        f"For the same ops and placements, {SWITCH} would receive {bytes_text(ours)} of "
+        f"{bytes_text(theirs)}.{_left_out(unknown, 'this package')} With the package on, later "
+        "tensors would have other placements: for the bytes of the whole program, profile it with "
+        "the package on, or run estimate."
     ]
 
 
@@ -100,13 +100,17 @@ def _slower(report: Report) -> list[str]:
     if ours <= theirs * (1 + ALIKE):
         return []
     return [
-        f"By the network model they take longer here: {seconds_text(ours)} in place of "
-        f"{seconds_text(theirs)}."
+        f"By the network model, the collectives take longer than with PyTorch's rules: "
+        f"{seconds_text(ours)} instead of {seconds_text(theirs)}."
     ]
 
 
 def _left_out(unknown: int, who: str) -> str:
-    return f" ({of_many(unknown, 'row')} left out: not known for {who}.)" if unknown else ""
+    return (
+        f" ({of_many(unknown, 'row')} left out, because the bytes for {who} are unknown.)"
+        if unknown
+        else ""
+    )
 
 
 # -- what is sent ----------------------------------------------------------------------------------
@@ -132,16 +136,16 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
             )
         )
     note = (
-        f"received: bytes, by the busiest rank. {other}: what "
-        + ("PyTorch's rules" if report.settings else "cute_sharding, switched on,")
-        + " would receive for the same op on these placements."
+        f"received: bytes that the busiest rank receives. {other}: bytes that it would receive "
+        + ("by PyTorch's rules" if report.settings else "with cute_sharding")
+        + ", for the same op and placements."
     )
     if not all(line.is_of_busiest for line in lines):
-        note += " *: by this rank, as the busiest is not known."
+        note += " *: bytes of this rank, because the bytes of the busiest rank are unknown."
     if any(row[-1] == "?" for row in rows):
         note += (
-            " ?: not known, as of what the program sends itself, of ops that PyTorch has functions "
-            "of its own for, and of _StridedShard placements that PyTorch may take for others."
+            " ?: unknown, for communication that the program asks for, for ops that have special "
+            "functions in PyTorch, and for _StridedShard placements that PyTorch may misread."
         )
     kept = [row if width >= WIDE else (*row[:6], *row[8:]) for row in rows]
     table = aligned(kept, width, {1, 2, 3, 4}, {1: 14, 2: 8}, {3: 8, 4: 16})
@@ -163,7 +167,8 @@ def _blocks(changes: Iterable[str]) -> list[str]:
         return []
     dim, blocks = found.groups()
     return [
-        f"{found[0]}: a _StridedShard; dim {dim} is cut into {blocks} blocks, and each rank holds "
+        f"{found[0]}: a _StridedShard; dim {dim} is divided into {blocks} blocks, and each rank "
+        f"holds "
         "its part of every block."
     ]
 
@@ -171,7 +176,7 @@ def _blocks(changes: Iterable[str]) -> list[str]:
 def place_text(cause: Cause, *, with_function: bool = False) -> str:
     """The line, and whether it is a gradient."""
     if cause.place is None:
-        place = "not known"
+        place = "unknown"
     else:
         where = str(cause.place).partition(" ")[0]
         function = cause.place.function.rpartition("<locals>.")[2]
@@ -254,7 +259,7 @@ def _placements_wrapped(text: str, width: int) -> list[str]:
 
 def _reasons(lines: Sequence[Line], width: int) -> list[str]:
     """Of each row a reason; rows in order that say the same are one."""
-    said = ["Why, and what would avoid it"]
+    said = ["Why, and how to avoid it"]
     numbered = list(enumerate(lines, 1))
 
     def reason(item: tuple[int, Line]) -> tuple[object, ...]:
@@ -296,7 +301,7 @@ def _freed(lines: Sequence[Line], width: int) -> list[str]:
             )
         )
     return [
-        "Nothing is sent here; PyTorch's rules would, on these placements",
+        "Nothing is sent here; PyTorch's rules would send, for the same placements",
         *aligned(rows, width, {0, 1, 4}, {0: 20, 4: 12}),
     ]
 

@@ -73,7 +73,7 @@ def test_as_json(capsys):
         ("draw", "give --shape, --mesh, --placements; or a --layout"),
         ("draw --shape 4,6 --mesh 2", "give --placements"),
         (f"{OF} --view 24 --to R", "a picture shows one change"),
-        (f"{OF} --layout 4:1", "--layout goes with --shape"),
+        (f"{OF} --layout 4:1", "--layout takes no other option"),
         (f"{OF} --width 5", "20 columns or more"),
         (f"{OF} --output picture.gif", "ends in '.gif'"),
         (f"{OF} --output /nowhere/picture.txt", "--output /nowhere/picture.txt"),

@@ -340,13 +340,13 @@ def test_a_layout_of_a_tensor_is_its_sharding():
     "given, error, message",
     [
         (lambda: draw(3), TypeError, "draw takes a DTensor, a Sharding"),
-        (lambda: draw(Layout(4), view=(2, 2)), ValueError, "view= and to= go with a tensor"),
-        (lambda: draw(Layout(symbol("s"))), LayoutError, "put numbers in their place"),
+        (lambda: draw(Layout(4), view=(2, 2)), ValueError, "view= and to= need a tensor"),
+        (lambda: draw(Layout(symbol("s"))), LayoutError, "replace the symbols by numbers"),
         (lambda: draw(Layout((2, 2)), shape=(8,)), LayoutError, "does not hold each"),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), shape=(4,)),
             ValueError,
-            "shape= goes with a Layout",
+            "shape= needs a Layout",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), view=(2, 2), to="R"),
@@ -356,7 +356,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), names=("a", "b")),
             ValueError,
-            "give each mesh dim a name of its own",
+            "give each mesh dim a different name",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to="P"),
@@ -366,7 +366,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to=[3]),
             TypeError,
-            "3 is no placement that can be drawn",
+            "3 is not a placement that can be drawn",
         ),
         (
             lambda: draw(Sharding((4,), (2, 2), (Partial("sum"), Partial("max"))), to="R,R"),
@@ -378,7 +378,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
                 Sharding((4,), (2,), (Replicate(),)), to=Sharding((5,), (2,), (Replicate(),))
             ),
             ValueError,
-            "are not of one tensor",
+            "do not belong to one tensor",
         ),
         (lambda: FLATTEN.save("picture.pdf"), ValueError, "ends in '.pdf'"),
     ],

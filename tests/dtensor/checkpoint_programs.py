@@ -215,7 +215,7 @@ def what_does_not_fit(folder):
         meta = nn.Linear(2, 6)
     for state, kind, words in (
         (meta, ValueError, "'weight' is on meta, and has no memory to be loaded into"),
-        (3, TypeError, "a state that is a int has no names"),
+        (3, TypeError, "a state of type int has no names"),
         (
             {"w": DTensor.from_local(torch.zeros(6, 2), line, [Partial()])},
             ValueError,
@@ -223,24 +223,23 @@ def what_does_not_fit(folder):
         ),
     ):
         raised(lambda s=state: load_checkpoint(s, folder), kind, words)
-    raised(
-        lambda: load_checkpoint(full, 3), (TypeError, RuntimeError), "a checkpoint that is a int"
-    )
+    raised(lambda: load_checkpoint(full, 3), (TypeError, RuntimeError), "a checkpoint of type int")
     nothing = str(Path(folder) / "nothing")
     error = raised(lambda: load_checkpoint(full, nothing), (OSError, RuntimeError), "nothing")
     assert dist.get_rank() == 0 or "opening the checkpoint failed on rank 0: FileNotFound" in error
     refits = (
-        (lambda w: {"w": w["u"]}, "the refit asks for 'u', and the checkpoint has "),
-        (lambda w: {"w": w["w"] * 2}, "result 'w' is no movement of its sources"),
+        (lambda w: {"w": w["u"]}, "the refit reads 'u', and the checkpoint has "),
+        (lambda w: {"w": w["w"] * 2}, "result 'w' does not only move elements of its sources"),
         (lambda w: {"w": w["w"].half()}, "'w' is cast to torch.float16 by the refit, and is "),
     )
     for refit, words in refits:
         call = lambda r=refit: load_checkpoint(full, folder, refit=r, strict=False)  # noqa: E731
         raised(call, ValueError, words)
     limit = 1000 + dist.get_rank() // 3
-    words = "ranks 3 have another refit, strict or memory_limit than rank 0"
+    words = "ranks 3 have a different refit, strict or memory_limit than rank 0"
     raised(lambda: load_checkpoint(full, folder, memory_limit=limit), ValueError, words)
-    words = "memory_limit=10: a chunk of 'w' has 16 bytes and is read as one; 32 are held"
+    words = "memory_limit=10: a chunk of 'w' has 16 bytes and is read at once, so the read, "
+    words += "sent and received bytes need 32 bytes at once"
     raised(lambda: load_checkpoint(full, folder, memory_limit=10), ValueError, words)
     assert not full["w"].full_tensor().any()
     done = load_checkpoint({"w": full["w"], "u": zero(1)}, folder, strict=False)
@@ -265,7 +264,8 @@ def what_fails_half_way(folder):
         lambda: load_checkpoint(state, Failing(folder), memory_limit=2100),
         RuntimeError,
         "the disk is gone",
-        "Wholly loaded: 'w1', 'w2', 'w3'. As they were: 'w5', 'w6'. In part, or not known: 'w4'",
+        "Completely loaded: 'w1', 'w2', 'w3'. Unchanged: 'w5', 'w6'. Partly loaded, or "
+        "undecided: 'w4'",
     )
     assert dist.get_rank() == 2 or "reading failed on rank 2: OSError" in error
     for name, x in state.items():

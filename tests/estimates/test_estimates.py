@@ -151,11 +151,11 @@ def test_functions_that_another_process_finds():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mesh": ()}, "give how many devices"),
-        ({"mesh": (4, 0)}, "give how many devices"),
+        ({"mesh": ()}, "pass the number of devices"),
+        ({"mesh": (4, 0)}, "pass the number of devices"),
         ({"rank": 8}, "has the ranks 0 to 7"),
         ({"device": "tpu"}, "neither 'cuda' nor 'cpu'"),
-        ({"layers": 0}, "a model has one at the least"),
+        ({"layers": 0}, "a model has at least one layer"),
         ({"settings": ("stock",)}, "give some of PyTorch, views"),
         ({"network": "pigeon"}, "unknown links"),
         ({"network": "nvlink,nvlink,nvlink"}, "a network of 3 links"),
@@ -209,10 +209,10 @@ memory, at most             160 B      -    160 B
   activations                40 B      -     40 B
 received before the step      0 B      -      0 B
 
-memory by layer, when the most is held  PyTorch    all
-  head                                    100 B  100 B
-  outside of all layers                    40 B   40 B
-  layers.*                                 20 B   20 B
+memory by layer, at the peak  PyTorch    all
+  head                          100 B  100 B
+  outside of all layers          40 B   40 B
+  layers.*                       20 B   20 B
 
 received for each line, forward and backward     PyTorch          all
   model.py:3 forward                          48 MB in 4  1.6 MB in 2
@@ -220,7 +220,7 @@ received for each line, forward and backward     PyTorch          all
 
 views: does not run. train.py:9 step: TypeError: no
 
-ops that still send with USE_CUTE_SHARDING=1, and what to change there:
+ops that still send with USE_CUTE_SHARDING=1, with reasons and changes:
   model.py:3 forward: 1.6 MB in all, 15.5 us (all-to-all over tp)
     chunk needs rows of others; gather it before
 
@@ -236,9 +236,9 @@ def test_details_of_the_settings_that_are_asked_for():
     text = found.with_details("all", "movement", "views")
     assert len(re.findall(r" all +movement$", text, re.MULTILINE)) == 2  # layers, and lines
     assert text.count("ops that still send with") == 1  # what is alike is said once
-    assert "USE_CUTE_SHARDING=1 or USE_CUTE_MOVEMENT=1, and what to change" in text
+    assert "USE_CUTE_SHARDING=1 or USE_CUTE_MOVEMENT=1, with reasons and changes" in text
     alone = found.with_details("PyTorch")
-    assert "ops that still send with PyTorch alone, and what to change there:" in alone
+    assert "ops that still send with PyTorch alone, with reasons and changes:" in alone
     assert "model.py:3 forward: 48 MB in all" in alone
     with pytest.raises(ValueError, match="details of 'redistribution': this estimate has the col"):
         found.with_details("redistribution")
@@ -253,7 +253,7 @@ def test_the_verdict():
     assert "PyTorch alone does not run this step" in verdict(estimated(failed, LESS))
     assert verdict(estimated(FAILS)) == "No setting runs this step."
     assert verdict(estimated(LESS)) == (
-        "The least time by the network is taken with USE_CUTE_SHARDING=1."
+        "By the network model, the step takes the least time with USE_CUTE_SHARDING=1."
     )
     assert "no op sends much" in str(estimated(STOCK, same))
 
@@ -271,7 +271,7 @@ def test_fewer_bytes_that_take_longer_are_not_worth_it():
     assert found.best is found.stock and found.fewest is grown
     said = verdict(found)
     assert said.startswith("Fewer bytes, but more collectives: with USE_CUTE_MOVEMENT=1")
-    assert said.endswith("it takes longer; not worth it on this network.")
+    assert said.endswith("so it is not worth it on this network.")
     assert f"holds {memory(30).peak} B in place of {memory(2).peak} B: more memory." in said
     assert "more memory" not in verdict(estimated(STOCK, MANY))
     # and of the settings that were run the one is named that takes the least time

@@ -39,7 +39,7 @@ from cute_sharding.layout import Layout, LayoutError
 def imported():
     """CuTe is imported where it is asked: each process that collects tests reads this file."""
     global cute
-    why = "nvidia-cutlass-dsl is not installed (it cannot be beside torch 2.15)"
+    why = "nvidia-cutlass-dsl is not installed (it cannot be installed with torch 2.15)"
     cute = pytest.importorskip("cutlass.cute", reason=why)
 
 

@@ -116,7 +116,7 @@ def test_no_rank_holds_more_than_the_limit(seed):
     plan = plan_models(model)
     if not plan.packed:
         return
-    with pytest.raises(ValueError, match="bytes at least are needed at once") as refused:
+    with pytest.raises(ValueError, match="bytes or more are needed at once") as refused:
         plan_models(model, -1)
     least = int(str(refused.value).split(": ")[1].split()[0])
     for limit in (least, least + 7, (least + plan.peak_bytes) // 2, plan.peak_bytes, None):
@@ -185,7 +185,7 @@ def test_what_is_refused():
         ValueError, match="the target needs the same shape, and must not become Partial"
     ):
         plan_models([("w", one, PlacedTensor.of((4,), (2,), "P"))])
-    with pytest.raises(ValueError, match="give a name of torch's with its bits"):
+    with pytest.raises(ValueError, match="give a dtype name of torch"):
         PlacedTensor.of((4,), (2,), "R", "half")
 
 

@@ -35,8 +35,8 @@ def test_a_list_of_results_is_alike():
     [
         ("m k, k n", (2, 2), "has no ->"),
         ("m k, k n -> m n", (2,), "has 2 operands, and 1 are given"),
-        ("m k -> m", (3,), "an operand of 3 dims is not 'm k'"),
-        ("m k ... -> m", (1,), "an operand of 1 dims is not 'm k ...'"),
+        ("m k -> m", (3,), "an operand of 3 dims does not fit 'm k'"),
+        ("m k ... -> m", (1,), "an operand of 1 dims does not fit 'm k ...'"),
     ],
 )
 def test_what_does_not_fit_is_refused(pattern, ndims, message):
@@ -65,7 +65,7 @@ def test_a_name_of_dims_of_several_sizes_is_whole():
 
 
 def test_operands_of_other_dims_are_refused():
-    with pytest.raises(ValueError, match="for the signature m k, k n -> m n"):
+    with pytest.raises(ValueError, match="do not fit the signature m k, k n -> m n"):
         parse("m k, k n -> m n", (2, 2)).sizes([(4, 3), (2,)])
 
 

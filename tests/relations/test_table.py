@@ -279,7 +279,7 @@ def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: reshape((4, 6), (5, 5)), "shape (5, 5) has 25 elements, the tensor 24"),
+        (lambda: reshape((4, 6), (5, 5)), "shape (5, 5) has 25 elements, but the tensor has 24"),
         (lambda: reshape((4, 6), (-1, 5)), "cannot be inferred for 24 elements"),
         (lambda: reshape((4, 6), (-1, -1)), "at most one can be inferred"),
         (lambda: reshape((0, 6), (-1, 0)), "cannot be inferred for 0 elements"),
@@ -288,11 +288,14 @@ def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
         (lambda: expand((6,), (-1, 6)), "output dim 0"),
         (lambda: repeat((4, 6), (2,)), "give one for each dim"),
         (lambda: permute((4, 6), (0, 0)), "name a dim twice"),
-        (lambda: permute((4, 6), (0,)), "1 dims (0,) for a tensor of 2 dims"),
+        (lambda: permute((4, 6), (0,)), "1 dims (0,) do not fit a tensor of 2 dims"),
         (lambda: squeeze((4, 6), (0, -2)), "name a dim twice"),
         (lambda: flatten((4, 6), 1, 0), "start_dim 1 comes after end_dim 0"),
-        (lambda: movedim((4, 6), (0, 1), (0,)), "2 source dims (0, 1) and 1 destination dims (0,)"),
-        (lambda: unflatten((4, 6), 1, (4, 2)), "has 8 elements, the tensor 6"),
+        (
+            lambda: movedim((4, 6), (0, 1), (0,)),
+            "2 source dims (0, 1), but 1 destination dims (0,)",
+        ),
+        (lambda: unflatten((4, 6), 1, (4, 2)), "has 8 elements, but the tensor has 6"),
         (lambda: normalize_dim(2, 2), "dim 2 is out of range for a tensor of 2 dims: use -2 to 1"),
         (lambda: BY_OP["torch.view_as_complex"].view((4, 3)), "must have size 2"),
         (lambda: view_of((4, 6), (object(),)), "unknown DimSpec"),

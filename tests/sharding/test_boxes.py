@@ -226,12 +226,12 @@ def test_what_is_pending_is_said_of_the_boxes():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: Box((0,), (4, 4), (0, 0)), "of each dim"),
-        (lambda: Box((-1,), (4,), (0,)), "from 0 on"),
-        (lambda: Box((0,), (5,), (0,), (((2, 4, 4),),)), "the same in each turn"),
-        (lambda: Box((0,), (4,), (0,), (((0, 4, 4),),)), "the same in each turn"),
-        (lambda: Box((0,), (4,), (0,), (((2, 1, 2),),)), "reaches into the next"),
-        (lambda: Box((0,), (4,), (0,), (((2, 2, 1),),)), "reaches into the next"),
+        (lambda: Box((0,), (4, 4), (0, 0)), "for each dim"),
+        (lambda: Box((-1,), (4,), (0,)), "all 0 or more"),
+        (lambda: Box((0,), (5,), (0,), (((2, 4, 4),),)), "differ between turns"),
+        (lambda: Box((0,), (4,), (0,), (((0, 4, 4),),)), "differ between turns"),
+        (lambda: Box((0,), (4,), (0,), (((2, 1, 2),),)), "overlaps the next turn"),
+        (lambda: Box((0,), (4,), (0,), (((2, 2, 1),),)), "overlaps the next turn"),
         (lambda: intersection(Box((), (), ()), Box((0,), (4,), (0,))), "0 and 1 dims"),
         (lambda: Box((0,), (4,), (0,), (((2, 4, 2),),)).local_slices, "2 contiguous boxes"),
         (lambda: Sharding((4,), (2,), (Shard(0),)).boxes((2,)), "not on the mesh"),

@@ -10,8 +10,8 @@ def test_dims_that_count_from_the_end_are_read():
 
 
 @pytest.mark.parametrize(
-    ("ndim", "said"), [(2, "2 dims"), (None, "dims whose number"), (0, "0 dims")]
+    ("ndim", "said"), [(2, "2 dims"), (None, "an unknown number"), (0, "0 dims")]
 )
 def test_there_are_not_so_many(ndim, said):
-    with pytest.raises(ValueError, match=rf"S\(-3\).*from the end of {said}"):
+    with pytest.raises(ValueError, match=rf"S\(-3\).*from the end, but the tensor has {said}"):
         parse_placements("S(-3)", ndim=ndim)

@@ -352,7 +352,7 @@ def test_what_cannot_be_read_cannot_be_said(mesh):
         (
             "((2),(3,4)):((4),(8,1))",
             (4, 6),
-            "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, fall across dims",
+            "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, cross the dims",
         ),
         (
             "(((2,2),),(2,3)):(((12,3),),(6,1))",
@@ -430,8 +430,8 @@ def test_parse_errors_quote_the_placement(text):
         (lambda: Sharding((), (2,), (Shard(0),)), ValueError, "has 0 dims"),
         (lambda: Sharding((-4,), (2,), (Shard(0),)), ValueError, "negative size"),
         (lambda: Sharding((4,), (0,), (Shard(0),)), ValueError, "without devices"),
-        (lambda: Sharding((4,), (2,), (TorchShard(0),)), TypeError, "is no placement"),
-        (lambda: Sharding((4,), (2,), ("S(0)",)), TypeError, "is no placement"),
+        (lambda: Sharding((4,), (2,), (TorchShard(0),)), TypeError, "is not a placement"),
+        (lambda: Sharding((4,), (2,), ("S(0)",)), TypeError, "is not a placement"),
     ],
 )
 def test_constructor_errors(build, error, message):

@@ -51,8 +51,9 @@ def check() -> None:
     if (running is None or running > LAST) and not _warned:
         _warned = True
         warnings.warn(
-            f"cute_sharding was checked with {CHECKED}, and this is torch {torch.__version__}. It "
-            "goes on; results may differ, or fail, where torch's private functions have changed.",
+            f"cute_sharding was tested with {CHECKED}, and this is torch {torch.__version__}. "
+            "cute_sharding stays on. If torch's private functions have changed, results may be "
+            "wrong, or ops may raise errors.",
             RuntimeWarning,
             stacklevel=4,  # the caller of enable()
         )

@@ -41,7 +41,7 @@ class Leaves:
         self._after: list[Callable[[], Any]] = []
         if not (isinstance(state, Mapping) or _has_state(state) or isinstance(state, list)):
             raise TypeError(
-                f"a state that is a {type(state).__name__} has no names: give a module, or a dict "
+                f"a state of type {type(state).__name__} has no names: pass a module, or a dict "
                 "from names to tensors, modules and other states"
             )
         self.all = list(self._walk(state, "", _nowhere))

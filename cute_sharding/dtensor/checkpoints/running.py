@@ -98,8 +98,9 @@ class Loading:
         except Exception as error:
             whole, left, partly = self._names(finished, begun)
             raise RuntimeError(
-                f"load_checkpoint failed: {type(error).__name__}: {error}. Wholly loaded: {whole}. "
-                f"As they were: {left}. In part, or not known: {partly}"
+                f"load_checkpoint failed: {type(error).__name__}: {error}. Completely loaded: "
+                f"{whole}. "
+                f"Unchanged: {left}. Partly loaded, or undecided: {partly}"
             ) from error
 
     def _names(self, finished: set[int], begun: set[int]) -> tuple[str, ...]:
@@ -194,6 +195,6 @@ def _kind(wanted: Wanted, ranks: Ranks) -> Any:
         if process_groups.backend_name(ranks.group, kind) is not None:
             return Kind(kind)
     raise ValueError(
-        f"the group that loads has no backend for {' or '.join(kinds)} tensors: give one that has, "
-        "by init_process_group(backend='cpu:gloo,cuda:nccl')"
+        f"the group that loads has no backend for {' or '.join(kinds)} tensors: create the group "
+        "with such a backend, by init_process_group(backend='cpu:gloo,cuda:nccl')"
     )

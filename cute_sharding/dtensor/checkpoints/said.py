@@ -58,7 +58,7 @@ def said_by(tensors: Mapping[str, Entry], refit: Generator | None) -> Said:
         found = trace(refit, tensors)
     except KeyError as error:
         raise ValueError(
-            f"the refit asks for {error}, and the checkpoint has {as_text([*tensors])}: give the "
+            f"the refit reads {error}, and the checkpoint has {as_text([*tensors])}: write the "
             "refit for these names"
         ) from error
     kept = [each.dtype for each in tensors.values()]
@@ -97,8 +97,8 @@ def checked_names(wanted: Wanted, said: Said, objects: Collection[str], strict: 
     if wrong:
         raise ValueError(
             f"the checkpoint does not fit the state: {'; '.join(wrong)}. Nothing was read. "
-            "strict=False skips names that only one of the two has, and refit= converts "
-            "tensors of other names or shapes"
+            "strict=False skips names that are only in the state or only in the checkpoint, and "
+            "refit= converts names and shapes"
         )
     return names
 

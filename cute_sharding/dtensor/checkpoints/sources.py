@@ -60,8 +60,8 @@ def opened(checkpoint: Any) -> Any:
         return checkpoint.read_metadata()
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(
-            f"a checkpoint that is a {type(checkpoint).__name__}: give the path of one, of a file "
-            "of torch.save, or a torch.distributed.checkpoint.StorageReader"
+            f"a checkpoint of type {type(checkpoint).__name__}: pass the path of a checkpoint or "
+            "of a file of torch.save, or a torch.distributed.checkpoint.StorageReader"
         )
     if os.path.isdir(checkpoint):
         return FileSystemReader(checkpoint).read_metadata()
@@ -203,8 +203,9 @@ class _File(NamedTuple):
         for leaf in leaves:
             if isinstance(leaf.value, DTensor):
                 raise TypeError(
-                    f"{os.fspath(path)} has a DTensor, {leaf.name!r}: one rank's part of a state. "
-                    "Save full tensors, or with torch.distributed.checkpoint.save"
+                    f"{os.fspath(path)} has a DTensor, {leaf.name!r}, so the file has only one "
+                    "rank's part of a state. Save full tensors, or save with "
+                    "torch.distributed.checkpoint.save"
                 )
         tensors = {leaf.name: leaf.value for leaf in leaves if leaf.is_tensor}
         return cls(

@@ -117,8 +117,8 @@ class Symbols:
             )
         if not bool(condition):
             raise RuntimeError(
-                f"the fact {fact} was found to hold for the sizes at hand, and torch finds that it "
-                "does not; please report this"
+                f"the fact {fact} holds for the sizes of this call, but torch finds that it does "
+                "not hold; please report this"
             )
 
     def _condition(self, fact: Fact) -> Any:

@@ -62,10 +62,10 @@ def gated(
         )
         raise RuntimeError(
             f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
-            f"{text(spec.placements)} ({argument}), for which it is not known to be right. "
-            "Redistribute it first, "
+            f"{text(spec.placements)} ({argument}), for which the result could be wrong. "
+            "Redistribute the tensor first, "
             f".redistribute(placements={list(without(kinds, spec.placements))!r}), and write to "
-            "the result; or take the op that gives a new tensor."
+            "the result; or use the op that returns a new tensor."
         )
     plain = op_schemas.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
     found = stock(plain)

@@ -76,8 +76,9 @@ def with_whole_input(
             f"{name}: a tensor of shape {tuple(spec.shape)} with placements "
             f"{text(spec.placements)} on mesh "
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} is sharded in an order of "
-            "mesh dims that is not left to right, and where sizes do not divide these differ. "
-            "Redistribute it first, to placements without _StridedShard: "
+            "mesh dims other than from left to right, and for uneven shards, the two orders "
+            "give devices different elements. First redistribute the tensor to placements "
+            "without _StridedShard: "
             f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )
     source = without((tensor_specs.Shard, tensor_specs.StridedShard), decision.source)

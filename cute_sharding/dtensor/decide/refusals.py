@@ -21,8 +21,9 @@ def in_words(error: Exception, schema: OpSchema, specs: Sequence[DTensorSpec]) -
     given = ", ".join(f"{tuple(spec.shape)} as {text(spec.placements)}" for spec in specs)
     if isinstance(error, DynamicOutputShapeException):
         told = (
-            f"{name_of(schema.op)} of {given}: the shape of the result depends on values, of "
-            "which each device has only some, so the result has no placements. Keep the shape: "
+            f"{name_of(schema.op)} of {given}: the shape of the result depends on the values of "
+            "the tensor, and each device has only some of these values, so the result has no "
+            "placements. Keep the shape: "
             "torch.where(mask, "
             "x, 0), masked_fill, or mask.sum() for a count. Or take it of the whole, "
             ".full_tensor(), on each rank."

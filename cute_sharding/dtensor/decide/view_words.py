@@ -84,11 +84,11 @@ def explain_unknown(asked: Asked, fact: str) -> str:
     return (
         f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
         f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
-        "the op is free depends on sizes that have no value while the program is compiled. It "
-        "could "
-        f"be decided if this were known: {fact}. Say so before the view, if it holds: "
-        f"torch._check({fact}); or redistribute the tensor first to "
-        f"{text(without((Shard, StridedShard), placements))}; or let views do so themselves: "
+        "the op is free depends on sizes that have no value while the program is compiled. The "
+        f"missing fact is {fact}. If this fact is true, state it before the view: "
+        f"torch._check({fact}); or first redistribute the tensor to "
+        f"{text(without((Shard, StridedShard), placements))}; or let views redistribute their "
+        "input: "
         'cute_sharding.enable(implicit_redistribution="replicate").'
     )
 
@@ -166,7 +166,7 @@ def explain(
             f".redistribute(placements={list(without((Shard, StridedShard), placements))!r})"
         )
     else:
-        lines.append("Redistribute the input first, for example (what costs least later first):")
+        lines.append("Redistribute the input first, for example (cheapest for later ops first):")
         for target, source, output in suggestions:
             lines.append(
                 f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "

@@ -100,17 +100,17 @@ def _placed(spec: DTensorSpec) -> Placed:
 def _check_understood(spec: DTensorSpec) -> None:
     if symints.is_symbolic(tuple(spec.shape)):
         raise ValueError(
-            f"local_boxes of a tensor of shape {tuple(spec.shape)}: its sizes are symbols while a "
-            "program is compiled; ask outside of it"
+            f"local_boxes of a tensor of shape {tuple(spec.shape)}: its sizes are symbols while "
+            "a program is compiled; call local_boxes outside of the program"
         )
     for placement in spec.placements:
         if type(placement) not in (Shard, StridedShard, Replicate) and not isinstance(
             placement, Partial
         ):
             raise ValueError(
-                f"local_boxes: of the placement {placement!r}, a {type(placement).__name__}, it is "
-                "not known which rows it gives to whom; redistribute the tensor to Shard or "
-                "Replicate first"
+                f"local_boxes: for the placement {placement!r}, a {type(placement).__name__}, "
+                "the package does not know which rows each rank holds; redistribute the tensor "
+                "to Shard or Replicate first"
             )
 
 
@@ -120,7 +120,9 @@ def _place(mesh: Any, rank: int | None) -> Device | None:
     """
     if rank is None:
         if dispatch_modes.local_tensor_mode() is not None:
-            raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
+            raise ValueError(
+                "local_boxes: all ranks run in this process: choose a rank, such as rank=0"
+            )
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
     here = _this_rank()
@@ -149,8 +151,9 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
     mesh, sizes = tuple(spec.mesh.shape), _placed(spec).shape_of(device)
     if tuple(local.shape) != sizes:
         raise ValueError(
-            f"local_boxes: the local tensor has the shape {tuple(local.shape)}, and "
+            f"local_boxes: the local tensor has the shape {tuple(local.shape)}, but "
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
-            f"{spec.placements} gives {sizes} of {tuple(spec.shape)}: make it with "
-            "distribute_tensor, or with from_local of parts as torch shards them"
+            f"{spec.placements} of the global shape {tuple(spec.shape)} gives {sizes}: create "
+            "the DTensor with "
+            "distribute_tensor, or pass from_local the shards that torch would make"
         )

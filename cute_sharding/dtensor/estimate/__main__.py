@@ -1,4 +1,4 @@
-"""``python -m cute_sharding.dtensor.estimate REQUEST RESULT``: one setting, in this process."""
+"""Runs one setting in this process: ``python -m cute_sharding.dtensor.estimate REQUEST RESULT``."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""Which layer of a model runs now: the path of the innermost module, forward; in the backward that
-of the op whose gradient is computed.
+"""The layer of a model that runs now: in the forward pass, the path of the innermost module; in the
+backward pass, the path of the module whose gradient is computed.
 
-Autograd numbers the nodes that it makes, in order. So the number at which each module begins and
-ends says which module a node was made in.
+Autograd numbers its nodes in the order in which it makes them. So the numbers at which each module
+begins and ends give the module of a node.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Layers:
     """The layers of all modules that run inside the ``with`` block.
 
     Attributes:
-        found: what is called with a module that no other has called, before it runs.
+        found: a function that is called with each outermost module, before the module runs.
     """
 
     def __init__(self, found: Any = lambda module: None) -> None:
         self.found = found
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._running: list[nn.Module] = []
-        self._numbers, self._layers = [0], [OUTSIDE]  # from that node on, that layer
+        self._numbers, self._layers = [0], [OUTSIDE]  # the layer of the nodes from this number on
 
     def __enter__(self) -> Layers:
         self._hooks = [
@@ -53,17 +53,17 @@ class Layers:
 
     @property
     def now(self) -> str:
-        """The path of the module that runs, or whose gradient is computed: ``layers.3.attention``.
-        Nothing outside of all modules.
+        """The path of the module that runs, or whose gradient is computed, such as
+        ``layers.3.attention``. Empty outside of all modules.
         """
         node = observing.current_node()
-        if node is None or self._running:  # a checkpoint runs modules in the backward
+        if node is None or self._running:  # a checkpoint runs modules in the backward pass
             return self._layers[-1]
         at = bisect_right(self._numbers, observing.number_of_node(node)) - 1
         return self._layers[max(at, 0)]
 
     def path(self, module: nn.Module) -> str:
-        """Where the module stands in its model; nothing for the model itself."""
+        """The path of the module in its model; empty for the model itself."""
         return self._paths.get(module, OUTSIDE)
 
     def _begins(self, module: nn.Module, args: Any) -> None:
@@ -76,7 +76,7 @@ class Layers:
 
     def _ends(self, module: nn.Module, args: Any, result: Any) -> None:
         while self._running and self._running.pop() is not module:
-            pass  # one that raised, and was caught
+            pass  # a module that raised an error, which the program caught
         self._note()
 
     def _note(self) -> None:

@@ -1,5 +1,5 @@
-"""What this rank holds, in bytes: every storage from when it is made until it is freed, of which
-layer it is and what it is for; and what is held when that is the most.
+"""The memory of this rank, in bytes: every storage from its creation until it is freed, with its
+layer and its purpose; and the storages at the peak.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cute_sharding.estimates.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PA
 
 
 class Block:
-    """A storage that is held: its bytes, and what they are for: (kind, layer)."""
+    """A storage that is held: its bytes, and their purpose (kind, layer)."""
 
     def __init__(self, size: int, of: tuple[str, str]) -> None:
         self.size, self.of = size, of
@@ -32,15 +32,15 @@ class Block:
 
 
 class Memory(observing.Observer):
-    """What is held of what is made inside the ``with`` block, and of the parameters of the modules
-    that run there.
+    """The memory of all storages that are made inside the ``with`` block, and of the parameters of
+    the modules that run there.
 
     Args:
-        mode: of the tensors without elements that are to be seen.
+        mode: the mode of the tensors without elements.
 
     Attributes:
-        peaks: for each (whether gradients were computed, layer) the most that was held while it
-            ran: bytes by (kind, layer).
+        peaks: for each (whether gradients were computed, layer), the most memory while it ran:
+            bytes by (kind, layer).
     """
 
     def __init__(self, layers: Layers, mode: Any = None) -> None:
@@ -52,7 +52,7 @@ class Memory(observing.Observer):
         self._held: Counter[tuple[str, str]] = Counter()
         self._total = 0
         self._most: dict[tuple[bool, str], int] = {}
-        self._layer_of: dict[int, str] = {}  # of each parameter
+        self._layer_of: dict[int, str] = {}  # the storage of each parameter
 
     def __enter__(self) -> Memory:
         self._layers.found = self._of_module
@@ -66,7 +66,7 @@ class Memory(observing.Observer):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if fake_mode() in self._modes:  # else torch asks itself for the shape of a result
+        if fake_mode() in self._modes:  # otherwise, torch would call this for the shape of a result
             for tensor in tensors_in(result):
                 self._holds(tensor.untyped_storage())
             self._look()
@@ -74,7 +74,7 @@ class Memory(observing.Observer):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Inside, storages that a program frees by hand, as FSDP does, are seen to be freed."""
+        """Inside the block, also record storages that a program frees by hand, as FSDP does."""
         stock = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -93,7 +93,7 @@ class Memory(observing.Observer):
             torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
 
     def forget_peaks(self) -> None:
-        """Begin anew; what is held stays held."""
+        """Forget all peaks. Held storages stay held."""
         self.peaks, self._most = {}, {}
         self._look()
 
@@ -141,7 +141,7 @@ class Memory(observing.Observer):
             layer = self._layer_of.get(id(parameter), OUTSIDE)
             self._hold_all(state.values(), (OPTIMIZER, layer))
 
-    @torch.no_grad()  # to_local() is an op of autograd's otherwise
+    @torch.no_grad()  # otherwise, to_local() is an op of autograd
     def _hold_all(self, tensors: Iterable[Any], of: tuple[str, str]) -> None:
         for tensor in tensors_in(list(tensors)):
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

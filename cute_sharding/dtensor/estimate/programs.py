@@ -1,4 +1,4 @@
-"""The function of a program that a dry run calls, and the line of the program that raised."""
+"""The function of a program that a dry run calls, and the program's line of an error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cute_sharding.profiling import Place
 
 
 def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
-    """The function of that name in a module, or in a file that is run as a module: not as
-    ``__main__``.
+    """The function with this name in a module, or in a file that runs as a module with another name
+    than ``__main__``.
 
     Raises:
-        ImportError: there is none.
+        ImportError: there is no such function.
     """
     if file is None:
         found: Any = importlib.import_module(module)
@@ -28,7 +28,7 @@ def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
         sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
         spec = importlib.util.spec_from_file_location(module, file)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{file} is no file of Python")
+            raise ImportError(f"{file} is not a Python file")
         found = sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(found)
     for part in name.split("."):
@@ -39,7 +39,7 @@ def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
 
 
 def place_of(error: BaseException) -> Place | None:
-    """The innermost line of the program that the error came by; None where it came by none."""
+    """The innermost line of the program in the traceback of the error; None if there is none."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if observing.kind_of(frame).is_own:
@@ -48,7 +48,7 @@ def place_of(error: BaseException) -> Place | None:
 
 
 def said(error: BaseException) -> str:
-    """The error in one line, and where it helps what to do about it."""
+    """The error in one line, with a remedy if there is one."""
     words = " ".join(str(error).split())
     text = f"{type(error).__name__}{f': {words}' if words else ', without a message'}"
     if isinstance(error, NEEDS_VALUES):

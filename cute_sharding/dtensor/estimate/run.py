@@ -1,4 +1,4 @@
-"""The step, run: on one rank of a made-up world, on tensors without memory."""
+"""Runs the step on one rank of a made-up world, on tensors without memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def run(
     device: str,
     layers: Sequence[int | None],
 ) -> list[dict[str, Any]]:
-    """What the step sent and held, once with each of those numbers of layers; with None it is not
-    told any.
+    """The communication and memory of the step, once for each number of layers; with None, the
+    function gets no number of layers.
     """
     stand_for(BACKENDS[device])
     dispatch_modes.start_group(rank, prod(sizes))
@@ -53,8 +53,8 @@ def run(
 
 
 def causes(recorder: Profiler) -> list[list[Any]]:
-    """The ops of DTensors that sent something: the line, whether it was a gradient, the op, why it
-    sends, and what would avoid it.
+    """The ops of DTensors that communicate: the line, whether the op computes a gradient, the op,
+    the reason, and ways to avoid the communication.
     """
     return [
         [[*of.place], of.backward, of.op, of.why, [*of.todo]]
@@ -66,13 +66,13 @@ def causes(recorder: Profiler) -> list[list[Any]]:
 def once(
     make: Callable[[], Any], sizes: Sequence[int], device: str, *, explains: bool = False
 ) -> dict[str, Any]:
-    """What the step sent and held that ``make()`` returns; where it returns none, what itself did.
-    A step of an optimizer is run a second time: what it keeps is then there from the start.
-    ``explains``: also why lines send, which takes a while.
+    """The communication and memory of the step that ``make()`` returns; if it returns nothing, of
+    ``make()`` itself. A step with an optimizer is run a second time, because the optimizer's
+    state then exists from the start. ``explains``: also compute reasons, which takes longer.
     """
     recorder, layers, fakes = Profiler(), Layers(), stand_ins.Fakes()
     memory = Memory(layers, fakes.mode)
-    starts, error = [0], None  # what was recorded before the step, and before it was run again
+    starts, error = [0], None  # the records before the step, and before its second run
     with ExitStack() as contexts:
         if device == "cuda":
             contexts.enter_context(stand_ins.GpuKernels())

@@ -1,5 +1,5 @@
-"""What stands in for devices that are not there: tensors without memory, and the kernels and
-collectives that GPUs would run. In the process of a dry run alone, which ends with it.
+"""Stand-ins for devices that do not exist: tensors without memory, and the kernels and collectives
+of GPUs. They are used only in the process of a dry run, which ends with the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cute_sharding.dtensor.replaced.op_schemas import (
 _DEVICE = torch.ops.prim.device.default
 _RANGE = torch.ops.aten.arange
 
-# What torch raises where an op asks for the elements of a tensor that has none.
+# The errors of torch if an op reads elements of a tensor without elements.
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -35,11 +35,11 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 class Fakes(Observer):
-    """What is made inside the ``with`` block are tensors without memory, on which ops give shapes
-    and no elements. Tensors that are there already stay as they are.
+    """Tensors that are made inside the ``with`` block have shapes but no memory and no elements.
+    Existing tensors do not change.
 
-    torch's own mode for it would pass for a compiler that traces. So it is on while a tensor is
-    made, and no longer: ops on such tensors find it by themselves.
+    A program that runs under torch's own mode for such tensors looks as if a compiler traced it. So
+    the mode is on only while a tensor is made. Ops on such tensors find the mode without help.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Fakes(Observer):
         self._named = self.mode.fake_tensor_converter.meta_converter.tensor_memo
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is WAIT:  # which gives back what it was given, and here would make another
+        if func is WAIT:  # which returns its argument, and would make another tensor here
             return args[0]
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # where others have an attribute
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # others have an attribute
             return args[0].fake_device
         is_made = not (fake_mode() or tensors_in((args, kwargs)))
         if not is_made or _is_of_torch(func, kwargs, sys._getframe(1)):
@@ -58,7 +58,7 @@ class Fakes(Observer):
         else:
             with self.mode:
                 result = func(*args, **kwargs)
-        # torch refers to each tensor that it has made by a weak reference, and refuses to convert a
+        # torch keeps a weak reference to each tensor that it has made, and does not convert a
         # module whose parameters have one.
         self._named.clear()
         return result
@@ -66,8 +66,8 @@ class Fakes(Observer):
 
 def _is_of_torch(func: Any, kwargs: Any, frame: Any) -> bool:
     """Whether DTensor makes a tensor for itself, and not for the program: ranks of a mesh and
-    offsets of shards, which are numbers that it reads, and operands without memory, on which it
-    takes an op apart to find its rule.
+    offsets of shards, whose numbers DTensor reads, and operands without memory, on which DTensor
+    decomposes an op to find a rule.
     """
     if func.overloadpacket is _RANGE:
         return _is_made_by("torch.distributed.", frame)
@@ -76,7 +76,9 @@ def _is_of_torch(func: Any, kwargs: Any, frame: Any) -> bool:
 
 
 def _is_made_by(modules: str, frame: Any) -> bool:
-    """Whether the innermost of the program's functions and of these is one of these."""
+    """Whether the innermost function of the program or of the given functions is one of the given
+    functions.
+    """
     while frame is not None:
         kind = kind_of(frame)
         if kind.is_own or kind.called[0].startswith(modules):
@@ -86,8 +88,9 @@ def _is_made_by(modules: str, frame: Any) -> bool:
 
 
 class GpuKernels(TorchFunctionMode):
-    """What torch would run on a GPU where it chooses by the kind of device: attention and RMS norms
-    as one kernel. (On a CPU it takes both apart, or runs kernels that DTensor has no rule for.)
+    """The kernels that torch runs on a GPU if it chooses by the kind of device: one kernel each for
+    attention and for RMS norms. (On a CPU, torch decomposes both, or runs kernels for which
+    DTensor has no rule.)
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,8 +119,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """FlashAttention, as torch chooses it for halves without a mask; else the memory-efficient
-    kernel, which repeats the heads of keys.
+    """FlashAttention for half precision without a mask, as torch chooses it; otherwise the
+    memory-efficient kernel, which repeats the heads of keys.
     """
     aten = torch.ops.aten
     if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
@@ -140,8 +143,9 @@ def _attention(
 
 @contextmanager
 def exchanges_shards() -> Iterator[None]:
-    """Torch goes from shards of one dim to shards of another by an all-to-all, as it does on GPUs.
-    On a mesh of CPUs it gathers all, because gloo once could do no more.
+    """To redistribute shards of one dim to shards of another dim, torch uses an all-to-all, as on
+    GPUs. On a mesh of CPUs, torch would gather the tensor, because old releases of gloo had no
+    all-to-all.
     """
     module: Any = importlib.import_module("torch.distributed.tensor.placement_types")
     stock = module.shard_dim_alltoall

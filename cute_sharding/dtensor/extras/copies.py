@@ -161,13 +161,14 @@ class Copy:
         spec = self.spec
         is_what = (
             f"{writer} writes to a view of shape {tuple(tensor.shape)} and "
-            f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
-            f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
+            f"placements {text(tensor.placements)}. The view is a copy of a DTensor of shape "
+            f"{tuple(spec.shape)} and placements {text(spec.placements)}"
         )
         if self.writes != count_of_writes(self.source):
             raise RuntimeError(
-                f"{is_what}, whose local tensor was written to after the view was taken: the view "
-                "does not have that write. Take the view again, after it."
+                f"{is_what}. After the view was taken, the program wrote to the local tensor of "
+                f"this "
+                "DTensor, and the view does not have the written values. Take the view again."
             )
         self.way.check_back(writer, tensor)
 
@@ -350,11 +351,11 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         if copy.is_stale and alone:
             spec = copy.spec
             raise RuntimeError(
-                "to_local() of a view that is a copy of its source, a DTensor of shape "
-                f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written to "
-                "since: the written rows are on other devices, and to_local() does not "
-                "communicate. Take the view again, after that write; or read it on all ranks, by "
-                "full_tensor() or by any op, such as .clone()."
+                "to_local() of a view that is a copy of a DTensor of shape "
+                f"{tuple(spec.shape)} with placements {text(spec.placements)}. After the view was "
+                "taken, the program wrote to this DTensor. The written rows are on other devices, "
+                "and to_local() does not communicate. Take the view again; or read the view on all "
+                "ranks, by full_tensor() or by any op, such as .clone()."
             )
         if copy.is_stale:
             copy.refresh()

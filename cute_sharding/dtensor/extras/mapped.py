@@ -174,10 +174,9 @@ def _with_global_shape(tensor: Any) -> Any:
         if tuple(of[:ndim]) != placed.shape_of(where):
             raise RuntimeError(
                 f"local_map: local tensors of shapes {[some[:ndim] for some in of_ranks.values()]} "
-                f"are no shards of one tensor with placements {text(spec.placements)} on mesh "
-                f"{sizes}: the first ranks have the rows divided by ranks, rounded up, and the "
-                "last ones the rest. Name other out_placements, or redistribute the inputs so that "
-                "sizes divide."
+                f"are not shards of one tensor with placements {text(spec.placements)} on mesh "
+                f"{sizes}: the first ranks need ceil(rows / ranks) rows each, and the last ranks "
+                "the rest. Pass other out_placements, or redistribute the inputs to even shards."
             )
     steps = of_ranks[(0,) * len(sizes)][ndim:]
     order = sorted(range(ndim), key=lambda d: -steps[d])  # as on the rank with the most rows

@@ -147,7 +147,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     ):
         raise RuntimeError(
             f"{registry.name_of(op)} writes at once to several views that are copies of one "
-            "tensor, and cannot write to one view after the other. Write to one at a time."
+            "tensor, and cannot write to one view after the other. Write to one view at a time."
         )
     for leaf in local_tensors.leaves(args, kwargs):
         if tensor_specs.is_dtensor(leaf) and memory_of(leaf._local_tensor) is not None:

@@ -47,8 +47,8 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             raise RuntimeError(
                 f"{name_of(op)} of a DTensor of shape {tuple(tensor.shape)} with placements "
                 f"{spec.placements}: dim {placement.dim} is sharded on "
-                f"{mesh_dim_text(m, spec.mesh.mesh_dim_names)}, and to squeeze it in place "
-                "would need communication, which nothing in place can have. Take squeeze, not "
+                f"{mesh_dim_text(m, spec.mesh.mesh_dim_names)}, so squeeze_ would need "
+                "communication, but an op in place cannot communicate. Use squeeze instead of "
                 "squeeze_, or redistribute the tensor first."
             )
     squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)

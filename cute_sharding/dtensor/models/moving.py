@@ -208,9 +208,9 @@ class Bucket:
         RuntimeError: messages are of other tensors.
         """
         raise RuntimeError(
-            f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh}, and their "
-            "placements there are not those that this rank, outside of the mesh, has; or the "
-            "tensors differ. Give the same tensors, placements and memory_limit on all ranks, "
+            f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh}, where they "
+            "have other placements than on this rank, which is outside of that mesh; or the "
+            "tensors differ. Pass the same tensors, placements and memory_limit on all ranks, "
             "and first redistribute results of ops to explicit placements"
         )
 

@@ -120,14 +120,14 @@ def check_movable(places: Iterable[Place]) -> None:
     for name, tensor, put_there, _ in places:
         if tensor.grad_fn is not None or tensor.grad is not None:
             raise ValueError(
-                f"{name} has a gradient or a grad_fn, and reshard moves tensors alone. Call "
-                "optimizer.zero_grad() before, and cute_sharding.redistribute for tensors with a "
-                "grad_fn"
+                f"{name} has a gradient or a grad_fn, and reshard does not move gradients. Call "
+                "optimizer.zero_grad() first, and use cute_sharding.redistribute for tensors "
+                "with a grad_fn"
             )
         if put_there is None and id(tensor) in kept:
             raise ValueError(
-                f"{name} is under fully_shard, which keeps its parameters by itself and on their "
-                "mesh: give the state dict, module.state_dict(); or write into the module, by "
+                f"{name} is under fully_shard, which keeps its parameters on their own mesh: "
+                "pass the state dict, module.state_dict(); or write into the module, by "
                 "plan_reshard(source, module).run(source, into=module)"
             )
 

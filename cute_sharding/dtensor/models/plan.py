@@ -68,7 +68,7 @@ def plan_reshard(
     """
     if isinstance(source, Mapping) and source and all(isinstance(x, Spec) for x in source.values()):
         if not (isinstance(target, Mapping) and source.keys() == target.keys()):
-            raise ValueError("target: give a Spec for each name of source, and for no other")
+            raise ValueError("target: give a Spec for each name of source, and for no other name")
         pairs = [(name, spec.placed(), target[name].placed()) for name, spec in source.items()]
         return plan_models(pairs, memory_limit, network)
     return planned(State(source), Targets(target, mesh, dtype), memory_limit, network)
@@ -124,8 +124,8 @@ def _grouped(places: Sequence[Place], targets: Targets) -> list[Group]:
         group = found.setdefault(keys[mine], Group([], Specs(current, target)))
         if group.specs.target != target:
             raise ValueError(
-                f"{group.places[0].name} and {place.name} are one tensor, but have different "
-                "target placements: give both the same placements"
+                f"{group.places[0].name} and {place.name} are the same tensor, but have "
+                "different target placements: give both the same placements"
             )
         group.places.append(place)
     return list(found.values())

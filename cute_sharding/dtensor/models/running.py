@@ -89,8 +89,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             return into
         if since is not None:
             raise ValueError(
-                "run(since=...) sends only changed elements: pass as into= the result of the "
-                "run that sent the others"
+                "run(since=...) sends only changed elements: also pass into=, the result of the "
+                "earlier run"
             )
         return self.run_with(State(state))
 
@@ -101,7 +101,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         Raises:
             ValueError: this rank is on a mesh that tensors go to, or the states are others.
         """
-        self._check_side("send", "wants", [specs.target.mesh for specs in self.specs])
+        self._check_side("send", "needs", [specs.target.mesh for specs in self.specs])
         then = None if since is None else State(since)
         self._write(State(state), None, then, is_update=since is not None)
 
@@ -156,7 +156,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             progress()
 
         try:
-            with self._said(moved, "As they were"):
+            with self._said(moved, "Unchanged"):
                 self._move(self._sending(given.pop, {}), arrived)
         finally:
             result = state.result
@@ -187,7 +187,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 bucket, _locals_of(bucket, given.get), _locals_of(bucket, before.get), first
             )
 
-        with torch.no_grad(), self._said(moved, "As they were, or written in part"):
+        with torch.no_grad(), self._said(moved, "Unchanged, or partly written"):
             for i, places in enumerate(groups):
                 for x in onto.get(i, ()) if self.tensors[i].stays else ():
                     x.copy_(places[0].tensor._local_tensor)
@@ -201,7 +201,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         except Exception as error:
             some, left = self._moved_and_left(moved)
             raise ReshardError(
-                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {as_text(some)}. "
+                f"reshard failed: {type(error).__name__}: {error}. Completely moved: "
+                f"{as_text(some)}. "
                 f"{rest}: {as_text(left)}",
                 some,
                 left,
@@ -266,8 +267,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             known = {name for names in self.names for name in names}
             more = [name for name in by_name if name not in known]
             raise ValueError(
-                f"the state is not the one that was planned: it lacks {as_text(missing)}, and has "
-                f"{as_text(more)} beside. Plan again"
+                f"the state differs from the planned state: it lacks {as_text(missing)}, and has "
+                f"{as_text(more)} in addition. Plan again"
             )
         for names, specs in zip(self.names, self.specs):
             planned = specs.target if after else specs.current
@@ -275,8 +276,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 now = by_name[name].tensor._spec
                 if now != planned:
                     raise ValueError(
-                        f"{name} is {now} of strides {tuple(now.stride)}, and was {planned} of "
-                        f"strides {tuple(planned.stride)} when this was planned: plan again"
+                        f"{name} is {now} with strides {tuple(now.stride)}, but was {planned} with "
+                        f"strides {tuple(planned.stride)} when the plan was made: plan again"
                     )
         return [[by_name[name] for name in names] for names in self.names]
 
@@ -328,7 +329,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             if i != k or not self._is_kept(i, given[i], x):
                 raise ValueError(
                     f"into: {self.names[k][0]} shares memory with {self.names[i][0]} of the "
-                    "state, and would be written while the state is read: give it its own memory"
+                    "state, and a run would write to this memory while it reads the state: pass "
+                    "a tensor with its own memory"
                 )
 
     def _is_kept(self, i: int, given: torch.Tensor, onto: torch.Tensor) -> bool:
@@ -351,8 +353,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         _check_ranks_are_real()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
-                f"{what}: rank {process_groups.this_rank()} {does} some of the tensors as well: "
-                "call run(state) there"
+                f"{what}: rank {process_groups.this_rank()} {does} some of the tensors too: call "
+                "run(state) on this rank"
             )
 
 
@@ -362,7 +364,8 @@ def _check_ranks_are_real() -> None:
     """
     if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
         raise NotImplementedError(
-            "reshard under LocalTensorMode or in a graph: call it on real ranks, between graphs"
+            "reshard cannot run under LocalTensorMode or in a graph: call it on real ranks, "
+            "outside of graphs"
         )
 
 

@@ -94,8 +94,8 @@ class Targets:
         unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
         if unused:
             raise ValueError(
-                f"placements are given for {', '.join(map(repr, unused))}, and no DTensor of the "
-                "state has such a name: names are as in a state dict, patterns as in fnmatch"
+                f"placements are given for {', '.join(map(repr, unused))}, but no DTensor of the "
+                "state has such a name: write names as in a state dict, and patterns as in fnmatch"
             )
 
 
@@ -135,8 +135,8 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
     name, tensor = place.name, place.tensor
     if wanted.shape != tensor.shape:
         raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, and is to be as a tensor of shape "
-            f"{tuple(wanted.shape)}: give one of the same shape"
+            f"{name} has shape {tuple(tensor.shape)}, and its target has shape "
+            f"{tuple(wanted.shape)}: pass a target of the same shape"
         )
     _check_mesh(name, tensor, wanted.device_mesh)
     _check_finished(name, wanted.device_mesh, wanted.placements)
@@ -148,13 +148,14 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
 def _check_mesh(name: str, tensor: DTensor, mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"reshard to mesh {mesh!r}, which is no DeviceMesh: make one with "
+            f"reshard to mesh {mesh!r}, which is not a DeviceMesh: make one with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if mesh.device_type != tensor.device_mesh.device_type:
         raise ValueError(
-            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and is to go to one "
-            f"of {mesh.device_type} devices: both need the same device type, move the tensor first"
+            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and its target is "
+            f"on a mesh of {mesh.device_type} devices: both need the same device type, move the "
+            "tensor first"
         )
 
 

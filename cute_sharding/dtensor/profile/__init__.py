@@ -1,15 +1,17 @@
-"""What a program sends, as it runs: every collective, and the line of the program that it runs for.
+"""Records the communication of a program while it runs: every collective, and the line of the
+program for which the collective runs.
 
-Ops are watched; none is changed, and nothing is kept once the ``with`` block has ended.
+The package observes ops and changes none of them. When the ``with`` block has ended, nothing
+remains installed.
 
-- :mod:`.amounts`: the collectives of torch's libraries, a row each: what ranks receive
-- :mod:`.places`: which line of the program what runs is for
+- :mod:`.amounts`: the collectives of torch's libraries, and the elements that ranks receive
+- :mod:`.places`: the line of the program for which something runs
 - :mod:`.recorder`: all collectives inside a ``with`` block
-- :mod:`.profiler`: and what each was for, and how long it took
-- :mod:`.asking`: what an op needs, by PyTorch's rule and by ours; :mod:`.avoiding`: what would
-  avoid it; :mod:`.gradients`: what would of a gradient
-- :mod:`.causes`, :mod:`.reporting`: all of it in words, line by line
-- :mod:`.refusing`: a block in which nothing may be sent
+- :mod:`.profiler`: a recorder that also records causes and times
+- :mod:`.asking`: the redistributions of an op, by PyTorch's rule and by this package's rule
+- :mod:`.avoiding`, :mod:`.gradients`: placements for which an op, or a gradient, sends nothing
+- :mod:`.causes`, :mod:`.reporting`: the results as sentences, line by line
+- :mod:`.refusing`: a block that raises an error before anything is sent
 """
 
 from cute_sharding.dtensor.profile.profiler import Profiler

@@ -1,5 +1,6 @@
-"""The ops that communicate, a row each: what kind of collective one is, on which tensors, and what
-a rank receives. The rule is that of :mod:`cute_sharding.exchange.collectives`.
+"""A table of the ops that communicate. A row gives the kind of a collective, its tensors, and the
+elements that a rank receives. The numbers follow the rules of
+:mod:`cute_sharding.exchange.collectives`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from cute_sharding.exchange.collectives import Amount
 
 
 class Call(NamedTuple):
-    """A call of an op that communicates: its arguments by name, how many ranks take part, and which
-    of them this one is.
+    """A call of an op that communicates: its arguments by name, the number of ranks that take part,
+    and the position of this rank among them.
     """
 
     given: dict[str, Any]
@@ -28,13 +29,13 @@ class Call(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What matters of a tensor that is sent."""
+    """The shape and the dtype of a tensor that is sent."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def numel(self) -> int:
-        """Of its elements."""
+        """The number of elements."""
         return prod(self.shape)
 
 
@@ -42,9 +43,9 @@ class Row(NamedTuple):
     """A collective.
 
     Attributes:
-        kind: what it is.
-        tensors: the arguments of which the first one's first tensor says the dtype.
-        amounts: what is received and sent, tensor by tensor.
+        kind: the kind of the collective.
+        tensors: the name of an argument. The first tensor of this argument gives the dtype.
+        amounts: the elements that are received and sent, for each tensor.
     """
 
     kind: str
@@ -53,13 +54,13 @@ class Row(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What one call sends.
+    """The communication of one call.
 
     Attributes:
-        kind: what it is.
-        ranks: of the group, ascending.
-        tensor: one of what is sent.
-        amount: elements, of all tensors together.
+        kind: the kind of the collective.
+        ranks: the ranks of the group, ascending.
+        tensor: one of the tensors that are sent.
+        amount: the elements of all tensors together.
     """
 
     kind: str
@@ -69,7 +70,7 @@ class Sent(NamedTuple):
 
 
 def _flat(tensors: Any) -> list[Sizes]:
-    """Tensors in lists, one after the other."""
+    """The tensors of nested lists, in one list."""
     if isinstance(tensors, Sizes):
         return [tensors]
     return [x for some in tensors for x in _flat(some)]
@@ -98,8 +99,8 @@ def _all_gather(name: str) -> Row:
 
 
 def _gather_in_list(given: str, got: str) -> Row:
-    """``got``: for each tensor that is given a list of those of all ranks, or the other way round,
-    which differ in their sizes where the backend can do that.
+    """``got`` has, for each given tensor, a list of the tensors of all ranks, or the other way
+    round. The tensors of a list may have different sizes if the backend allows this.
     """
 
     def amounts(call: Call) -> list[Amount]:
@@ -130,7 +131,9 @@ def _scattered_lists(got: str) -> Row:
 
 
 def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> Row:
-    """Of rows; ``sends`` and ``receives`` name how many of each rank. Without any all are alike."""
+    """An all-to-all of rows. ``sends`` and ``receives`` name the arguments with the number of rows
+    for each rank. Without these arguments, all ranks have the same number.
+    """
 
     def amounts(call: Call) -> list[Amount]:
         x = call.given[given]
@@ -160,7 +163,7 @@ def _shard_to_shard(call: Call) -> list[Amount]:
 
 
 def _rooted(kind: str, name: str, root: str, amount: Callable[..., Amount]) -> Row:
-    """Each rank has tensors of one size."""
+    """A collective with a root, in which each rank has tensors of one size."""
     return Row(
         kind,
         name,
@@ -169,7 +172,7 @@ def _rooted(kind: str, name: str, root: str, amount: Callable[..., Amount]) -> R
 
 
 def _by_block(kind: str, name: str, amount: Callable[..., Amount]) -> Row:
-    """Each rank but the root has a block of what the root has."""
+    """A collective with a root, in which each other rank has a block of the root's tensor."""
     return Row(
         kind,
         name,
@@ -189,7 +192,7 @@ def _message(kind: str, name: str) -> Row:
 
 
 def _batch(call: Call) -> list[Amount]:
-    """Messages from rank to rank, in one op."""
+    """A batch of messages between ranks, in one op."""
     sizes = list(zip(call.given["op_list"], _sizes(call, "tensors")))
     sent = sum(n for op, n in sizes if "send" in op)
     return [Amount(sum(n for op, n in sizes if "send" not in op), sent, None)]
@@ -240,20 +243,20 @@ ROWS = {
     "c10d": _C10D,
     "_dtensor": {"shard_dim_alltoall": Row("all-to-all", "input", _shard_to_shard)},
 }
-# What goes from one rank to another.
+# The kinds of messages from one rank to another.
 MESSAGES = ("send", "receive")
-# An op that waits for what a collective brings.
+# The op that waits for the result of a collective.
 WAIT = Row("wait", "tensor", lambda call: [])
 _FUNCTIONAL["wait_tensor"] = WAIT
 
 
 class Of(NamedTuple):
-    """What is known of an op that communicates, or waits.
+    """The known facts about an op that communicates or waits.
 
     Attributes:
         op: the op.
-        row: its row.
-        group_at, group_name: which of its arguments is the process group.
+        row: the row of the op.
+        group_at, group_name: the argument that is the process group.
     """
 
     op: Any
@@ -264,7 +267,7 @@ class Of(NamedTuple):
 
 @lru_cache(maxsize=1)
 def ops() -> dict[Any, Of]:
-    """The ops that communicate, or wait, of those that this torch has."""
+    """The ops of this torch that communicate or wait."""
     return {
         op: Of(op, row, *observing.group_position(op))
         for namespace, by_name in ROWS.items()
@@ -274,12 +277,13 @@ def ops() -> dict[Any, Of]:
 
 
 class Posted(NamedTuple):
-    """A call of an op that communicates, as it is noted while the program waits.
+    """A call of an op that communicates, in the form in which it is recorded while the program
+    waits.
 
     Attributes:
         of: the op.
-        args, kwargs: its arguments, with the :class:`Sizes` of each tensor.
-        ranks, at: of the group, and which of them this one is.
+        args, kwargs: the arguments, with the :class:`Sizes` of each tensor.
+        ranks, at: the ranks of the group, and the position of this rank among them.
     """
 
     of: Of
@@ -311,7 +315,7 @@ def _sized(value: Any) -> Any:
 
 
 def sent_by(post: Posted) -> Sent:
-    """What a call of the op sends."""
+    """The communication of a call of the op."""
     row, ranks = post.of.row, post.ranks
     here = partial(_numbers_on, ranks[post.at])
     args, kwargs = (
@@ -327,7 +331,7 @@ def sent_by(post: Posted) -> Sent:
 
 
 def _numbers_on(rank: int, value: Any) -> Any:
-    """A call's arguments on one rank: under LocalTensorMode, sizes may differ from rank to rank."""
+    """The arguments of a call on one rank: under LocalTensorMode, sizes differ between ranks."""
     if isinstance(value, Sizes):
         return Sizes(tuple(_numbers_on(rank, [*value.shape])), value.dtype)
     if isinstance(value, (list, tuple)):
@@ -336,7 +340,9 @@ def _numbers_on(rank: int, value: Any) -> Any:
 
 
 def together(amounts: Sequence[Amount]) -> Amount:
-    """Of several: received, sent and, where all are known, by the busiest rank."""
+    """The sum of several amounts: received, sent and, if all are known, received by the busiest
+    rank.
+    """
     busiest = [amount.busiest for amount in amounts]
     return Amount(
         sum(amount.received for amount in amounts),

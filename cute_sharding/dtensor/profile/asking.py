@@ -1,5 +1,6 @@
-"""What an op needs and gives, by PyTorch's rule and by this package's, and what is received for it.
-Nothing runs: a decision is a function of the op, the specs, the settings and the release.
+"""The redistributions and results of an op, by PyTorch's rule and by this package's rule, and the
+bytes that ranks receive. Nothing runs: a decision depends only on the op, the specs, the
+settings and the release.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ EVERYTHING = Settings(redistribution=True, movement=True)
 
 
 class Answered(NamedTuple):
-    """What an op needs and gives.
+    """The redistributions and results of an op.
 
     Attributes:
-        moved: of each operand that is redistributed, the specs before and after.
-        results: the specs of what it gives.
-        outcome: how this package answered, as :func:`cute_sharding.stats` counts it; "" where
-            PyTorch's rule did.
-        other: what is received.
-        by_function: whether the op runs as a function of this package, which sends what is missing.
+        moved: for each redistributed operand, the specs before and after.
+        results: the specs of the results.
+        outcome: the rule of this package that decided, as :func:`cute_sharding.stats` counts it; ""
+            for PyTorch's rule.
+        other: the bytes that are received.
+        by_function: whether the op runs as a function of this package, which sends the missing
+            elements.
     """
 
     moved: tuple[tuple[DTensorSpec, DTensorSpec], ...]
@@ -57,7 +59,9 @@ class Answered(NamedTuple):
 
 
 def schema_of(call: Call) -> OpSchema | None:
-    """The op on its specs; None where it was given a plain tensor, or what cannot be kept."""
+    """The op on its specs; None if an argument was a plain tensor, or an argument that cannot be
+    kept.
+    """
     if PLAIN in _leaves((call.args, call.kwargs)):
         return None
     args = tuple([_listed(value) for value in call.args])
@@ -86,7 +90,7 @@ def _in(other: Other, schema: OpSchema, *, by_torch: bool = False) -> Other:
     if function is None:
         return other
     if not (row and row.has_function) and function.__module__.startswith("cute_sharding."):
-        return other  # it goes by its rule
+        return other  # the op follows its rule
     specs = op_schemas.specs_of(schema)
     is_search = op_schemas.place_of(schema.op, "dim") is not None
     if not (by_torch or is_search) and convolves_wrongly(specs, len(schema.args_schema)):
@@ -99,7 +103,7 @@ def _in(other: Other, schema: OpSchema, *, by_torch: bool = False) -> Other:
 
 
 def by_torch(schema: OpSchema, network: Any) -> Answered:
-    """By PyTorch alone. Raises what its rule raises."""
+    """The decision of PyTorch alone. Raises the errors of PyTorch's rule."""
     with dispatch_modes.no_modes():
         found = registry.stock_propagation()(schema)
         moved = _moved(schema, found)
@@ -109,8 +113,8 @@ def by_torch(schema: OpSchema, network: Any) -> Answered:
 
 
 def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
-    """By this package under those settings, on the process groups at hand. Raises what it raises
-    to the program.
+    """The decision of this package under the settings, with the existing process groups. Raises the
+    errors that the program would get.
     """
     stock = registry.stock_propagation()
     rule = propagation(stock, settings) if settings.views else stock
@@ -135,24 +139,25 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
 
 @dataclass(frozen=True)
 class Ask:
-    """What ops need and redistributions receive, under those settings; None: by PyTorch alone.
+    """Computes the redistributions of ops, and the bytes that redistributions receive, under the
+    settings; None: PyTorch alone.
 
     Args:
-        network: that seconds are of.
+        network: the network that gives the seconds.
     """
 
     settings: Settings | None
     network: Any
 
     def __call__(self, schema: OpSchema) -> Answered:
-        """What an op needs and gives. Raises what its rule raises."""
+        """The redistributions and results of an op. Raises the errors of the rule."""
         if self.settings is None:
             return by_torch(schema, self.network)
         return by_package(schema, self.settings, self.network)
 
     def received_to(self, spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
-        """Bytes that the busiest rank receives where the program redistributes a tensor to other
-        placements; None: a sum has to be finished first, or it is not known.
+        """The bytes that the busiest rank receives if the program redistributes a tensor to other
+        placements. None: a Partial has to be reduced first, or the number is unknown.
         """
         if any(isinstance(p, Partial) for p in spec.placements):
             return None
@@ -164,7 +169,7 @@ class Ask:
 def redistributed(
     before: DTensorSpec, after: DTensorSpec, settings: Settings | None, network: Any
 ) -> Other:
-    """What one redistribution receives: by plan, or by PyTorch's own steps."""
+    """The bytes that one redistribution receives, by a plan or by PyTorch's own steps."""
     redistribution = redistribution_of(before, after.placements)
     if settings is None:
         return of_stock(stock_plan(*redistribution), before, network)
@@ -177,7 +182,7 @@ def redistributed(
 
 
 def of_stock(plan: StockPlan, spec: DTensorSpec, network: Any) -> Other:
-    """What PyTorch's own steps receive; unknown of placements that PyTorch may take for others."""
+    """The bytes of PyTorch's own steps. Unknown for placements that PyTorch may misread."""
     if plan.error is not None or plan.misread:
         return Other(None, None, plan.error)
     if spec.mesh.device_type == "cpu":
@@ -188,7 +193,7 @@ def of_stock(plan: StockPlan, spec: DTensorSpec, network: Any) -> Other:
 
 
 def together(others: Sequence[Other]) -> Other:
-    """Of several tensors."""
+    """The sum over several tensors."""
     error = next((other.error for other in others if other.error is not None), None)
     if any(other.received is None for other in others):
         return Other(None, None, error)
@@ -217,15 +222,15 @@ def _runs_function(found: Any) -> bool:
 
 
 def _finished(found: Any) -> list[tuple[DTensorSpec, DTensorSpec]]:
-    """The specs before and after of numbers that are reduced with the op; those of which the same
-    is pending go together.
+    """The specs before and after of numbers that are reduced with the op. Numbers with the same
+    Partial are reduced together.
     """
     kinds = Counter(answers.finished_by(found))
     return [_replicated(spec, count) for spec, count in kinds.items()]
 
 
 def _replicated(spec: DTensorSpec, count: int) -> tuple[DTensorSpec, DTensorSpec]:
-    """Before and after, of ``count`` numbers."""
+    """The specs before and after of ``count`` numbers."""
     many = with_shape(spec, (count,))
     return many, placed_as(many, (Replicate(),) * many.mesh.ndim)
 
@@ -238,7 +243,7 @@ def _results(found: Any) -> tuple[DTensorSpec, ...]:
 
 
 def moved_of(before: DTensorSpec, after: DTensorSpec) -> Moved:
-    """As plain values."""
+    """A redistribution as plain values."""
     mesh: Any = before.mesh
     sizes = tuple(map(int, mesh.shape))
     names = mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(len(sizes))])
@@ -247,12 +252,12 @@ def moved_of(before: DTensorSpec, after: DTensorSpec) -> Moved:
 
 
 def spec_text(spec: DTensorSpec) -> str:
-    """Shape and placements."""
+    """The shape and the placements."""
     return f"{tuple(spec.shape)} [{', '.join(map(_text, spec.placements))}]"
 
 
 def _text(placement: Placement) -> str:
-    """As DTensor prints it; of a masked embedding's without the size of its table."""
+    """A placement as DTensor prints it; for a masked embedding, without the size of the table."""
     return "MaskP(sum)" if isinstance(placement, MaskPartial) else str(placement)
 
 

@@ -1,5 +1,5 @@
-"""What would avoid a communication: placements of a tensor under which the op sends nothing, found
-by asking the rule that answers for the op.
+"""Placements of a tensor for which an op sends nothing. To find such placements, the package tries
+placements with the rule of the op.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import text
 
-# Placements that are tried, of one tensor.
+# The most placements to try for one tensor.
 MOST = 64
-# Of those that send nothing, how many are named.
+# The most placements to name for which the op sends nothing.
 NAMED = 2
 
 
 def free_placements(
     schema: OpSchema, at: int, dims: Sequence[int], ask: Ask
 ) -> list[tuple[int | None, tuple[Placement, ...]]]:
-    """Placements of the tensor ``at`` that place under which the op sends nothing, and the bytes
-    that the busiest rank receives to get there: the fewest first, and of as many those that keep
-    the tensor sharded. None: a sum has to be finished first.
+    """Placements of the tensor at position ``at`` for which the op sends nothing, and the bytes
+    that the busiest rank receives in the redistribution to these placements. The placements with
+    the fewest bytes come first; among equal bytes, those that keep the tensor sharded. None: a
+    Partial has to be reduced first.
 
     Args:
-        dims: the mesh dims on which its placement may change.
-        ask: what the op needs.
+        dims: the mesh dims on which the placement may change.
+        ask: computes the redistributions of an op.
     """
     specs = op_schemas.specs_of(schema)
     spec, found = specs[at], []
@@ -49,14 +50,15 @@ def free_placements(
 def sharded_parts(
     schema: OpSchema, at: int, dims: Sequence[int], ask: Ask
 ) -> Iterator[tuple[int, tuple[Placement, ...]]]:
-    """Of an op that cuts a sharded dim of the tensor ``at`` into equal parts: (mesh dim, placements
-    in which every part is sharded over it), where the op then sends nothing.
+    """For an op that divides a sharded dim of the tensor ``at`` into equal parts: pairs of a mesh
+    dim, and placements for which each part is sharded over this mesh dim, and the op sends
+    nothing.
     """
     specs = op_schemas.specs_of(schema)
     spec = specs[at]
     try:
         parts = ask(schema).results
-    except Exception:  # whatever the rule raises, nothing can be said of its parts
+    except Exception:  # after any error of the rule, the parts are unknown
         return
     for m in dims:
         placement = spec.placements[m]
@@ -74,7 +76,7 @@ def sharded_parts(
 
 
 def candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placement, ...]]:
-    """Plain placements, of which no rank has none."""
+    """Plain placements for which every rank has elements."""
     now = tuple(spec.placements)
     choices: list[list[Placement]] = []
     for m, placement in enumerate(now):
@@ -92,7 +94,7 @@ def is_free(ask: Ask, schema: OpSchema) -> bool:
     """Whether the op sends nothing."""
     try:
         answered = ask(schema)
-    except Exception:  # whatever the rule raises, it does not send nothing
+    except Exception:  # after any error of the rule, the op is not free
         return False
     return answered.other.received == 0 and answered.other.error is None
 

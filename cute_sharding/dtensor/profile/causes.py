@@ -1,5 +1,6 @@
-"""What collectives were for, in words: which tensors were redistributed, by whose rule and why;
-what PyTorch alone and this package would have sent; and what would avoid it.
+"""The causes of collectives, in sentences: the redistributed tensors, the rule, and the reason; the
+bytes that PyTorch alone and this package would have sent; and placements that avoid the
+communication.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cute_sharding.relations.table import VIEWS
 
 
 def name_of(source: Call | Asked) -> str:
-    """Of an op without its overload; of what the program asks for, the function."""
+    """The name of an op without its overload, or of the function that the program calls."""
     if isinstance(source, Asked):
         return source.function
     return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
@@ -42,7 +43,7 @@ _OF_LIBRARIES = {"FSDP": "FSDP gathers parameters before they are used, and redu
 
 
 def of_asked(asked: Asked, network: Any) -> Cause:
-    """Of what the program asks for itself."""
+    """The cause of communication that the program asks for."""
     name, why = name_of(asked), ""
     todo: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
@@ -52,13 +53,13 @@ def of_asked(asked: Asked, network: Any) -> Cause:
             name, f"the program, or a library that it uses, calls {name} itself"
         )
     elif asked.kind == "compiled":
-        why = "a compiled program sends it: tensors and rules are not known when it runs"
-        todo = ("profile the program without torch.compile to see them",)
+        why = "a compiled program sends it, and a compiled graph does not record tensors and rules"
+        todo = ("profile the program without torch.compile to see tensors and rules",)
     elif asked.before is not None and asked.after is not None:
         pair = asked.before, asked.after
         moved = (moved_of(*pair),)
         what = (
-            f"the gradient of {name}() goes the way back"
+            f"the backward pass of {name}() redistributes the gradient"
             if asked.backward
             else f"the program calls {name}()"
         )
@@ -82,8 +83,9 @@ def of_call(
     forward: Call | None = None,
     calls: int | None = None,
 ) -> Cause:
-    """Of an op on DTensors; ``sent`` is what it sent, if anything, in so many ``calls``; None: in a
-    part of one. ``forward`` is the op that it is the gradient of.
+    """The cause of an op on DTensors. ``sent`` has the collectives of the op, if there are any, in
+    ``calls`` calls; None: in a part of one call. ``forward`` is the op whose gradient the op
+    computes.
     """
     name = name_of(call)
     seen = dict.fromkeys(note.moved for note in notes)
@@ -92,7 +94,8 @@ def of_call(
     schema = schema_of(call)
     if schema is None:
         return cause._replace(
-            why=_moves(name, moved) or f"{name} sends it, and was given a plain tensor"
+            why=_moves(name, moved)
+            or f"{name} communicates, and one of its arguments is a plain tensor"
         )
     specs = op_schemas.specs_of(schema)
     cause = cause._replace(operands=tuple(map(spec_text, specs)))
@@ -122,7 +125,9 @@ def of_call(
 def _as_recorded(
     now: Answered | Exception, sent: Sequence[Collective], calls: int | None
 ) -> Answered | Exception:
-    """With what a call received on the busiest rank, where the rule does not say it."""
+    """The decision with the recorded bytes of the busiest rank, if the rule does not give the
+    bytes.
+    """
     busiest = [one.itemsize * one.busiest for one in sent if one.busiest is not None]
     if isinstance(now, Exception) or now.other.received is not None or not calls:
         return now
@@ -134,7 +139,7 @@ def _as_recorded(
 def _asked(ask: Callable[[], Answered]) -> Answered | Exception:
     try:
         return ask()
-    except Exception as error:  # whatever the rule raises is what it says to this op
+    except Exception as error:  # any error is the answer of the rule for this op
         return error
 
 
@@ -154,7 +159,7 @@ def _or_unknown(ask: Callable[[], Other]) -> Other:
 # -- why -------------------------------------------------------------------------------------------
 
 
-# Of a list of tensors so many are told of one by one.
+# The most tensors of a list to describe one by one.
 MOVES_SHOWN = 3
 
 
@@ -180,15 +185,17 @@ def _moves(name: str, moved: Sequence[Moved]) -> str:
     said = [_from_to(each) for each in moved[:MOVES_SHOWN]]
     if len(moved) > MOVES_SHOWN:
         said.append(f"{len(moved) - MOVES_SHOWN} more")
-    return f"{name} needs {' and '.join(said)}" if said else ""
+    return f"{name} redistributes {' and '.join(said)}" if said else ""
 
 
 def _beside(schema: OpSchema, now: Answered | Exception) -> str:
-    """The other one of two operands, where one of them is redistributed."""
+    """A phrase about the second of two operands, if only the first is redistributed."""
     moved = [before for before, _ in now.moved] if isinstance(now, Answered) else []
     specs = op_schemas.specs_of(schema)
     stay = [spec for spec in specs if not any(spec is each for each in moved)]
-    return f", beside one of {spec_text(stay[0])}" if len(stay) == len(moved) == 1 else ""
+    return (
+        f", while the other operand is {spec_text(stay[0])}" if len(stay) == len(moved) == 1 else ""
+    )
 
 
 def _why(
@@ -198,38 +205,41 @@ def _why(
     settings: Settings | None,
     schema: OpSchema,
 ) -> str:
-    """Which dim, and which rule."""
+    """The sentence with the dim and the rule."""
     moves = _moves(name, cause.moved) + _beside(schema, now)
     if settings is None:
         return (
-            f"{moves}: PyTorch's rule for {name} asks for that"
+            f"{moves}, by PyTorch's rule for {name}"
             if moves
-            else (f"PyTorch's implementation of {name} sends it")
+            else (f"PyTorch's implementation of {name} communicates")
         )
     outcome = now.outcome if isinstance(now, Answered) else ""
     if outcome == "redistribution":
         return f"{moves}. {_of_view(schema, settings)}".strip()
     if isinstance(now, Answered) and now.by_function and outcome == "exchanged":
         return (
-            f"{name} gives a rank rows that other ranks hold: they are sent, and no others, in one "
-            "exchange"
+            f"the result of {name} on a rank has rows that other ranks hold, and one exchange "
+            f"sends "
+            "only these rows"
         )
     if not moves:
         return (
-            f"{name} gives a result without dims, and its {cause.operands[0].partition(') ')[2]} "
-            "operand leaves a Partial: it is reduced at once, so that one rank may read it alone"
+            f"the result of {name} has no dims, and is a Partial because its operand is "
+            f"{cause.operands[0].partition(') ')[2]}: the package reduces it at once, so that one "
+            "rank alone may read it"
             if isinstance(now, Answered) and any(not spec.shape for spec in now.results)
-            else f"{name} sends it by this package's rule"
+            else f"{name} communicates by this package's rule"
         )
     rule = {
         "signature": f"this package's signature of {name}",
-        "gate": "this package, as PyTorch's rule is not known to be right for these placements,",
+        "gate": "this package's fallback, because PyTorch's rule could be wrong for these "
+        "placements",
     }.get(outcome, f"PyTorch's rule for {name}")
-    return f"{moves}: {rule} asks for that"
+    return f"{moves}, by {rule}"
 
 
 def _of_view(schema: OpSchema, settings: Settings) -> str:
-    """Why a view is not free."""
+    """The reason why a view is not free."""
     if registry.name_of(schema.op) not in VIEWS or not settings.views:
         return ""
     error = _asked(
@@ -246,25 +256,30 @@ def _of_view(schema: OpSchema, settings: Settings) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
-# What autograd adds up gradients by.
+# The ops by which autograd adds gradients.
 _ADDS = ("add", "add_")
 
 
 def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
-    """A gradient lies as its forward op left it: there is nothing to write at the gradient."""
+    """The advice for a gradient. Its forward op determines its placements, so the program cannot
+    change them at the gradient.
+    """
     if not source.backward:
         return ()
     if isinstance(source, Call) and name_of(source) in _ADDS:
         return (
-            "autograd adds the gradients of a tensor that several ops use: its placement decides "
-            "in which of theirs they come",
+            "autograd adds the gradients of a tensor that several ops use, and the placements of "
+            "this tensor decide the placements of the gradients",
         )
     line = "" if source.place is None else f" line {source.place.line}"
     if isinstance(source, Call):
-        of = f" of{line}" if line else ""
-        return (f"a gradient{of}: the placements come from its forward op; change those",)
+        of = f" in{line}" if line else ""
+        return (
+            f"the forward op{of} decides the placements of this gradient: change the placements of "
+            "the forward op",
+        )
     of = f"{name_of(source)}(){' in' if line else ''}{line}"
-    return (f"the gradient of {of}: without that call, or with other placements, it is not sent",)
+    return (f"{of} causes this communication: remove the call, or use other placements",)
 
 
 def _around(
@@ -274,7 +289,9 @@ def _around(
     forward: Call | None,
     ask: Ask,
 ) -> tuple[str, ...]:
-    """Which placements of what the forward op was given, or of its result's gradient, avoid it."""
+    """Placements of the operands of the forward op, or of the gradient of its result, that avoid
+    the communication.
+    """
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS or not isinstance(now, Answered):
         return ()
@@ -289,42 +306,46 @@ def _around(
         if way.gradient is not None:
             text += f", and the gradient of its result {_in([*map(str, way.gradient)])}"
         if way.received is not None:
-            text += f"; to redistribute {which} there receives {way.received:,} B"
-            text += "" if way.gradient is None else ", besides what the gradient receives"
+            text += f"; a redistribution of {which} to these placements receives {way.received:,} B"
+            text += "" if way.gradient is None else ", in addition to the gradient"
             text += _mark(now, way.received)
         said.append(text)
     return tuple(said)
 
 
 def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
-    """The op that decides how a gradient lies, and what would avoid what that sends itself."""
+    """The forward op that determines the placements of a gradient, and placements for which this
+    forward op sends nothing.
+    """
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS:
         return ()
     op = f"a gradient of {_at_line(forward)}"
     ways = _avoiding(of, _asked(partial(ask, of)), forward.settings, ask)
     if not ways:
-        return (f"{op}: the placements come from there; change those",)
-    return (f"{op}, which sends as well, and where the placements come from: {ways[0]}",)
+        return (f"{op}: change the placements there",)
+    return (f"{op}, which also communicates: {ways[0]}",)
 
 
 def _at_line(call: Call) -> str:
-    """An op, and where it is."""
+    """An op and its line."""
     return name_of(call) + ("" if call.place is None else f" in line {call.place.line}")
 
 
 def _of_pending(moved: Moved) -> tuple[str, ...]:
-    """Of a sum that is finished: nothing avoids it, and into a Shard it receives half."""
+    """The advice for a reduced Partial: the reduction is necessary, but a reduction to a Shard
+    receives half of the bytes.
+    """
     dims = [m for m in moved.changed if moved.before[m].startswith(("P", "_NormP", "MaskP"))]
     whole = [m for m in dims if moved.after[m] == "R"]
     if dims and not whole:
-        return ("a Partial has to be reduced once, and into a Shard it receives the least",)
+        return ("a Partial has to be reduced once; a reduction to a Shard receives the least",)
     if not whole:
         return ()
     where = ", ".join(moved.names[m] for m in whole)
     return (
-        f"a Partial has to be reduced once: into a Shard on {where} (a reduce-scatter) it receives "
-        "half of what it receives into a Replicate (an all-reduce)",
+        f"a Partial has to be reduced once: a reduction to a Shard on {where} (a reduce-scatter) "
+        "receives half as many bytes as a reduction to Replicate (an all-reduce)",
     )
 
 
@@ -334,14 +355,14 @@ def _avoiding(
     settings: Settings | None,
     ask: Ask,
 ) -> tuple[str, ...]:
-    """What would avoid it, the cheapest first. What receives no less than the op does now is left
-    out where something else pays, and marked where nothing does.
+    """Placements that avoid the communication, the cheapest first. If some placements receive less
+    than the op does now, all others are left out. Otherwise, all are marked.
     """
     if not isinstance(now, Answered):
         return ()
     specs = op_schemas.specs_of(schema)
     todo: list[str] = []
-    found: list[tuple[int, str]] = []  # bytes, and what to do
+    found: list[tuple[int, str]] = []  # bytes, and the advice
     for at, dims in _to_change(specs, now):
         spec = specs[at]
         if any(isinstance(spec.placements[m], Partial) for m in dims):
@@ -355,7 +376,7 @@ def _avoiding(
             if received is None:
                 todo.append(free)
             else:
-                there = f"; to redistribute it there receives {received:,} B"
+                there = f"; a redistribution to these placements receives {received:,} B"
                 found.append((received, free + there))
     least = now.other.received
     paying = [each for each in found if least is None or each[0] < least]
@@ -366,15 +387,19 @@ def _avoiding(
 
 
 def _mark(now: Answered, received: int) -> str:
-    """What stands behind a way that receives no less than the op does now, or may not."""
+    """A remark for placements whose redistribution receives, or may receive, at least as many bytes
+    as the op does now.
+    """
     least = now.other.received
     if least is None:
-        return " (what it receives now is not known)"
+        return " (the bytes that the op receives now are unknown)"
     return "" if received < least else " (no less than now)"
 
 
 def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
-    """Of an operand that stays as it is: an unreduced sum may be why others are redistributed."""
+    """The advice about an operand that is not redistributed: if it is a Partial, it may be the
+    reason why other operands are redistributed.
+    """
     moved = [before for before, _ in now.moved]
     for at, spec in enumerate(op_schemas.specs_of(schema)):
         sums = [m for m, p in enumerate(spec.placements) if isinstance(p, Partial)]
@@ -382,8 +407,8 @@ def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
             continue
         for _, placements in free_placements(schema, at, sums, ask):
             return [
-                f"{schema.op._opname} sends nothing if operand {at}, a Partial, is reduced before: "
-                f"to {_in([*map(str, placements)])}, once for all ops that use it"
+                f"{schema.op._opname} sends nothing if operand {at}, which is a Partial, is first "
+                f"reduced to {_in([*map(str, placements)])}, once for all ops that use it"
             ]
     return []
 
@@ -391,8 +416,8 @@ def _of_others(schema: OpSchema, now: Answered, ask: Ask) -> list[str]:
 def _of_parts(
     schema: OpSchema, at: int, dims: Sequence[int], settings: Settings | None
 ) -> list[str]:
-    """Of an op that cuts a sharded dim into equal parts, as fused weights are: every part may be
-    sharded, in place of the whole.
+    """The advice for an op that divides a sharded dim into equal parts, such as a fused weight: to
+    shard each part, instead of the whole.
     """
     spec = op_schemas.specs_of(schema)[at]
     by = settings if settings is not None and settings.movement else EVERYTHING
@@ -400,15 +425,15 @@ def _of_parts(
     for m, placements in sharded_parts(schema, at, dims, Ask(by, None)):
         on = "" if by is settings else " with cute_sharding.enable(movement=True)"
         found.append(
-            f"{schema.op._opname} sends nothing{on} if a fused weight makes its input "
-            f"{_in([*map(str, placements)])}, each of its parts sharded on "
-            f"{moved_of(spec, spec).names[m]}: see docs/tutorial.md#fused-weights"
+            f"{schema.op._opname} sends nothing{on} if its input is "
+            f"{_in([*map(str, placements)])}, as with a fused weight of which each part is sharded "
+            f"on {moved_of(spec, spec).names[m]}: see docs/tutorial.md#fused-weights"
         )
     return found
 
 
 def _to_change(specs: Sequence[DTensorSpec], now: Answered) -> list[tuple[int, list[int]]]:
-    """(which operand, the mesh dims on which its placement matters)."""
+    """Pairs of an operand, and the mesh dims on which its placement matters."""
     found = []
     for before, after in now.moved:
         at = next((k for k, spec in enumerate(specs) if spec is before), None)

@@ -1,5 +1,5 @@
-"""What the codes are of frames that were met. A code stays what it is, so that is kept, for the
-next recording as well.
+"""Facts about the code objects of frames. A code object never changes, so the next recording uses
+the same facts.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from types import CodeType, FrameType
 
 from cute_sharding.dtensor.replaced import observing
 
-# What a code is, by the number (``id``) of the code, which is kept with it, so that no other code
-# gets its address.
+# The facts about a code object, by its number (``id``). The code object is kept too, so that no
+# other code object gets its address.
 KNOWN: dict[int, tuple[CodeType, observing.Kind]] = {}
-# The numbers of those that are the program's own; and of those that are not, what they are called,
-# or None where more is of interest than that.
+# The numbers of the program's own code objects. For all others, the name, or None if the name is
+# not enough.
 OWN: set[int] = set()
 OTHERS: dict[int, tuple[str, str] | None] = {}
-# So many are kept from one recording to the next.
+# The most code objects to keep from one recording to the next.
 MOST = 1 << 14
 
 
 def kind_of(frame: FrameType) -> observing.Kind:
-    """What the code of a frame is."""
+    """The facts about the code of a frame."""
     code = frame.f_code
     known = KNOWN.get(id(code))
     if known is not None:
@@ -36,7 +36,7 @@ def kind_of(frame: FrameType) -> observing.Kind:
 
 
 def forget_many() -> None:
-    """Forget all where they are too many: a number before the code that has it."""
+    """Forget all facts if there are too many. Each number is removed before its code object."""
     if len(KNOWN) > MOST:
         OWN.clear()
         OTHERS.clear()

@@ -1,6 +1,6 @@
-"""What would avoid a communication of a gradient. Its op works on what the forward op was given,
-and on the gradient of what that gave: so placements of either are tried, and the forward op has to
-send no more than it does.
+"""Placements that avoid a communication of a gradient. The gradient's op reads the operands of the
+forward op, and the gradient of its result. So the package tries placements of these tensors for
+which the forward op does not send more than now.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ Placements = tuple[Placement, ...]
 
 
 class Way(NamedTuple):
-    """Placements under which the gradient's op sends nothing.
+    """Placements for which the gradient's op sends nothing.
 
     Attributes:
-        operand: of the forward op, by number; None: the gradient of its result.
-        placements: that it is to have.
-        received: bytes that the busiest rank receives to bring the operand there; None: a sum has
-            to be finished first, or it is the gradient.
-        gradient: how the gradient of the result then has to lie; None: as it does.
+        operand: the number of an operand of the forward op; None: the gradient of its result.
+        placements: the placements of this tensor.
+        received: the bytes that the busiest rank receives to redistribute the operand to these
+            placements; None: a Partial has to be reduced first, or the tensor is the gradient.
+        gradient: the placements that the gradient of the result then needs; None: its present
+            placements.
     """
 
     operand: int | None
@@ -48,8 +49,8 @@ class Way(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """What an operand of the gradient's op is: an operand of the forward op, as it was or with its
-    last two dims swapped; or, ``operand`` is None, the gradient of the result.
+    """The role of an operand of the gradient's op: an operand of the forward op, unchanged or with
+    its last two dims swapped; or the gradient of the result, if ``operand`` is None.
     """
 
     operand: int | None
@@ -59,14 +60,14 @@ class _Role(NamedTuple):
 def ways_around(
     schema: OpSchema, moved: Sequence[tuple[DTensorSpec, DTensorSpec]], forward: OpSchema, ask: Ask
 ) -> list[Way]:
-    """Of the operands that are redistributed for a gradient's op: the cheapest first; none where
-    it is not known what they are.
+    """Ways for the operands that the gradient's op redistributes, the cheapest first. Empty if the
+    roles of the operands are unknown.
 
     Args:
         schema: the gradient's op.
-        moved: of its operands that are redistributed, the specs before and after.
-        forward: the op that it is the gradient of.
-        ask: what an op needs.
+        moved: for each operand that is redistributed, the specs before and after.
+        forward: the op whose gradient the op computes.
+        ask: computes the redistributions of an op.
     """
     given, specs = (op_schemas.specs_of(each) for each in (forward, schema))
     answered = ask(forward)
@@ -97,7 +98,7 @@ def _of_operand(
     after: DTensorSpec,
     ask: Ask,
 ) -> Iterator[Way]:
-    """Other placements of the forward op's operand."""
+    """Ways with other placements of an operand of the forward op."""
     assert role.operand is not None
     spec = op_schemas.specs_of(forward)[role.operand]
     wanted = _swapped(after) if role.is_swapped else tuple(after.placements)
@@ -105,7 +106,7 @@ def _of_operand(
         changed = with_placements(forward, {role.operand: placements})
         try:
             now = ask(changed)
-        except Exception:  # whatever the rule raises, it is no way
+        except Exception:  # after any error of the rule, this is no way
             continue
         if not _sends_no_more(now, answered):
             continue
@@ -131,8 +132,9 @@ def _of_operand(
 def _gradient_then(
     schema: OpSchema, roles: Sequence[_Role | None], before: Answered, now: Answered
 ) -> Placements | None:
-    """How the gradient of the result lies if the result lies otherwise: as the result, if it did,
-    and else as it does. None where it is not known which operand it is.
+    """The placements of the gradient of the result if the result has other placements: those of the
+    result if they were equal before, and otherwise the present placements. None if it is unknown
+    which operand is the gradient.
     """
     at = next((k for k, role in enumerate(roles) if role and role.operand is None), None)
     if at is None:
@@ -156,7 +158,7 @@ def _roles(
 ) -> list[_Role | None]:
     roles = [_role(spec, given, results) for spec in specs]
     if not any(role is not None and role.operand is None for role in roles):
-        # One is the gradient: where all lie as operands do, the first of its shape.
+        # One operand is the gradient: if all fit operands, the first with the shape of a result.
         alone = [_role(spec, (), results) for spec in specs]
         at = next((k for k, role in enumerate(alone) if role is not None), None)
         if at is not None:

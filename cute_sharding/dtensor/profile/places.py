@@ -1,11 +1,11 @@
-"""Which line of the program something runs for: the innermost frame outside of torch, this package
-and Python's own modules; of a gradient, the line of the op that it is the gradient of.
+"""The line of the program for which something runs: the innermost frame outside of torch, this
+package and Python's own modules. For a gradient, the line of the forward op.
 
-Autograd numbers the nodes that it makes, in order. So where an op of a DTensor, a collective or a
-function of Python's makes nodes, their numbers are noted with the line, and in the backward the
-number of the node at work leads back to it; a number between two that were noted, of an op on plain
-tensors, to the line before. What runs again in the backward, for a checkpoint, is of the line that
-runs again.
+Autograd numbers its nodes in the order in which it makes them. If an op of a DTensor, a collective
+or a Python function makes nodes, the numbers of the nodes are recorded with the line. In the
+backward pass, the number of the current node gives the line. A number between two recorded numbers
+belongs to an op on plain tensors, and gives the earlier line. If a checkpoint runs code again in
+the backward pass, the line is that of the code.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from cute_sharding.dtensor.profile import codes
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.profiling import Place
 
-# A line: the code that it is of, and its number.
+# A line: its code object, and its number.
 Line: TypeAlias = tuple[CodeType, int]
-# That of a node which was made before any was seen.
+# The line of a node that autograd made before the recording began.
 UNSEEN: Line = (compile("", "", "exec"), 0)
 
 
 class Found(NamedTuple):
-    """Where something runs.
+    """The place where something runs.
 
     Attributes:
-        line: the line that it runs for; None where none is known.
-        caller: the line that called the function which that line is in; None of a gradient.
-        traced: the line that it was traced from, where a graph's own code runs.
+        line: the line for which it runs; None if the line is unknown.
+        caller: the line that called the function of ``line``; None for a gradient.
+        traced: the line from which it was traced, if the code of a graph runs.
         backward: whether gradients are computed now.
         recomputed: whether it runs again, for a checkpoint.
-        at: when, in seconds of a clock.
-        moved: the specs before and after, if a redistribution is on its way.
-        within: (module, name) of torch's and this package's functions on the way, from the inside
-            out.
-        traced_op: what the program called, where a graph's own code runs.
+        at: the time, in seconds of a clock.
+        moved: the specs before and after, if a redistribution runs.
+        within: (module, name) of the frames of torch and this package, from the inside out.
+        traced_op: the op that the program called, if the code of a graph runs.
     """
 
     line: Line | None
@@ -58,21 +57,23 @@ class Lines:
     """The lines that made autograd's nodes.
 
     Attributes:
-        started: the number of the first node whose line was noted.
-        noted: the number of the next node whose line is to be noted.
+        started: the number of the first node whose line was recorded.
+        noted: the number of the next node whose line has to be recorded.
     """
 
     def __init__(self) -> None:
         self.noted = observing.nodes_made()
         self.started = observing.NO_NUMBER
-        self._thread = get_ident()  # each numbers its nodes
-        self._first: list[int] = []  # numbers of nodes, ascending, and the line of each and of
-        self._lines: list[Line | None] = []  # those after it, up to the next number
+        self._thread = get_ident()  # each thread numbers its nodes
+        self._first: list[int] = []  # numbers of nodes, ascending, with the line of each node and
+        self._lines: list[Line | None] = []  # of the nodes after it, up to the next number
         self._places: dict[tuple[int, int], Place] = {}
         codes.forget_many()
 
     def here(self, node: Any) -> tuple[Line | None, bool]:
-        """(the line, whether it is a gradient) of what runs, and of autograd's node at work."""
+        """The line of the running code and of autograd's current node, and whether it is a
+        gradient.
+        """
         if node is None:
             return self.innermost(sys._getframe(1)), False
         if observing.may_recompute():
@@ -82,8 +83,9 @@ class Lines:
         return self.innermost(sys._getframe(1)) if line is UNSEEN else line, True
 
     def note(self, first: int, line: Line | None, next_one: int) -> None:
-        """The nodes from the number ``first`` on are of the line; ``next_one`` may be of another.
-        Nothing is noted in another thread, such as one in which a backward runs a forward again.
+        """Record that the nodes from the number ``first`` on belong to the line; ``next_one`` may
+        belong to another line. Nothing is recorded in another thread, for example if a backward
+        pass runs a forward pass again in another thread.
         """
         if get_ident() == self._thread:
             if not self._first:
@@ -93,12 +95,12 @@ class Lines:
             self.noted = next_one
 
     def of_node(self, number: int) -> Line | None:
-        """The line that made a node; :data:`UNSEEN` where that was not seen."""
+        """The line that made a node; :data:`UNSEEN` if the line was not recorded."""
         at = bisect_right(self._first, number) - 1
         return UNSEEN if at < 0 else self._lines[at]
 
     def innermost(self, start: FrameType | None) -> Line | None:
-        """The line of the program that runs in that frame, or in one around it."""
+        """The line of the program that runs in this frame, or in a frame around it."""
         frame = start
         while frame is not None:
             number = id(frame.f_code)
@@ -108,7 +110,7 @@ class Lines:
         return None
 
     def place(self, line: Line | None) -> Place | None:
-        """As plain values."""
+        """The line as plain values."""
         if line is None:
             return None
         code, number = line

@@ -1,4 +1,4 @@
-"""A recorder that also notes what each collective was for, and how long it took."""
+"""A recorder that also records the cause and the time of each collective."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from cute_sharding.profiling import Place
 
 
 class Call(NamedTuple):
-    """An op that a line runs on DTensors that lie in one way; of another line, or for tensors that
-    lie otherwise, it is another.
+    """An op that a line runs on DTensors with certain placements. The same op on another line, or
+    on tensors with other placements, is another ``Call``.
 
     Attributes:
-        place, backward: the line, and whether it is a gradient of it.
+        place, backward: the line, and whether the op computes a gradient of the line.
         op: the aten overload.
         args: its arguments, with the spec of each DTensor; lists as tuples.
         kwargs: its keywords, by name.
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A function that was called for, or code that ran, where no op of a DTensor is at work.
+    """A function that the program called, or code that ran, outside of the ops of DTensors.
 
     Attributes:
         place, backward: as of :class:`Call`.
@@ -71,9 +71,9 @@ class Ran(NamedTuple):
     """What a :class:`Seen` comes to.
 
     Attributes:
-        source: what it ran for.
+        source: the cause of the collective.
         start, end: seconds since the recording began.
-        moved: the specs before and after, of what was redistributed.
+        moved: the specs before and after the redistribution.
     """
 
     source: Call | Asked
@@ -82,14 +82,14 @@ class Ran(NamedTuple):
     moved: tuple[Any, Any] | None
 
 
-# A plain tensor among the arguments: what it holds is the program's, and is not kept.
+# Stands for a plain tensor among the arguments, whose elements are not kept.
 PLAIN = "a plain tensor"
-# So many calls wait to be counted.
+# The most calls that wait to be counted.
 MOST_MET = 1 << 15
 
 
 class Profiler(Recorder):
-    """Records collectives, what each was for, and how long it took.
+    """Records collectives, their causes and their times.
 
     Attributes:
         started, ended: seconds of a clock.
@@ -118,7 +118,7 @@ class Profiler(Recorder):
 
     @property
     def seconds(self) -> float:
-        """How long it took, or takes until now."""
+        """The duration of the recording, until now if it has not ended."""
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -161,12 +161,12 @@ class Profiler(Recorder):
 
     @property
     def calls(self) -> dict[Call, int]:
-        """How often each op ran on DTensors that lie in one way."""
+        """The number of times that each op ran on DTensors with certain placements."""
         self._count()
         return self._calls
 
     def forward_of(self, call: Call) -> Call | None:
-        """The op that a gradient's op is the gradient of; None where that was not seen."""
+        """The forward op of a gradient's op; None if the forward op was not recorded."""
         self._count()
         return self._forward.get(call)
 
@@ -229,7 +229,7 @@ _SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def _kept(value: Any) -> Any:
-    """An argument, without the elements of tensors, and such as can be hashed."""
+    """An argument without the elements of tensors, in a form that can be hashed."""
     if type(value) is list and _SIMPLE.issuperset(map(type, value)):
         return tuple(value)
     if isinstance(value, torch.Tensor):
@@ -239,5 +239,5 @@ def _kept(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return PLAIN  # nothing can be asked about it
+        return PLAIN  # the rules cannot be applied to it
     return value

@@ -1,5 +1,5 @@
-"""All collectives inside a ``with`` block, in order: torch's functional ones, those that
-``torch.distributed`` is called for, DTensor's, and this package's own.
+"""All collectives inside a ``with`` block, in order: torch's functional collectives, the
+collectives of ``torch.distributed``, of DTensor and of this package.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Seen:
 
 
 class Recorder:
-    """Records the collectives that run inside the ``with`` block, of this thread and of the
-    backwards that it starts. Of a compiled program, those that it runs, and none of its tracing.
+    """Records the collectives that run inside the ``with`` block, in this thread and in the
+    backward passes that this thread starts. For a compiled program, it records the collectives
+    that run, but none of the tracing.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class Recorder:
         self._seen: list[Seen] = []
         self._last: Met | None = None
         self._lines = Lines()
-        self._busiest: Callable[[], int] | None = None  # bytes, of the exchange that is sent now
+        self._busiest: Callable[[], int] | None = None  # the bytes of the exchange that runs now
         self._messages: list[tuple[Posted, Found]] | None = None
         self._sent_before = 0  # collectives, where an exchange began
         self._places: dict[Any, tuple[list[int], int]] = {}  # of groups, see :func:`posted`
@@ -89,13 +90,13 @@ class Recorder:
 
     @property
     def collectives(self) -> list[Collective]:
-        """All that ran, in order."""
+        """All collectives that ran, in order."""
         for seen in self._seen[len(self._collectives) :]:
             self._collectives.append(self.collective_of(seen, self.place_of(seen.found)))
         return self._collectives
 
     def collective_of(self, seen: Seen, place: Place | None) -> Collective:
-        """As a value, of that line."""
+        """The collective as a value, with this line."""
         return collective_of(seen, place, self._lines.place(seen.found.caller))
 
     def place_of(self, found: Found) -> Place | None:
@@ -103,7 +104,9 @@ class Recorder:
         return found.traced or self._lines.place(found.line)
 
     def exchange(self, busiest: Callable[[], int]) -> _Exchange:
-        """What is sent inside is one exchange, of which the busiest rank receives so many bytes."""
+        """Record the collectives inside the block as one exchange, of which the busiest rank
+        receives the given number of bytes.
+        """
         return _Exchange(self, busiest)
 
     def exchange_begins(self, busiest: Callable[[], int]) -> None:
@@ -111,7 +114,7 @@ class Recorder:
         self._busiest, self._messages, self._sent_before = busiest, [], len(self._seen)
 
     def exchange_ends(self) -> None:
-        """It has been sent."""
+        """Record that the exchange has been sent."""
         messages, busiest = self._messages, self._busiest
         self._busiest = self._messages = None
         if messages:
@@ -144,7 +147,7 @@ class Recorder:
         pass
 
     def about_to_send(self, post: Posted, found: Found) -> None:
-        """A collective is about to run."""
+        """Called before a collective runs."""
         if self._messages is not None and post.of.row.kind in MESSAGES:
             self._messages.append((post, found))
         else:
@@ -152,7 +155,7 @@ class Recorder:
 
 
 class _Exchange:
-    """While one exchange is sent; in Python's own such context each would take two calls more."""
+    """The context of one exchange. A context of contextlib would take two more calls each time."""
 
     def __init__(self, recorder: Recorder, busiest: Callable[[], int]) -> None:
         self._recorder, self._of = recorder, busiest
@@ -165,7 +168,7 @@ class _Exchange:
 
 
 def collective_of(seen: Seen, place: Place | None, caller: Place | None) -> Collective:
-    """As a value, of that line, which is in a function that ``caller`` calls."""
+    """The collective as a value, with this line, which is in a function that ``caller`` calls."""
     every = [sent_by(post) for post in seen.posts]
     sent = every[0] if len(every) == 1 and seen.posts else _one_batch(every)
     itemsize, amount = sent.tensor.dtype.itemsize, sent.amount

@@ -1,4 +1,4 @@
-"""A block in which nothing may be sent."""
+"""A block that raises an error at the first collective, before anything is sent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ACTIONS = ("raise", "warn")
 
 
 class CommunicationError(RuntimeError):
-    """Something was about to be sent inside of :func:`no_communication`. All ranks raise it, before
-    any of them sends.
+    """A collective was about to run inside of :func:`no_communication`. All ranks raise this error
+    before any rank sends.
     """
 
 
@@ -54,16 +54,16 @@ class _Refusing(Profiler):
 
 
 def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
-    """What is sent where nothing may be, for which line and op, why, and what to do."""
+    """The message for a collective in such a block: line, op, reason and remedies."""
     where = (
-        "a line that is not known"
+        "an unknown line"
         if cause.place is None
         else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
     )
     what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
-    todo = [*cause.todo, "take the line out of the no_communication() block"]
+    todo = [*cause.todo, "move the line out of the no_communication() block"]
     return (
-        f"{what} communicates, where nothing may be sent: {kind} among "
+        f"{what} communicates inside a no_communication() block: {kind} among "
         f"{len(ranks)} ranks. {cause.why[:1].upper()}{cause.why[1:]}. What to do: "
         f"{'; or '.join(todo)}."
     )
@@ -74,7 +74,7 @@ def no_communication(
     *, action: Literal["raise", "warn"] = "raise", allow_explicit: bool = False
 ) -> Iterator[None]:
     """Raise an error at the first collective inside the ``with`` block, on all ranks, before
-    anything is sent. The message names the line, the op, the reason, and what would avoid the
+    anything is sent. The message names the line, the op, the reason, and ways to avoid the
     collective.
 
     Args:
@@ -101,11 +101,11 @@ def no_communication(
     ...     with no_communication():
     ...         first = columns[:, :3]
     ... except RuntimeError as error:
-    ...     print(str(error).partition(". ")[2].partition(":")[0])
-    Slice needs a tensor of (4, 6) from [S(1)] to [R]
+    ...     print(str(error).split(". ")[1])
+    Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule for slice
     >>> torch.distributed.destroy_process_group()
     """
     if action not in ACTIONS:
-        raise ValueError(f"action={action!r} is none of {', '.join(map(repr, ACTIONS))}")
+        raise ValueError(f"action={action!r} is not one of {', '.join(map(repr, ACTIONS))}")
     with _Refusing(action, allow_explicit=allow_explicit):
         yield

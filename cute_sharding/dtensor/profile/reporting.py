@@ -1,4 +1,4 @@
-"""From what a profiler noted to lines of the program."""
+"""Computes the lines of a report from the records of a profiler."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cute_sharding.relations.table import MOVEMENTS, VIEWS
 
 
 def report(profiler: Profiler, network: Network | str | None = None) -> Report:
-    """The lines, and what is said of each. ``network``: by which seconds are modelled; by default
-    that of the settings.
+    """The lines of the report, with their reasons. ``network`` gives the modeled seconds; by
+    default, the network of the settings.
     """
     chosen = network_in_force() if network is None else network
     meshes = _meshes(profiler)
@@ -57,9 +57,7 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
 
 
 def _times(notes: Sequence[Ran]) -> int:
-    """How often it was asked for: a redistribution has its own specs, and may take several
-    collectives.
-    """
+    """The number of calls. A redistribution has its own specs, and may take several collectives."""
     ends = {id(note.moved[1]) for note in notes if note.moved is not None}
     return len(ends) or len(notes)
 
@@ -71,7 +69,7 @@ def _specs(value: Any) -> list[DTensorSpec]:
 
 
 def _meshes(profiler: Profiler) -> list[Any]:
-    """The meshes that DTensors were on, in order."""
+    """The meshes of all DTensors, in order."""
     calls = [spec.mesh for call in profiler.calls for spec in _specs((call.args, call.kwargs))]
     moved = [n.moved[0].mesh for n in profiler.notes if n.moved and n.moved[0] is not None]
     return list(dict.fromkeys([*calls, *moved]))
@@ -92,8 +90,8 @@ def _settings_text(profiler: Profiler) -> str:
 
 
 def _may_be_freed(call: Call) -> bool:
-    """Whether the op is one of which this package may have made what PyTorch would have sent
-    unnecessary: views, movements, and ops on placements that views make.
+    """Whether this package may have avoided communication of PyTorch for this op: views, movement
+    ops, and ops on placements that views return.
     """
     if call.settings is None:
         return False
@@ -111,9 +109,9 @@ def _event(one: Collective, note: Ran, meshes: Sequence[Any], network: Any) -> E
 
 
 def modelled(one: Collective, received: int, meshes: Sequence[Any], network: Any) -> float:
-    """Seconds by the network's model (:mod:`cute_sharding.exchange.network`): over the
-    slowest link of the mesh dims that the group has. A group of no mesh is taken to have as many
-    ranks to a host as the default network has.
+    """Seconds by the network's model (:mod:`cute_sharding.exchange.network`), over the slowest link
+    of the mesh dims of the group. A group that belongs to no mesh has as many ranks in a host as
+    the default network.
     """
     parts = len(one.ranks)
     if parts < 2:

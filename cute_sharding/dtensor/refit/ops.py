@@ -53,7 +53,7 @@ def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
     """Rows by their numbers, which are known while the generator is traced."""
     if not isinstance(index, torch.Tensor) or index.is_meta or index.dtype is torch.bool:
         raise NotOnlyMoved(
-            "which rows are taken is not known: give their numbers as torch.tensor([...]), made "
+            "the index does not say which rows it takes: pass row numbers as torch.tensor([...]) "
             "on the CPU"
         )
     d, below = dim % len(shape), row_major(shape)

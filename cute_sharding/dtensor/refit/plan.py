@@ -28,9 +28,9 @@ from cute_sharding.models.refit import Refit
 class RefitPlan(OfThisProcess, Refit):
     """A planned refit, which may be run any number of times.
 
-    What it is of and takes (``received_bytes``, ``received_by(rank)``, ``collectives``,
-    ``buffer_bytes``, ``coverage``, ``unread``, ``parts(rank)``, ``to_dict()``) it has as a
-    :class:`cute_sharding.models.refit.Refit`.
+    A plan also has the attributes and methods of a :class:`cute_sharding.models.refit.Refit`:
+    ``received_bytes``, ``received_by(rank)``, ``collectives``, ``buffer_bytes``, ``coverage``,
+    ``unread``, ``parts(rank)`` and ``to_dict()``.
 
     Attributes:
         source, target: the spec of each tensor, by name.
@@ -55,21 +55,22 @@ class RefitPlan(OfThisProcess, Refit):
     ) -> dict[str, DTensor]:
         """The results, by name, from the tensors of ``state``.
 
-        To be called by every rank of all the meshes; a rank of none does nothing. On a rank outside
-        of a tensor's mesh the state may lack it, and its result has no data. Nothing is planned
-        anew, and no metadata is sent.
+        Call it on every rank of all meshes. On a rank outside of the mesh of a source tensor, the
+        state need not have the tensor. On a rank outside of the mesh of a result, the result has no
+        data. A run plans nothing and sends no metadata.
 
         Args:
-            state: the sources, by name, as they were planned; more is left alone.
-            into: tensors that are written to, by name; by default new ones. They must not share
-                memory with those of ``state``.
+            state: the sources, by name, with the shapes and placements of the plan. The run ignores
+                all other tensors.
+            into: tensors to write the results to, by name; by default new tensors. They must not
+                share memory with the tensors of ``state``.
 
         Raises:
-            TypeError: the plan was made of sizes, or of an exchange.Mesh: nothing to run on.
-            ValueError: a tensor of ``state`` or ``into`` is missing, or lies otherwise than was
+            TypeError: the plan was made for sizes or for an exchange.Mesh, on which it cannot run.
+            ValueError: a tensor of ``state`` or ``into`` is missing, or has other placements than
                 planned.
-            ReshardError: something has failed meanwhile; its ``moved`` and ``left`` name the
-                tensors of ``into`` that are wholly written, and the others.
+            ReshardError: the run failed. ``moved`` of the error names the tensors of ``into`` that
+                are completely written, and ``left`` names all others.
         """
         self._check_meshes()
         rank = process_groups.this_rank()
@@ -94,34 +95,34 @@ class RefitPlan(OfThisProcess, Refit):
         }
 
     def send(self, state: Mapping[str, DTensor]) -> None:
-        """:meth:`run` on a rank that only has: it gets none of the results.
+        """:meth:`run` on a rank that has only sources. Returns no results.
 
         Raises:
-            ValueError: results are on this rank as well; or as :meth:`run`.
+            ValueError: this rank also has results; or as :meth:`run`.
         """
         self._check_side("send", "results", self.target)
         self.run(state)
 
     def receive(self, *, into: Mapping[str, DTensor] | None = None) -> dict[str, DTensor]:
-        """:meth:`run` on a rank that only wants: the results, by name.
+        """:meth:`run` on a rank that has only results. Returns the results by name.
 
         Args:
-            into: tensors that are written to, as by :meth:`run`.
+            into: tensors to write the results to, as for :meth:`run`.
 
         Raises:
-            ValueError: sources are on this rank as well; or as :meth:`run`.
+            ValueError: this rank also has sources; or as :meth:`run`.
         """
         self._check_side("receive", "sources", self.source)
         return self.run(into=into)
 
     def inverse(self) -> RefitPlan:
-        """Back from the results to the sources, as they lay: what undoes the generator.
+        """The plan from the results back to the sources, with the placements of the sources.
 
-        Of an element that results have more than once (a repeated head, a tied weight) the first is
-        taken; what was padded is left out. Values that were cast to fewer bits stay rounded.
+        If results have an element several times (a repeated head, a tied weight), the inverse uses
+        the first copy. The inverse drops padding. Values that a cast has rounded stay rounded.
 
         Raises:
-            ValueError: the results have not all elements of the sources, or the way back does not
+            ValueError: the results do not have all elements of the sources, or the inverse does not
                 keep within the ``memory_limit``.
 
         >>> import torch
@@ -160,8 +161,8 @@ class RefitPlan(OfThisProcess, Refit):
             if not lie_alike(self._running.kept_view(k, given), x):
                 raise ValueError(
                     f"into: {self.results[k].name!r} shares memory with {self.operands[i].name!r} "
-                    "of the state, and would be written while the state is read: give it its "
-                    "own memory"
+                    "of the state, and a run would write to this memory while it reads the "
+                    "state: pass a tensor with its own memory"
                 )
 
     @contextmanager
@@ -177,8 +178,9 @@ class RefitPlan(OfThisProcess, Refit):
                 raise
             some, left = self._moved_and_left(written, onto)
             raise ReshardError(
-                f"refit failed: {type(error).__name__}: {error}. Wholly written: {as_text(some)}. "
-                f"As they were, or written in part: {as_text(left)}",
+                f"refit failed: {type(error).__name__}: {error}. Completely written: "
+                f"{as_text(some)}. "
+                f"Unchanged, or partly written: {as_text(left)}",
                 some,
                 left,
             ) from error
@@ -207,8 +209,8 @@ class RefitPlan(OfThisProcess, Refit):
         for name, spec in (*self.source.items(), *self.target.items()):
             if not isinstance(spec.mesh, DeviceMesh):
                 raise TypeError(
-                    f"the refit was planned on mesh {spec.mesh} for {name!r}: to run it, plan it "
-                    "on DeviceMeshes"
+                    f"the refit was planned on mesh {spec.mesh} for {name!r}, and only a refit "
+                    "that is planned on DeviceMeshes can run"
                 )
             found.add(spec.mesh.device_type)
         kinds = sorted(found)
@@ -226,7 +228,7 @@ class RefitPlan(OfThisProcess, Refit):
         rank = process_groups.this_rank()
         if any(rank in spec.ranks.ranks for spec in specs.values()):
             raise ValueError(
-                f"{what}: rank {rank} has {others} of the refit as well: call run(state) there"
+                f"{what}: rank {rank} has {others} of the refit too: call run(state) on this rank"
             )
 
     def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:
@@ -248,14 +250,16 @@ def _as_planned(
     if tensor is None and not is_ours and dispatch_modes.local_tensor_mode() is None:
         return None
     if tensor is None:
-        raise ValueError(f"{what} has no {name!r}, which the refit was planned with")
+        raise ValueError(
+            f"{what} has no {name!r}, which was part of the state when the refit was planned"
+        )
     found = spec_of(name, tensor)
     if (found.mesh, found.shape, found.dtype) != (spec.mesh, spec.shape, dtype) or tuple(
         found.placements
     ) != tuple(spec.placements):
         raise ValueError(
-            f"{name!r} of {what} is {_said(found)}, and the refit was planned with {_said(spec)}: "
-            "plan it anew, or redistribute the tensor"
+            f"{name!r} of {what} is {_said(found)}, but the refit was planned for {_said(spec)}: "
+            "plan the refit again, or redistribute the tensor"
         )
     return tensor
 
@@ -311,7 +315,9 @@ def plan_refit(
     """
     specs = {name: spec_of(name, given) for name, given in source.items()}
     if not specs:
-        raise ValueError("a refit of no tensors: give those that the generator reads")
+        raise ValueError(
+            "the refit has no source tensors: pass the tensors that the generator reads"
+        )
     found = trace(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
     results = {
         name: target_of(target, name, shape, dtype)

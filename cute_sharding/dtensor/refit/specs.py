@@ -55,8 +55,8 @@ def spec_of(name: str, given: Any) -> Spec:
     if chains_of_spec(spec) != chains_of_placements(*said):
         raise RuntimeError(
             f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} is "
-            "sharded in an order of mesh dims that is not left to right: redistribute it to "
-            "Shard or Replicate placements first"
+            "sharded in an order of mesh dims other than from left to right: redistribute the "
+            "tensor to Shard or Replicate first"
         )
     return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)
 
@@ -84,6 +84,6 @@ def target_of(target: Target, name: str, shape: tuple[int, ...], dtype: torch.dt
     if (tuple(spec.shape), spec.dtype) != (shape, dtype):
         raise ValueError(
             f"result {name!r} has shape {shape} and is {dtype}; in the target it has shape "
-            f"{tuple(spec.shape)} and is {spec.dtype}: let the generator give that"
+            f"{tuple(spec.shape)} and is {spec.dtype}: change the generator so that both agree"
         )
     return spec

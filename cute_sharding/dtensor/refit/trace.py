@@ -72,7 +72,7 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
             raise
         raise NotOnlyMoved(
             "the generator reads values, or moves tensors to a device, while it is traced on "
-            f"tensors without values ({error}). Let it only move elements: {_MOVES}"
+            f"tensors without values ({error}). A generator must only move elements: {_MOVES}"
         ) from error
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
@@ -154,7 +154,8 @@ class _Tracing(TorchDispatchMode):
         if ours and not any("Tensor" in str(x.type) for x in func._schema.returns):
             raise NotOnlyMoved(
                 f"the generator reads values: aten.{name}, of {self._named(ours)}, while it is "
-                "traced on tensors without values. Decide by shapes, or before the refit"
+                "traced on tensors without values. Let the generator depend on shapes only, or "
+                "read the values before the refit"
             )
 
     def _on_sources(
@@ -312,9 +313,11 @@ class _Tracing(TorchDispatchMode):
             said = alike[0] if alike else self._of_values(tensor)
         if isinstance(said, Computed):
             raise NotOnlyMoved(
-                f"result {name!r} is no movement of its sources ({self._names(said.sources)}): "
-                f"{said.why}. A refit only moves elements ({_MOVES}). Compute before it, in the "
-                "sources, or after it, in the results; leave it out of the generator"
+                f"result {name!r} does not only move elements of its sources "
+                f"({self._names(said.sources)}): "
+                f"{said.why}. A refit only moves elements ({_MOVES}). Apply the op to the "
+                "sources before the refit, or to the results after the refit, and remove it "
+                "from the generator"
             )
         return said
 
@@ -328,7 +331,7 @@ def _is_alias(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _computes(func: Any) -> str:
-    return f"{func} computes, or is not known to only move elements"
+    return f"{func} computes new values, or is an op that a refit does not know"
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:

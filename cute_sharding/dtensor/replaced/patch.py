@@ -230,8 +230,8 @@ def require(names: Iterable[Name]) -> None:
         if name.lacking and name.is_lacking():
             raise RuntimeError(
                 f"torch {torch.__version__} has no {name.name}, or the program has replaced it: "
-                f"{name.lacking}. Install a release that was tested, call enable before the "
-                "program replaces it, or leave cute_sharding off"
+                f"{name.lacking}. Install a tested release of torch, call enable before the "
+                "program replaces this function, or leave cute_sharding off"
             )
 
 

@@ -24,29 +24,29 @@ _PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
 
 # -- placements of views: the propagator's registries ----------------------------------------------
 
-_NO_RULES = "rules are looked up there, and ours would not be found"
+_NO_RULES = "torch would not find the rules of this package"
 _RULES: dict[str, Any] = {
     "module": _TENSOR,
     "file": "torch/distributed/tensor/_sharding_prop.py",
-    "until": "it is what the package is for, unless torch's rules become exact",
+    "until": "torch's own rules are exact (the package exists to replace these rules)",
     "lacking": _NO_RULES,
 }
 
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
-    why="This dict names the arguments by which torch caches a propagation, in C++ and for each "
-    "thread. With this package, an entry also names a keyword that no call passes. So after "
-    "the package is switched on or off, no thread finds cached answers of the other rules. For "
-    "ops that torch decomposes, torch's own entries name no arguments.",
+    why="This dict names the arguments by which torch caches the placements of an op, in C++ and "
+    "for each thread. With this package, an entry also names a keyword that no call passes. "
+    "So after the package is switched on or off, no thread finds placements that the other "
+    "rules computed. For ops that torch decomposes, torch's own entries name no arguments.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
-    why="This dict names the arguments of ops that have a rule for one mesh dim, as "
-    "op_to_schema_info does for other ops.",
+    why="This dict names the arguments of ops that have a rule for one mesh dim. The dict "
+    "op_to_schema_info names the arguments of all other ops.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
@@ -57,27 +57,27 @@ PROPAGATION = Patch(
     module=_TENSOR,
     attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
     file="torch/distributed/tensor/_sharding_prop.py",
-    why="torch's rules for ops beside views are wrong on some _StridedShard placements, and for "
-    "averages over blocks of different sizes. The rules of this package decide first, and use "
-    "torch's rules where these are right.",
+    why="For ops that are not views, torch's rules are wrong on some _StridedShard placements, "
+    "and for averages over blocks of different sizes. The package first applies its own "
+    "rules, and uses torch's rules where torch's rules are correct.",
     until="tests/dtensor/decide/test_ops.py passes with ops=False",
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
-    lacking="ops could not be kept from placements on which torch's rules are wrong",
+    lacking="ops would also run on placements for which torch's rules are wrong",
 )
 HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
-    why="This dict has functions for single ops that skip the propagator. Convolutions, argmin and "
-    "argmax have entries here. Batch norms and max(dim, out=) write to arguments without torch "
-    "noticing. An "
-    "in-place squeeze changes only the shape. t_, transpose_ and unsqueeze_ have no rule. "
-    "Operators on bits end in _, so x >> 2 returns x. Some nodes of autograd make plain zeros, "
-    "and torch raises an error for an op with such zeros; this package treats them as replicas.",
-    until="each op has a rule in the propagator, and its schema says what it writes to; autograd "
-    "makes what it needs as its gradients are",
+    why="This dict has functions for single ops that skip the propagator. Convolutions, argmin "
+    "and argmax have entries here. Batch norms and max(dim, out=) write to arguments although "
+    "torch's schemas do not say so. An in-place squeeze changes only the shape. t_, "
+    "transpose_ and unsqueeze_ have no rule. Operators on bits end in _, so x >> 2 returns x. "
+    "Some nodes of autograd make plain zeros, for which torch raises an error, and which this "
+    "package treats as replicas.",
+    until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
+    "and autograd makes zeros with the type of its gradients",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
-    lacking="ops would go past the rules",
+    lacking="ops would skip the rules of this package",
     entries="the handler of {}",
 )
 LOSSES = Patch(
@@ -85,48 +85,49 @@ LOSSES = Patch(
     attribute="customized_loss_ops",
     file="torch/distributed/tensor/parallel/loss.py",
     entries="the handler of {}",
-    why="The functions behind loss_parallel raise for strided shards, and for targets that are "
-    "sharded differently from the logits. Slices and views of this package give such "
-    "placements where torch gives replicas. The package replaces these functions once the "
-    "program imports them.",
-    until="loss_parallel takes what it is given to placements that it can do with",
+    why="The functions behind loss_parallel raise an error for strided shards, and for targets "
+    "that are sharded differently from the logits. Slices and views of this package return "
+    "such placements where torch returns replicas. The package replaces these functions once "
+    "the program imports them.",
+    until="loss_parallel redistributes its inputs to placements that it supports",
     test="tests/dtensor/replaced/test_given_placements.py::test_loss_parallel_of_next_tokens",
 )
 LOCAL_MAP = Patch(
     module=_TENSOR + ".experimental._func_map",
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
-    why="local_map raises an error if an input has other placements than local_map names. Slices "
-    "and views of this package keep shards where torch replicates, so the package "
+    why="local_map raises an error if an input has other placements than its in_placements. "
+    "Slices and views of this package keep shards where torch replicates, so the package "
     "redistributes the input first. For uneven shards, torch also computes a wrong global "
     "size: the number of rows of one rank, times the number of ranks. The package replaces "
     "local_map once the program imports it.",
-    until="local_map redistributes its inputs unless it is told not to, and knows uneven shards",
+    until="local_map redistributes its inputs unless the program forbids it, and computes the "
+    "global size of uneven shards",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
 DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises an error for a DTensor with other placements, such as slices and "
-    "views of this package have; the package redistributes it first. distribute_tensor also "
-    "raises an error for strided shards of different sizes, and does not follow the order that "
-    "split factors encode. And it gives the n-th shard to the n-th rank in ascending order, "
-    "although placements mean the rank at coordinate n. "
-    "Programs import the function by name, so it gets other code.",
-    until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
-    "scatters by the mesh's coordinates",
+    why="distribute_tensor raises an error for a DTensor whose placements differ from the "
+    "requested placements. Slices and views of this package may return such DTensors, which "
+    "this package redistributes first. distribute_tensor also raises an error for strided "
+    "shards of different sizes, and ignores the order that split factors encode. It gives the "
+    "n-th shard to the n-th rank in ascending order, although placements mean the rank at "
+    "coordinate n. Programs import the function by name, so the package replaces its code.",
+    until="distribute_tensor redistributes a DTensor, pads strided shards, and scatters in the "
+    "order of the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
 COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="A DTensor sees tensor_split as slices, because torch decomposes it first. If DTensor sees "
-    "tensor_split as one op, all its parts share one exchange. A kernel at the dispatch key "
-    "PythonTLSSnapshot, "
-    "which only tensors of Python classes have, notes the op, and decomposes it as torch does.",
-    until="DTensor meets tensor_split as one op",
+    why="torch decomposes tensor_split into slices before DTensor sees it. If DTensor sees "
+    "tensor_split as one op, all parts share one exchange. So the package adds a kernel at "
+    "the dispatch key PythonTLSSnapshot, which only tensors of Python classes have. The "
+    "kernel records the op, and then decomposes it as torch does.",
+    until="torch passes tensor_split to DTensor as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel {}",
 )
@@ -134,33 +135,36 @@ TAIL = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
-    why="Writes to slices of sharded dims are lost: torch replicates the input of the slice, and "
-    "the write goes to the copy. This package lets the last step of an op follow such writes, "
-    "by two tests at its beginning. C++ keeps the function from its first call on, so the "
-    "package replaces its code. A torch without its sources keeps its own code, with one "
-    "warning.",
-    until="torch writes through views of redistributed inputs, or refuses to",
+    why="Writes to slices of sharded dims are lost, because torch replicates the input of the "
+    "slice, and the write changes the copy. With this package, two tests at the beginning of "
+    "the function forward such writes to the source. C++ keeps a reference to the function "
+    "from the first call on, so the package replaces the code of the function. A torch "
+    "without its sources keeps its own code, and the package warns once.",
+    until="torch lets a write to a view of a redistributed input reach the input, or raises an "
+    "error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
-    lacking="writes could not be followed",
+    lacking="writes to slices would be lost",
 )
 
 LOCAL_TENSOR = Patch(
     module=_TENSOR,
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
-    why="A slice of a sharded dim is a copy. If its source is written to while the slice exists, "
-    "the slice has old values. While there are such copies, reading a local tensor first brings "
-    "it up to date. At other times this is torch's own attribute, because every op reads it.",
-    until="torch raises for writes to what has such slices, or gives none",
+    why="A slice of a sharded dim is a copy. If a program writes to the source of the slice, the "
+    "copy has old values. While such copies exist, this package updates a copy before the "
+    "program reads its local tensor. At other times, torch's own attribute is in place, "
+    "because every op reads this attribute.",
+    until="torch raises an error for a write to a tensor of which slices are copies, or makes no "
+    "such copies",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
-    lacking="slices that are kept would be read with old values",
+    lacking="a program would read old values from slices",
 )
 
 # -- redistribution --------------------------------------------------------------------------------
 
 _MOVES: dict[str, Any] = {
-    "until": "redistribute moves each missing element once, and is right for every placement",
-    "lacking": "nothing that redistributes there would come by here",
+    "until": "redistribute sends each missing element once, and is correct for every placement",
+    "lacking": "the package could not plan redistributions",
 }
 
 REDISTRIBUTE = Patch(
@@ -189,13 +193,13 @@ UNFLATTEN = Patch(
     module=_TENSOR,
     attribute="DTensor.__tensor_unflatten__",
     file="torch/distributed/tensor/_api.py",
-    why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
-    "cannot leave a compiled program or enter one, because torch reads them as an order. torch "
-    "also makes a new symbol for each size of a local tensor, although the placements give "
-    "this size. And torch may load from disk the graph of a rank with other sizes; this "
-    "package keeps the graphs of ranks apart if ranks may hold different numbers of rows.",
-    until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read, "
-    "and keys of graphs hold the sizes of local tensors",
+    why="torch reads some _StridedShard placements of views as an order of mesh dims, so a "
+    "DTensor with such placements cannot enter or leave a compiled program. torch also makes "
+    "a new symbol for each size of a local tensor, although the placements give this size. "
+    "torch may load the graph of a rank with other sizes from disk. If ranks may hold "
+    "different numbers of rows, this package stores a separate graph for each rank.",
+    until="the context of __tensor_flatten__ says how to read _StridedShard placements, and keys "
+    "of graphs include the sizes of local tensors",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_what_a_view_made_goes_into_a_compiled_program",
 )
@@ -213,21 +217,23 @@ LOCAL_ORDERS = Patch(
     module=_TENSOR + "._utils",
     attribute="_compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="Factories and new_zeros give uneven strided shards their sizes from left to right. If "
-    "the split factors encode an order, redistribution uses that order, and the sizes differ.",
-    until="local shapes go by the order that redistribution goes by",
+    why="Factories and new_zeros compute the sizes of uneven strided shards from left to right. "
+    "If the split factors encode an order, a redistribution uses the encoded order, in which "
+    "the sizes differ.",
+    until="factories and redistribution compute local shapes in the same order",
     test="tests/dtensor/door/test_reading.py::test_what_is_made_has_the_sizes_of_the_order",
 )
 EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="_expand_single_dim_strategy_to_mesh",
     file="torch/distributed/tensor/_ops/single_dim_strategy.py",
-    why="torch compares every way to shard an op's inputs, even if they can stay as they are. Each "
-    "way adds guards on symbolic sizes. On _StridedShard placements each way needs a search, and a "
-    "mesh of three dims has a thousand ways: detach takes half a minute from 2.14 on, and "
-    "arithmetic ten seconds in 2.13. This package first tries the placements that the inputs "
-    "already have.",
-    until="torch tries the placements at hand first, or plans for _StridedShard without a search",
+    why="torch compares all placements of an op's inputs, even if the inputs can keep their "
+    "placements. Each comparison adds guards on symbolic sizes. For _StridedShard placements, "
+    "each comparison needs a search, and a mesh of three dims has a thousand combinations: "
+    "detach takes half a minute from 2.14 on, and arithmetic takes ten seconds in 2.13. This "
+    "package first tries the placements that the inputs already have.",
+    until="torch first tries the placements that the inputs have, or plans for _StridedShard "
+    "without a search",
     test="tests/dtensor/decide/test_strategies.py"
     "::test_an_op_on_what_a_view_made_is_not_weighed_against_"
     "every_other_placement",
@@ -237,7 +243,7 @@ EXPANSION = Patch(
 
 _BOXES: dict[str, Any] = {
     "until": "torch describes a strided shard by its runs of rows",
-    "lacking": "checkpoints of _StridedShard tensors would be wrong without a word",
+    "lacking": "checkpoints of _StridedShard tensors would be wrong without an error",
 }
 
 SAVED = Patch(
@@ -255,8 +261,8 @@ LOADED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_chunk_list__",
     file="torch/distributed/tensor/_api.py",
-    why="This method describes the part of a DTensor that a rank loads, also with a box for each "
-    "run of rows.",
+    why="This method describes the part of a DTensor that a rank loads. With this package, each "
+    "run of rows is a box.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 PARTS = Patch(
@@ -274,15 +280,16 @@ STATE_DICTS = Patch(
     why="After all ranks have received a whole state dict, this function keeps the part of each "
     "rank. torch keeps one box, but a strided shard is not one box. The package replaces the "
     "function once the program imports it.",
-    until="torch narrows to the runs of rows of a strided shard",
+    until="torch keeps the runs of rows of a strided shard",
     test="tests/dtensor/extras/test_state.py::test_state_dicts",
 )
 PICTURES = Patch(
     module=_TENSOR + ".debug._visualize_sharding",
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
-    why="Pictures of strided shards show one box for each device. Programs import the function by "
-    "name, so the package replaces its code, once the program imports it.",
+    why="torch's pictures show only one box for each device, also for strided shards. Programs "
+    "import the function by name, so the package replaces the code of the function, once the "
+    "program imports it.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
@@ -295,8 +302,8 @@ TABLE = (
 # -- while what a program sends is watched ---------------------------------------------------------
 
 _WATCHED: dict[str, Any] = {
-    "until": "PyTorch tells who asks for it of ops of tensor subclasses and of collectives",
-    "lacking": "what a program sends could not be watched",
+    "until": "PyTorch has a hook that reports collectives and ops of tensor subclasses",
+    "lacking": "the package could not record all communication of a program",
 }
 
 CLASS_RULES = Patch(
@@ -304,9 +311,10 @@ CLASS_RULES = Patch(
     module="torch._library.simple_registry",
     attribute="find_torch_dispatch_rule.__code__",
     file="torch/_library/simple_registry.py",
-    why="A rule for an op and a class of tensors is called before the class itself. While there "
-    "is a watcher, all ops have one for DTensors: the rule notes the op, and DTensor runs it. "
-    "C++ keeps the function from its first call on, so the package replaces its code.",
+    why="torch calls a rule for an op and a class of tensors before it calls the class itself. "
+    "While communication is recorded, every op has such a rule for DTensors: the rule records "
+    "the op, and DTensor runs it. C++ keeps a reference to the function from the first call "
+    "on, so the package replaces the code of the function.",
     test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
 CALLS = Patch(
@@ -314,9 +322,10 @@ CALLS = Patch(
     module="torch._ops",
     attribute="OpOverload._op",
     file="torch/_ops.py",
-    why="This runs an op that is called from Python. While there is a watcher, that of functional "
-    "collectives notes what is sent, and runs the op as torch does. (A kernel of the dispatcher "
-    "could note it too, but would take ten times as long.)",
+    why="This attribute runs an op that Python calls. While communication is recorded, the "
+    "attribute of a functional collective records the bytes that it sends, and then runs the "
+    "op as torch does. (A kernel of the dispatcher could also record the op, but would take "
+    "ten times as long.)",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="what calls {}",
 )
@@ -325,9 +334,10 @@ KERNELS = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="Other collectives are ops that C++ calls: those of torch.distributed, and of gradients "
-    "in DistributedDataParallel. They pass the dispatch key ADInplaceOrView, without a kernel "
-    "there. While there is a watcher they have one, which notes what is sent and goes on.",
+    why="C++ calls the ops of all other collectives: those of torch.distributed, and those for "
+    "gradients in DistributedDataParallel. These ops pass the dispatch key ADInplaceOrView, "
+    "at which they have no kernel. While communication is recorded, they have a kernel there, "
+    "which records the bytes and then continues.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
@@ -336,8 +346,8 @@ GROUPS = Patch(
     module="torch.distributed",
     attribute="ProcessGroup",
     file="torch/csrc/distributed/c10d/init.cpp",
-    why="Tensors of inference mode do not have that key. While there is a watcher, the methods "
-    "that torch.distributed calls add it.",
+    why="Tensors of inference mode do not have the dispatch key ADInplaceOrView. While "
+    "communication is recorded, the methods that torch.distributed calls add this key.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
@@ -347,8 +357,9 @@ NODES = Patch(
     module="torch.autograd.function",
     attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
-    why="Autograd makes a context for each node of a Python function, such as those that "
-    "redistribute. While there is a watcher, the line that the node is made for is noted.",
+    why="Autograd makes a context for each node of a Python function, such as the functions that "
+    "redistribute. While communication is recorded, the package records the line for which "
+    "autograd makes the node.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 

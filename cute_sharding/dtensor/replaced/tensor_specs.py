@@ -115,7 +115,7 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     raise RuntimeError(
         f"placement {placement!r} is of an unknown class, "
         f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
-        "first, by torch's own redistribution"
+        "first, with torch's own redistribution"
     )
 
 
@@ -170,8 +170,8 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     order = spec.shard_order
     if any(isinstance(p, StridedShard) for p in spec.placements):
         raise NotImplementedError(
-            f"placements {spec.placements} in the shard order {order}: give the order by "
-            "_StridedShard alone, or by Shard placements and an order"
+            f"placements {spec.placements} in the shard order {order}: state the order either by "
+            "_StridedShard, or by Shard placements and an order"
         )
     return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
 

@@ -160,8 +160,8 @@ def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[
         return info
     else:
         raise RuntimeError(
-            f"a compiled program returns several views, here of shape {tuple(view.shape)}, of one "
-            "DTensor that it makes and does not return, which torch cannot compile. Also "
+            f"a compiled program returns several views, here of shape {tuple(view.shape)}, of a "
+            "DTensor that it creates but does not return, which torch cannot compile. Also "
             "return that DTensor, or return .clone() of each view, or take the views outside "
             "of the program."
         )
@@ -253,9 +253,9 @@ def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
                 raise RuntimeError(
                     f"a compiled program has a view of shape {tuple(like.shape)} of a DTensor of "
                     f"shape {tuple(base.shape)} and placements {list(base.placements)}, and the "
-                    "view ops that made it are not known, because it was detached, or is an "
-                    "input. torch would make it again by as_strided, which DTensor does not "
-                    "support. Return view.clone() instead, or take the view outside of the "
+                    "view ops that made it are unknown, because the view was detached, or is an "
+                    "input. torch would create the view again by as_strided, which DTensor does "
+                    "not support. Return view.clone() instead, or take the view outside of the "
                     "program."
                 ) from error
         if view.requires_grad and not target_requires_grad:

@@ -107,9 +107,9 @@ def plan_redistribution(
             or (isinstance(before, Partial) and type(before) is not Partial)
         ):
             raise ValueError(
-                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's "
-                "own Partial can be reduced by plan, and only the same Partial can become a "
-                "Partial"
+                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: a plan reduces "
+                "only torch's own Partial, and the target may have a Partial only if the source "
+                "has the same Partial"
             )
     chosen = network_in_force()
     by = Means(chosen, memory_limit, at_hand)
@@ -199,7 +199,7 @@ def _groups_of(
     for dims in found or ():
         if not all(0 <= m < len(sizes) for m in dims):
             raise ValueError(
-                f"groups has {dims}, which are no mesh dims of {sizes}: give sets of numbers from "
+                f"groups has {dims}, which are not mesh dims of {sizes}: give sets of numbers from "
                 f"0 to {len(sizes) - 1}"
             )
     return sizes, names, found

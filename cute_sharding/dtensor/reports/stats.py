@@ -34,29 +34,30 @@ def stats(*, reset: bool = False) -> Stats:
     ``stats().table()`` returns the counts as text. ``python -m cute_sharding stats PROGRAM`` runs a
     program and prints the table.
 
-    DTensor caches propagations. So an op counts once for the same shapes and placements, with the
-    elements of one run. A redistribution counts each time that it runs, and in a compiled program
-    once, when it is compiled. Redistributions of views count under "redistribute", and as
-    ``redistribution`` of the view.
+    DTensor caches the placements of ops. So an op counts once for the same shapes and placements,
+    with the elements of one run. A redistribution counts each time it runs; in a compiled program,
+    it counts once, during compilation. A redistribution of a view counts under "redistribute", and
+    as ``redistribution`` of the view.
 
-    Keys of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
-    divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error) and
-    ``stock`` (left to PyTorch: meshes of one device, on which PyTorch also derives rules of other
-    ops; sizes that differ between ranks).
+    Keys of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, blocks of
+    different sizes), ``redistribution`` (the input is redistributed first), ``refused`` (an error)
+    and ``stock`` (PyTorch decides: on meshes of one device, on which PyTorch also derives rules of
+    other ops, and for sizes that differ between ranks).
 
-    Keys of other ops: ``signature`` (the op's signature) and ``gate`` (the fallback: the placements
-    that PyTorch would have had). Of a movement op on a sharded dim: ``free``, ``exchanged`` (one
-    exchange of the missing elements) and ``stock`` (answered without ``movement``). Of
-    redistributions: ``plan``, ``stock`` (left to PyTorch), and ``collectives`` of those by plan.
+    Keys of other ops: ``signature`` (the op's signature) and ``gate`` (the fallback). Keys of a
+    movement op on a sharded dim: ``free``, ``exchanged`` (one exchange of the missing elements) and
+    ``stock`` (without ``movement``). Keys of redistributions: ``plan``, ``stock`` (PyTorch's own
+    steps), and ``collectives`` (of all plans).
 
     For views, movement ops and planned redistributions, ``received_elements`` counts the elements
-    that the busiest device receives, and ``received_by_all`` those that all devices together
-    receive. Where PyTorch's rules are compared: ``compared_by_all`` of this package,
-    ``stock_received_elements`` of rank 0 and ``stock_received_by_all`` of PyTorch. PyTorch pads
-    blocks to one size, and padding counts.
+    that the busiest device receives, and ``received_by_all`` the elements that all devices together
+    receive. For ops that are compared with PyTorch's rules, there are more counts:
+    ``compared_by_all`` for this package, and ``stock_received_elements`` (of rank 0) and
+    ``stock_received_by_all`` for PyTorch. PyTorch pads blocks to one size, and the counts include
+    padding.
 
-    Not compared are cases that raise in PyTorch (``stock_raises``), ops without a rule there,
-    symbolic sizes, and kinds beyond a thousand.
+    An op is not compared if PyTorch raises an error (``stock_raises``) or has no rule for it, if
+    sizes are symbolic, or if there are already a thousand kinds of ops.
 
     Args:
         reset: set every count to 0 afterwards.

@@ -213,7 +213,8 @@ def _as_taken(
         raise ValueError(f"{len(placements)} placements for a mesh of {len(mesh)} dims")
     if prod(mesh) > MOST_DEVICES:
         raise ValueError(
-            f"torch lists the ranks of a mesh one by one: not asked about {prod(mesh):,} devices"
+            f"torch would list all ranks of the mesh, which takes too long for {prod(mesh):,} "
+            "devices"
         )
     tensor_specs.check_no_mixed_partials(placements)
     return tuple([counted_from_0(placement, len(shape)) for placement in placements])

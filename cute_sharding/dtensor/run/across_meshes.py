@@ -63,9 +63,9 @@ def move_across(
     """
     if dispatch_modes.is_tracing():
         raise NotImplementedError(
-            f"redistribution from mesh {current.mesh} to another, {target.mesh}, in a graph: call "
-            "cute_sharding.redistribute(tensor, mesh, placements), which runs between graphs, on "
-            "tensors that are not fake"
+            f"redistribution from mesh {current.mesh} to another, {target.mesh}, in a graph: "
+            "call cute_sharding.redistribute(tensor, mesh, placements) outside of graphs, on "
+            "real tensors"
         )
     plan = planned_across(current, target, memory_limit)
     local, current = by_elements(local, current)
@@ -180,10 +180,11 @@ def _exchange_between(
 
 def _refuse(current: DTensorSpec) -> NoReturn:
     raise RuntimeError(
-        f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, and its "
-        "placements there are not those that this rank, outside of the mesh, has: "
-        f"{text(current.placements)}. Results of ops may have other placements outside of their "
-        "mesh: first redistribute them to explicit placements on their own mesh"
+        f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, where it has "
+        "other placements than on this rank, which is outside of that mesh: "
+        f"{text(current.placements)}. The result of an op may have other placements on ranks "
+        "outside of its mesh: first redistribute such results to explicit placements on their "
+        "own mesh"
     )
 
 

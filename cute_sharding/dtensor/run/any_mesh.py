@@ -101,7 +101,7 @@ def _check(tensor: Any, mesh: DeviceMesh) -> None:
         )
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"redistribute to mesh {mesh!r}, which is no DeviceMesh: make one with "
+            f"redistribute to mesh {mesh!r}, which is not a DeviceMesh: make one with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if tensor.device_mesh.device_type != mesh.device_type:

@@ -39,18 +39,19 @@ def prepare_groups(
     several mesh dims takes more steps, and may move elements more than once. ``mesh["a",
     "b"]._flatten()`` makes the group of the named dims.
 
-    Call it on every rank of the world, also outside of the mesh, with the same arguments and at the
-    same point of the program: for example after ``init_process_group`` and before the first step.
-    Compiled programs are compiled again. Existing groups are not made again. If the mesh is a slice
-    of a larger mesh, every slice gets groups. The groups end with the default group.
+    Call it on every rank of the program, even on ranks outside of the mesh, with the same arguments
+    and at the same point of the program: for example after ``init_process_group`` and before the
+    first step. PyTorch then compiles compiled programs again. Existing groups are not made again.
+    If the mesh is a slice of a larger mesh, every slice gets groups. The groups end with the
+    default group.
 
     If you pass another mesh, the ranks of ``mesh`` and of the other mesh get a common group.
-    :func:`cute_sharding.redistribute` between the two is then one collective.
+    :func:`cute_sharding.redistribute` between the two meshes is then one collective.
 
     Args:
         mesh: the mesh.
-        dims: sets of mesh dims, by number or name, like ``("dp", "tp")``; by default every set of
-            two or more dims of more than one device. Or other meshes.
+        dims: sets of mesh dims, by number or name, such as ``("dp", "tp")``. By default, every set
+            of two or more mesh dims with more than one device. Or other meshes.
         timeout: the timeout of the groups' collectives; by default that of the mesh's own groups.
         pg_options: the options of the groups' backend, as for ``torch.distributed.new_group``.
 
@@ -136,8 +137,9 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
             )
     if len({*found}) < 2:
         raise ValueError(
-            f"prepare_groups: {dims!r} names fewer than two mesh dims. One dim has a process group "
-            "already: give sets of several, like (0, 1), or none for all"
+            f"prepare_groups: {dims!r} names fewer than two mesh dims. A single mesh dim already "
+            "has a process group: pass sets of several mesh dims, such as (0, 1), or no sets "
+            "for all groups"
         )
     return tuple(sorted({*found}))
 
@@ -242,7 +244,7 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
     group = _group_of_several(mesh, tuple(sorted(dims)))
     if group is None:
         raise RuntimeError(
-            f"the ranks of the mesh dims {dims} of {mesh} have no process group together: call "
+            f"the ranks of the mesh dims {dims} of {mesh} have no common process group: call "
             "cute_sharding.prepare_groups(mesh) on all ranks"
         )
     return group

@@ -215,8 +215,8 @@ class Runner:
                 f"{writer} writes in place to the result of {self.name} of a "
                 f"DTensor of shape {tuple(spec.shape)} with placements "
                 f"{text(spec.placements)}: windows of a sharded dim, or part of an expanded "
-                "tensor. These may have one element in several places, so the write is not "
-                "defined. Write to .clone() of it."
+                "tensor. Such a tensor may have one element in several places, so the write is "
+                "not defined. Write to a .clone() instead."
             )
 
 

@@ -100,10 +100,9 @@ def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> to
     if is_empty or _without_ones(local.shape) == _without_ones(expected):
         return local.reshape(expected)  # an in-place squeeze by torch leaves such tensors
     raise OtherShape(
-        f"this rank's local tensor{of and f' of {of!r}'} has shape {tuple(local.shape)}, and by "
-        "the DTensor's global "
-        f"shape and placements it is {expected}. "
-        "Give DTensor.from_local the global shape and stride where sizes do not divide"
+        f"this rank's local tensor{of and f' of {of!r}'} has shape {tuple(local.shape)}, but by "
+        f"the DTensor's global shape and placements, its shape is {expected}. "
+        "For uneven shards, pass the global shape and stride to DTensor.from_local"
     )
 
 

@@ -108,7 +108,7 @@ def checked_placements(
     for placement in placements:
         if not isinstance(placement, Placement):
             raise TypeError(
-                f"{name} has {placement!r}, which is no placement: use Shard, _StridedShard, "
+                f"{name} has {placement!r}, which is not a placement: use Shard, _StridedShard, "
                 "Replicate or Partial of torch.distributed.tensor"
             )
         cut = cut_of(placement)

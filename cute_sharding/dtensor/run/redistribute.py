@@ -132,7 +132,7 @@ def planned_for(
         shape = symints.numbers_at_hand(tuple(current.shape))
         if shape is None:
             raise RuntimeError(
-                f"shape {tuple(current.shape)} has sizes without a value while the program is "
+                f"shape {tuple(current.shape)} has sizes that have no value while the program is "
                 "compiled"
             )
         current, target = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
@@ -335,7 +335,7 @@ def _check_masks(
     for m, placement in enumerate(before):
         if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
             raise NotImplementedError(
-                f"the mask of {placement} on {mesh_dim_text(m, names)} fits only the present "
+                f"the mask of {placement} on {mesh_dim_text(m, names)} fits only the current "
                 "placements, so the tensor cannot stay Partial while its elements move: "
-                "redistribute it to Replicate first"
+                "redistribute the tensor to Replicate first"
             )

@@ -59,10 +59,10 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
         for seen in some:
             if seen != theirs and not {*one.ranks}.isdisjoint(seen.ranks):
                 raise ValueError(
-                    f"{mesh} and {other} are slices of larger meshes, and the ranks {[*one.ranks]} "
-                    f"of the one are on several slices of the other, {[*theirs.ranks]} and "
-                    f"{[*seen.ranks]}: the pair of slices is not clear. Redistribute on the larger "
-                    "mesh"
+                    f"{mesh} and {other} are slices of larger meshes, but the ranks {[*one.ranks]} "
+                    f"of one slice are on several slices of the other mesh, {[*theirs.ranks]} and "
+                    f"{[*seen.ranks]}, so the pair of slices is not clear. Redistribute on the "
+                    "larger mesh"
                 )
     return Meshes(source, target)
 

@@ -46,9 +46,9 @@ class OfThisProcess:
     def __getstate__(self) -> dict[str, Any]:
         if any(isinstance(mesh, DeviceMesh) for mesh in self._meshes):
             raise TypeError(
-                "a plan on DeviceMeshes cannot be pickled: it is of this process, whose rank and "
-                "process groups it has. Plan on each rank, which sends nothing; or give "
-                "plan.to_dict() away"
+                "a plan on DeviceMeshes cannot be pickled, because it has the rank and the "
+                "process groups of this process. Make the plan on each rank, which sends "
+                "nothing; or pickle plan.to_dict()"
             )
         return vars(self)
 
@@ -59,9 +59,10 @@ class Spec:
 
     Attributes:
         shape: the global shape.
-        mesh: a DeviceMesh; or, to plan alone, a :class:`cute_sharding.exchange.Mesh` or sizes.
-        placements: one for each mesh dim, or text as ``"S(0), R"``.
-        dtype: of its elements.
+        mesh: a DeviceMesh. For a plan that is not run, also a :class:`cute_sharding.exchange.Mesh`
+            or sizes.
+        placements: one for each mesh dim, or text such as ``"S(0), R"``.
+        dtype: the dtype of the elements.
 
     >>> import torch
     >>> spec = Spec((1024, 64), (2, 4), "S(0), R", torch.bfloat16)
@@ -95,13 +96,13 @@ class Spec:
         found = process_groups.slices(self.mesh)
         if len(found) > 1:
             raise ValueError(
-                f"{self.mesh} is one of {len(found)} slices of a larger mesh, and a refit is the "
-                "same on all ranks: give the larger mesh, with Replicate on its other dims"
+                f"{self.mesh} is one of {len(found)} slices of a larger mesh, but a refit must "
+                "be the same on all ranks: pass the larger mesh, with Replicate on its other dims"
             )
         return found[0]
 
     def to_dtensor_spec(self) -> DTensorSpec:
-        """As a DTensorSpec, with contiguous strides."""
+        """The spec as a DTensorSpec, with contiguous strides."""
         shape = tuple(self.shape)
         meta = TensorMeta(torch.Size(shape), row_major(shape), self.dtype)
         mesh: Any = self.mesh
@@ -109,7 +110,9 @@ class Spec:
         return DTensorSpec(mesh, placements, tensor_meta=meta)
 
     def placed(self) -> PlacedTensor:
-        """As a value of the algebra: the cuts of the tensor, and its pending reductions."""
+        """The spec as a value of the layout algebra: the cuts of the tensor, and the reductions of
+        its Partials.
+        """
         mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
         pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]

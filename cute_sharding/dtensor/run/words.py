@@ -66,9 +66,9 @@ def say_what_is_missing(
     flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
     logger.warning(
         "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d "
-        "elements. With a process group of the mesh dims %s together it would be %d collectives "
-        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once "
-        "for these mesh dims, by the first rank of the mesh.)",
+        "elements. With one process group for the mesh dims %s it would take %d collectives "
+        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (The "
+        "first rank of the mesh logs this message once for these mesh dims.)",
         *(plan.shape, plan.mesh, text(before), text(after)),
         *(plan.collectives, plan.received_elements),
         *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),

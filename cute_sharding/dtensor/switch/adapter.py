@@ -64,20 +64,19 @@ def enable(
 
     Args:
         implicit_redistribution: for views that are not free. ``"replicate"`` (or True) replicates
-            the input on the mesh dims that block the view, as PyTorch does for views that may
-            communicate. ``"cheapest"`` redistributes the input to the placements that receive the
-            fewest elements. ``"error"`` (or False) raises an error for strict views (``view``,
-            ``reshape``), which names placements of the input for which the view is free. At level
-            INFO, the log names each line once.
+            the input on the mesh dims that block the view. ``"cheapest"`` redistributes the input
+            to the placements that receive the fewest elements. ``"error"`` (or False) raises an
+            error for strict views (``view``, ``reshape``), which names placements of the input for
+            which the view is free. At level INFO, the log names each line once.
         redistribution: plan every redistribution (``redistribute``, ``full_tensor``, and those of
             the operands of ops), so that each missing element moves once. With False, the package
-            plans only redistributions of views' inputs, of the operands of ops with a signature,
-            and those that PyTorch is known to get wrong.
+            plans only redistributions of the inputs of views, of the operands of ops with a
+            signature, and of placements that PyTorch redistributes wrongly.
         views: with False, PyTorch runs view ops, except in-place view ops (``squeeze_``, ``t_``,
             ``transpose_``, ``unsqueeze_``). Use False to switch on ``redistribution`` alone.
-        ops: use signatures to choose the placements of ops beside views (docs/ops.md). With False,
-            PyTorch's rules choose, and a fallback redistributes the operands first if the rules are
-            not known to be right. Without ``views``, this argument has no effect.
+        ops: use signatures to choose the placements of ops that are not views (docs/ops.md). With
+            False, PyTorch's rules choose, and a fallback first redistributes the operands if a rule
+            could be wrong. Without ``views``, this argument has no effect.
         movement: for slices, splits, cat, roll, flip, pad and unfold of a sharded dim, send a
             device only the elements that it lacks, in one exchange at most. PyTorch gathers the
             dim. Writes to a slice reach the sliced tensor.
@@ -93,8 +92,8 @@ def enable(
     If this PyTorch is newer than the newest tested release, the first call warns. A second call
     changes the settings. If a call fails, the settings stay as they were.
 
-    PyTorch caches some calls in each thread, and other threads may use the old settings for cached
-    calls. So change settings before other threads run ops.
+    In each thread, PyTorch caches the placements of some calls. So after a change of the settings,
+    other threads may use old placements. Change settings before other threads run ops.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh

@@ -186,8 +186,9 @@ def _compose_rarely(
         raise LayoutError(error)
     if b.size > ENUMERATION_LIMIT:
         raise LayoutError(
-            f"{error}. The jumps of A have both signs, and whether they cancel on all {b.size} "
-            f"indices of B is decided only up to {ENUMERATION_LIMIT}; coalesce or split B"
+            f"{error}. The jumps of A have both signs, and B has {b.size} "
+            f"indices; composition decides this case only up to {ENUMERATION_LIMIT} indices: "
+            "coalesce or split B"
         )
     modes: list[list[tuple[int, int]]] = []
     for n, d in b.leaves:

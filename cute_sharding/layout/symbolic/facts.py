@@ -85,7 +85,7 @@ def parse_fact(text: str) -> Fact:
         )
     a = parse_expr(ast.unparse(left), rational=True)
     if isinstance(a, tuple) or isinstance(b, tuple):
-        raise LayoutError(f"cannot read the fact {text!r}: it compares tuples")
+        raise LayoutError(f"cannot read the fact {text!r}: a fact cannot compare tuples")
     if kind in (ast.Eq, ast.NotEq):
         return Fact("equal", a, b, kind is ast.Eq)
     orders = {

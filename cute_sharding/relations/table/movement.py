@@ -200,7 +200,7 @@ ROWS: tuple[Row, ...] = (
         op="torch.select",
         linear=COPIES,
         by_names=("select_copy.int",),
-        note="also an int as index",
+        note="also for an index that is an int",
     ),
     Row(("select_backward.default",), gradient(selected), op="select's gradient"),
     Row(

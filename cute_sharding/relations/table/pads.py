@@ -152,8 +152,20 @@ ROWS: tuple[Row, ...] = (
         op="torch.nn.functional.pad",
         note="with a constant",
     ),
-    Row(("tril.default",), triangle(True), op="torch.tril", gathers=True, note="free on any cut"),
-    Row(("triu.default",), triangle(False), op="torch.triu", gathers=True, note="free on any cut"),
+    Row(
+        ("tril.default",),
+        triangle(True),
+        op="torch.tril",
+        gathers=True,
+        note="free for all placements",
+    ),
+    Row(
+        ("triu.default",),
+        triangle(False),
+        op="torch.triu",
+        gathers=True,
+        note="free for all placements",
+    ),
     *_pads("reflect"),
     *_pads("replicate"),
     Row(

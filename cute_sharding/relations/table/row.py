@@ -162,7 +162,7 @@ class Row:
           operand 0 6:1 -> result 0 6:1
           operand 1 3:1 -> result 0 6 + 3:1
         """
-        raise NotOnlyMoved(f"{self.overloads[0]}: what it gives is computed")
+        raise NotOnlyMoved(f"{self.overloads[0]}: the op computes its result")
 
 
 class OfTorch(Row):
@@ -277,7 +277,9 @@ class ByRows(_Derived):
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
         move = self.move(*args, **kwargs)
         if move is None:
-            raise NotOnlyMoved(f"{self.op} of {args}: no map of rows is known for such arguments")
+            raise NotOnlyMoved(
+                f"{self.op} of {args}: the package has no map of rows for such arguments"
+            )
         return relation_of_move(move)
 
 
@@ -333,7 +335,9 @@ class BySteps(_Derived):
         steps = self.steps(shape, *args, **kwargs)
         if steps is None:
             name = self.overloads[0]
-            raise NotOnlyMoved(f"{name} of {args}: no map of rows is known for such arguments")
+            raise NotOnlyMoved(
+                f"{name} of {args}: the package has no map of rows for such arguments"
+            )
 
         def then(first: Relation, step: Step) -> Relation:
             return compose(first, step.row.relation(first.outputs[0], *step.args))

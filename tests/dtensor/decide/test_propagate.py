@@ -219,7 +219,7 @@ view.default of a DTensor of shape (4, 8, 6) to (4, 8, 2, 3) on mesh (dp=2, tp=4
  > the output gives the 4 devices of mesh dim 1 ('tp') the elements that S(2) gives them.
 Dim 2 of 6 is split into 2 x 3, and 2 is no multiple of the 4 devices that shard it: in
  > attention, the heads do not divide by the mesh.
-Redistribute the input first, for example (what costs least later first):
+Redistribute the input first, for example (cheapest for later ops first):
   .redistribute(placements=[Shard(dim=0), Replicate()])  then the output is [S(0), R]; each
  > device receives up to 96 elements
   .redistribute(placements=[Shard(dim=1), Replicate()])  then the output is [S(1), R]; each

@@ -62,7 +62,7 @@ def test_plans_of_this_process_stay_in_it():
         cute_sharding.plan_reshard(state, "R, S(1)"),
         cute_sharding.plan_refit(turned, state, {"w": (square, "R, S(1)")}),
     ):
-        with pytest.raises(TypeError, match="Plan on each rank, which sends nothing"):
+        with pytest.raises(TypeError, match="Make the plan on each rank, which sends nothing"):
             pickle.dumps(plan)
         assert copy.copy(plan) is copy.deepcopy([plan])[0] is plan
 
@@ -99,7 +99,7 @@ def test_what_is_written_is_apart_from_what_is_read():
     padded = cute_sharding.plan_refit(
         lambda w: {"x": F.pad(w["x"], (0, 1))[:, 1:]}, whole, {"x": (square, "R, S(0)")}
     )
-    with pytest.raises(ValueError, match="give it its own memory"):
+    with pytest.raises(ValueError, match="pass a tensor with its own memory"):
         padded.run(whole, into=part)
     unread = cute_sharding.plan_refit(
         lambda w: {"x": w["x"].new_ones(8, 8)}, whole, {"x": (square, "R, S(0)")}
@@ -227,5 +227,9 @@ def test_ranks_in_one_process_are_refused():
             lambda: plan.receive(),
             lambda: plan.receive(into=[y]),
         ):
-            with pytest.raises(NotImplementedError, match=r"^reshard under LocalTensorMode"):
+            with pytest.raises(
+                NotImplementedError,
+                match=r"^reshard cannot run under "
+                "LocalTensorMode",
+            ):
                 refused()

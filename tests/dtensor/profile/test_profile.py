@@ -66,7 +66,7 @@ def test_what_the_package_makes_free_is_listed(mesh):
         x.view(4, 16)
     (line,) = p.report.freed
     assert line.cause.op == "view" and not line.events and p.collectives == []
-    assert "Nothing is sent here; PyTorch's rules would, on these placements" in str(p)
+    assert "Nothing is sent here; PyTorch's rules would send, for the same placements" in str(p)
 
 
 def test_why_a_view_communicates(mesh):
@@ -95,7 +95,7 @@ def test_the_table_fits_and_says_it_in_words(mesh):
         assert max(map(len, p.table(width).splitlines())) <= width
     text = p.table(100)
     assert "cute_sharding is off." in text and "mesh tp=4" in text
-    assert "cute_sharding.enable(redistribution=True, movement=True) would receive" in text
+    assert "cute_sharding.enable(redistribution=True, movement=True) would" in text
     assert "profiled.py:" in text and "S(0) -> R" in text
     assert "x[1:5]  # a slice of the sharded dim" in text
     assert p.table(100, most=1).count("all-gather ") < text.count("all-gather ")
@@ -159,11 +159,11 @@ def test_a_figure_of_the_same_ops_is_not_said_to_be_that_of_the_program(mesh):
     with cute_sharding.enabled(**ON), cute_sharding.profile() as on:
         program(x)
     said = joined(on.table(100))
-    assert "Op by op on these placements PyTorch's rules would receive 288 B" in said
-    assert "not what the program receives with the package off" in said
+    assert "For the same ops and placements, PyTorch's rules would receive 288 B" in said
+    assert "With the package off, later tensors would have other placements" in said
     assert "removes" not in said and "%" not in said
     said = joined(off.table(100))
-    assert "would receive 168 B of 288 B. This may say too much or too little" in said
+    assert "would receive 168 B of 288 B. With the package on, later tensors" in said
 
 
 def test_more_seconds_than_by_pytorchs_rules_are_said(mesh):
@@ -174,9 +174,8 @@ def test_more_seconds_than_by_pytorchs_rules_are_said(mesh):
     (line,) = p.lines
     dear = line._replace(events=2 * line.events)
     assert dear.model > line.cause.torch.seconds
-    assert "By the network model they take longer here: 12 us in place of 6" in joined(
-        text(p.report._replace(lines=(dear,)), 100, 20)
-    )
+    said = joined(text(p.report._replace(lines=(dear,)), 100, 20))
+    assert "the collectives take longer than with PyTorch's rules: 12 us instead of 6" in said
 
 
 def test_what_is_on_is_said_where_nothing_ran(mesh):
@@ -201,7 +200,7 @@ def test_placements_are_not_cut_and_strided_ones_are_explained(mesh):
         assert after.count("_S(0, 4)") == 2 and " S(1)" in after and re.search(r"> R\s", after)
         assert not re.search(r"(->|-|S\(|[0-9R])\.\.", after)
         assert max(map(len, table.splitlines())) <= width
-    assert "_S(0, 4): a _StridedShard; dim 0 is cut into 4 blocks" in p.table(100)
+    assert "_S(0, 4): a _StridedShard; dim 0 is divided into 4 blocks" in p.table(100)
 
 
 def test_a_cell_of_several_tensors_goes_on_in_the_next_line():
@@ -218,7 +217,7 @@ def test_the_rows_of_a_line_are_counted(mesh):
     x = tensor(mesh, (8, 6), 0)
     with cute_sharding.profile() as p:
         _ = x[1:5], x[2:5]
-    assert "2 collectives on 1 line (2 rows: one for each op, and for each way" in joined(str(p))
+    assert "2 collectives on 1 line (2 rows: one for each op and set of" in joined(str(p))
     assert "and 1 row more" in p.table(100, most=1)
 
 
@@ -241,7 +240,7 @@ def test_hints_are_ranked_and_those_that_do_not_pay_are_marked(mesh):
     with cute_sharding.enabled(redistribution=True), cute_sharding.profile() as on:
         many[1:5]
     todo = line_of(on, "slice").cause.todo
-    assert "[S(1)]; to redistribute it there receives 48 B" in todo[0]
+    assert "[S(1)]; a redistribution to these placements receives 48 B" in todo[0]
     if release() < (2, 14):  # the slice gathers: columns pay, and a gather is left out
         assert len(todo) == 1 and "no less" not in todo[0]
     else:  # PyTorch's rule for it takes columns, so nothing pays
@@ -257,7 +256,7 @@ def test_a_chunk_of_a_sharded_dim_is_told_of_fused_weights(mesh, flags):
         with cute_sharding.profile() as uneven:
             x.split([4, 20], -1)
     first = line_of(p, "split").cause.todo[0]
-    assert "if a fused weight makes its input [_S(1, 3)]" in first
+    assert "if its input is [_S(1, 3)], as with a fused weight" in first
     assert first.endswith("sharded on tp: see docs/tutorial.md#fused-weights")
     assert ("cute_sharding.enable(movement=True)" in first) == (not flags)
     assert "fused" not in " ".join(uneven.lines[0].cause.todo)
@@ -275,8 +274,8 @@ def test_a_gradient_says_what_it_is(mesh):
     gradients = [line.cause for line in p.lines if line.cause.backward and line.events]
     assert {cause.kind for cause in gradients} == {"op", "asked"}
     said = {
-        "op": "a gradient of slice in line {}, which sends as well, and where the placements come",
-        "asked": "the gradient of redistribute() in line {}: without that call, or with other",
+        "op": "the placements of this gradient come from slice in line {}, which also communicates",
+        "asked": "redistribute() in line {} causes this communication: remove the call, or",
     }
     for cause in gradients:
         assert cause.todo[-1].startswith(said[cause.kind].format(cause.place.line))
@@ -292,8 +291,8 @@ def test_a_gradient_of_an_op_that_sends_says_what_that_op_avoids(mesh):
         for which in (False, True)
     ]
     assert backward.todo == (
-        f"a gradient of native_layer_norm in line {forward.place.line}, which sends as well, and "
-        f"where the placements come from: {forward.todo[0]}",
+        f"the placements of this gradient come from native_layer_norm in line "
+        f"{forward.place.line}, which also communicates: {forward.todo[0]}",
     )
 
 
@@ -305,7 +304,7 @@ def test_what_an_op_receives_now_is_what_was_recorded_where_its_rule_does_not_sa
     for sent, calls in (([one, two], 1), ([one], None), ([one], 5)):
         found = _as_recorded(cause, sent, calls)
         assert found.other.received is None
-        assert _mark(found, 8) == " (what it receives now is not known)"
+        assert _mark(found, 8) == " (the bytes that the op receives now are unknown)"
 
 
 def with_gradient(y, placement):
@@ -335,8 +334,8 @@ def test_a_gradient_names_the_operand_of_its_forward_op(mesh):
     (cause,) = product_with_a_gradient_of_columns(mesh, Shard(0))
     assert cause.backward
     hint = f"mm sends nothing if operand 0 of mm in line {cause.place.line} is [R]"
-    assert cause.todo[0].startswith(f"{hint}, and the gradient of its result [S(1)]; to redistr")
-    assert "receives 96 B, besides what the gradient receives" in cause.todo[0]
+    assert cause.todo[0].startswith(f"{hint}, and the gradient of its result [S(1)]; a redistr")
+    assert "receives 96 B, in addition to the gradient" in cause.todo[0]
     assert product_with_a_gradient_of_columns(mesh, Replicate()) == []
 
 

@@ -37,7 +37,7 @@ def test_a_partial_that_goes_into_a_shard_is_said_to_receive_the_least(mesh):
     (cause,) = causes(lambda: x * y)
     assert [moved.change for moved in cause.moved] == ["P(sum) -> S(0)"]
     assert cause.todo == (
-        "a Partial has to be reduced once, and into a Shard it receives the least",
+        "a Partial has to be reduced once; a reduction to a Shard receives the least",
     )
 
 
@@ -46,8 +46,8 @@ def test_the_other_operand_is_named_and_reduced_where_that_helps(mesh):
     x, w = made(mesh, (8, 4), Partial()), made(mesh, (4, 8), Shard(1))
     (cause,) = causes(lambda: x @ w)
     assert [moved.change for moved in cause.moved] == ["S(1) -> R"]
-    assert "from [S(1)] to [R], beside one of (8, 4) [P(sum)]: " in cause.why
-    said = "if operand 0, a Partial, is reduced before: to [R], once for all ops that use it"
+    assert "from [S(1)] to [R], while the other operand is (8, 4) [P(sum)], by " in cause.why
+    said = "if operand 0, which is a Partial, is first reduced to [R], once for all ops that use it"
     assert said in cause.todo[0]
     assert causes(lambda: made(mesh, (8, 4), Replicate()) @ w) == []
 
@@ -86,9 +86,9 @@ def test_what_pytorch_refuses_or_is_not_known_is_said_in_its_column(mesh):
 
     assert " raises\n" in table(Other(None, None, "no rule for that"))
     unknown = table(Other(None))
-    assert " ?\n" in unknown and "?: not known" in unknown
+    assert " ?\n" in unknown and "?: unknown" in unknown
     known = table(Other(48))
-    assert " 48 B\n" in known and "not known" not in known
+    assert " 48 B\n" in known and "unknown" not in known
 
 
 def test_a_convolution_sends_nothing_where_images_are_cut_by_number(mesh):

@@ -97,7 +97,7 @@ def test_a_warning_for_each_op_of_a_line_and_each_gradient(mesh):
 
 def test_another_action():
     with (
-        pytest.raises(ValueError, match="action='ignore' is none of 'raise', 'warn'"),
+        pytest.raises(ValueError, match="action='ignore' is not one of 'raise', 'warn'"),
         cute_sharding.no_communication(action="ignore"),
     ):
         pass

@@ -227,7 +227,7 @@ def test_without_a_word_views_go_where_torchs_go():
         assert tensor.view(4, 3, 2).placements != (S(0), R)
     with pytest.raises(
         ValueError,
-        match="implicit_redistribution='nearest' is none of 'replicate', 'cheapest', 'error'",
+        match="implicit_redistribution='nearest' is not one of 'replicate', 'cheapest', 'error'",
     ):
         cute_sharding.enable(implicit_redistribution="nearest")
 

@@ -184,7 +184,7 @@ def test_a_limit_of_memory_makes_more_exchanges():
     assert [len(each.parts(4)) for each in every] == [1, 3, 9, 9]
     assert sum(sum(part.receives) for part in every[1].parts(4)) == every[1].received_by(4)
     assert every[1].inverse().memory_limit == 9 * 128
-    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes at least are needed at once"):
+    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes or more are needed at once"):
         plan(127)
 
 
@@ -201,7 +201,7 @@ def test_what_is_refused():
     ok, onto = {"x": spec(8, 8)}, {"*": (GENERATOR, "R, R")}
     turn = lambda w: {"y": w["x"].mT}  # noqa: E731
     for words, kind, args in (
-        ("a refit of no tensors", ValueError, (turn, {}, onto)),
+        ("the refit has no source tensors", ValueError, (turn, {}, onto)),
         ("'x' is a Tensor: give a DTensor", TypeError, (turn, {"x": torch.ones(2)}, onto)),
         (
             "the target has no entry for result 'y': it has 'z'",
@@ -224,5 +224,5 @@ def test_what_is_refused():
     ):
         with pytest.raises(kind, match=words):
             plan_refit(*args)
-    with pytest.raises(TypeError, match="to run it, plan it on DeviceMeshes"):
+    with pytest.raises(TypeError, match="only a refit that is planned on DeviceMeshes can run"):
         plan_refit(turn, ok, onto).run({})

@@ -141,8 +141,8 @@ def test_what_computes_is_named(name):
     with pytest.raises(NotOnlyMoved) as raised:
         trace(lambda w: {"ok": w["x"], "y.weight": code(w["x"])}, {"x": ((4, 6), torch.float32)})
     text = str(raised.value)
-    assert "result 'y.weight' is no movement" in text and words in text
-    assert "before it" in text and "after it" in text
+    assert "result 'y.weight' does not only move elements" in text and words in text
+    assert "before the refit" in text and "after the refit" in text
 
 
 def test_what_computes_and_is_not_used_is_no_error():

@@ -202,12 +202,12 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
         ({EVERYTHING: "2"}, "USE_CUTE_SHARDING='2' is neither on nor off"),
         (
             {VIEWS: "1", IMPLICIT: "nearest"},
-            "USE_CUTE_IMPLICIT_REDISTRIBUTION='nearest' is none of replicate, cheapest, error",
+            "USE_CUTE_IMPLICIT_REDISTRIBUTION='nearest' is not one of replicate, cheapest, error",
         ),
         ({VIEWS: "1", IMPLICIT: "cheepest"}, r"cheapest, error \(did you mean 'cheapest'\?\)"),
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
-            "has no effect while views are off: set USE_CUTE_VIEW_PROPAGATION=1",
+            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
         ),
         (
             {VIEWS: "1", NETWORK: "ethernet,nvlink"},
@@ -216,7 +216,7 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
         ({NETWORK: "flat:-1,1"}, "USE_CUTE_NETWORK='flat:-1,1' is not understood"),
         (
             {MOVEMENT: "1", VIEWS: "0"},
-            "USE_CUTE_MOVEMENT='1' needs views and ops as well",
+            "USE_CUTE_MOVEMENT='1' needs views and ops",
         ),
     ],
 )
