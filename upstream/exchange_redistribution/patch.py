@@ -16,20 +16,7 @@ REDISTRIBUTE = "torch/distributed/tensor/_redistribute.py"
 
 # The smallest core: one exchange, in which a device sends itself what it keeps, replicas of a row
 # do not share its sending, and every buffer is packed. The rows and the copies are the package's.
-FORM = Form(
-    statements={
-        "places": [
-            (
-                "found = next(",
-                """with _disable_current_modes():
-    lists = mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
-found = next(ranks for ranks in lists if rank in ranks)""",
-            ),
-            ("if found is None:", ""),
-        ],
-    },
-    edits={"peers": [("place(mesh, rank), [", "places(mesh, rank)[rank], [")]},
-)
+FORM = Form()
 
 
 def module() -> str:
