@@ -282,7 +282,7 @@ def page() -> str:
             "# The rule table",
             "",
             "`make pages` generates this page from `cute_sharding/relations/table/`, and a test "
-            "compares them.",
+            "compares the page with these files.",
             "",
             "## Views",
             "",
