@@ -109,12 +109,12 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises an error for a DTensor whose placements differ from the "
-    "requested placements. Slices and views of this package may return such DTensors, which "
-    "this package redistributes first. distribute_tensor also raises an error for strided "
-    "shards of different sizes, and ignores the order that split factors encode. It gives the "
-    "n-th shard to the n-th rank in ascending order, although placements mean the rank at "
-    "coordinate n. Programs import the function by name, so the package replaces its code.",
+    why="distribute_tensor raises an error for a DTensor with other placements than the "
+    "requested ones. Slices and views of this package may return such DTensors, so this "
+    "package redistributes them. distribute_tensor also raises an error for strided shards of "
+    "different sizes, ignores the order that split factors encode, and gives the n-th shard to "
+    "the n-th rank in order, not to the rank at coordinate n. Programs import the "
+    "function by name, and would keep the old function. So the package replaces its code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and scatters in the "
     "order of the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
@@ -174,8 +174,7 @@ REDISTRIBUTE = Patch(
     file="torch/distributed/tensor/_redistribute.py",
     why="This function redistributes a local tensor, for DTensor.redistribute, full_tensor and "
     "from_local, and for the arguments of ops. All callers have imported the function by name, "
-    "and would not see another function in the module. So the package replaces the code of the "
-    "function.",
+    "and would keep the old function. So the package replaces the code of the function.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
@@ -289,8 +288,8 @@ PICTURES = Patch(
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
     why="torch's pictures show only one box for each device, also for strided shards. Programs "
-    "import the function by name, so the package replaces the code of the function, once the "
-    "program imports it.",
+    "import the function by name, and would keep the old function. So the package replaces the "
+    "code of the function, once the program imports it.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
