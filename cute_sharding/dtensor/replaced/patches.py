@@ -110,10 +110,10 @@ DISTRIBUTE = Patch(
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
     why="distribute_tensor raises an error for a DTensor with other placements than the "
-    "requested ones. Slices and views of this package may return such DTensors, so this "
-    "package redistributes them. distribute_tensor also raises an error for strided shards of "
-    "different sizes, ignores the order that split factors encode, and gives the n-th shard to "
-    "the n-th rank in order, not to the rank at coordinate n. Programs import the "
+    "requested ones. This package redistributes such DTensors, because its slices and views "
+    "may return them. distribute_tensor also raises an error for uneven strided shards, "
+    "ignores the order that split factors encode, and gives the n-th shard to "
+    "the n-th rank, not to the rank at coordinate n. Programs import the "
     "function by name, and would keep the old function. So the package replaces its code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and scatters in the "
     "order of the mesh's coordinates",
