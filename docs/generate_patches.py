@@ -61,13 +61,13 @@ def page() -> str:
             "# What is replaced in torch",
             "",
             "`make pages` generates this page from `cute_sharding/dtensor/replaced/patches.py`, "
-            "and a test compares them.",
+            "and a test compares the page with this file.",
             "",
             f"While the package is on, it replaces {len(TABLE)} objects of torch, and no "
             "others. (A test compares all of torch before, during and after.) `enable` replaces "
-            "all objects that the settings need. If `enable` fails, it replaces none. `disable` "
-            "restores all objects. Objects of the compiler, of state dicts and of pictures are "
-            "replaced after the program has imported them.",
+            "all objects that the settings need. If `enable` fails, no object is replaced. "
+            "`disable` restores all objects. Objects of the compiler, of state dicts and of "
+            "pictures are replaced after the program has imported them.",
             "",
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",

@@ -282,7 +282,7 @@ def page() -> str:
             "# The rule table",
             "",
             "`make pages` generates this page from `cute_sharding/relations/table/`, and a test "
-            "compares them.",
+            "compares the page with these files.",
             "",
             "## Views",
             "",
@@ -295,9 +295,9 @@ def page() -> str:
             "and 1. `x/(3,4)[0]` is dim 0 of x after a split into (3, 4), and `1` is a new dim of "
             "size 1. For `view_as_complex`, a complex number counts as two real numbers.",
             "",
-            'A *strict* overload raises an error with `implicit_redistribution="error"` if it is '
-            "not free. All other overloads then redistribute their input. An overload with the "
-            "word *signature* "
+            'With `implicit_redistribution="error"`, a *strict* overload raises an error if its '
+            "view is not free, and all other overloads redistribute their input. An overload with "
+            "the word *signature* "
             "uses the signature that follows from the DimMap ([Ops](ops.md)).",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",

@@ -233,7 +233,7 @@ def _check_each_element_once(
     elements = prod(shape)
     if elements == 0:
         raise LayoutError(
-            f"shape {shape} has no elements, so a layout cannot tell how it is sharded"
+            f"shape {shape} has no elements, so a layout cannot describe its sharding"
         )
     everything = from_leaves(sorted(leaves, key=lambda leaf: -leaf[1]))
     if coalesce(everything) != (Layout(elements, 1) if elements > 1 else Layout(1, 0)):

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 MATH = "torch/distributed/tensor/_ops/_math_ops.py"
 TEST = "test/distributed/tensor/test_logsumexp_keepdim.py"
 
-MESSAGE = """[DTensor] logsumexp reads keepdim where it stands
+MESSAGE = """[DTensor] logsumexp reads keepdim as a positional argument
 
 keepdim is the third argument of aten.logsumexp, and its strategy looks for it
 among the keyword arguments, so it is taken for False. A shard of a dim behind

@@ -70,10 +70,10 @@ HANDLERS = Patch(
     file="torch/distributed/tensor/_dispatch.py",
     why="This dict has functions for single ops that skip the propagator. Convolutions, argmin "
     "and argmax have entries here. Batch norms and max(dim, out=) write to arguments although "
-    "torch's schemas do not say so. An in-place squeeze changes only the shape. t_, "
-    "transpose_ and unsqueeze_ have no rule. Operators on bits end in _, so x >> 2 returns x. "
-    "Some nodes of autograd make plain zeros, for which torch raises an error, and which this "
-    "package treats as replicas.",
+    "their schemas do not say so. An in-place squeeze changes only the shape. t_, transpose_ "
+    "and unsqueeze_ have no rule. torch treats ops such as __rshift__ as in-place, so x >> 2 "
+    "returns x. Some autograd nodes make plain zeros, for which torch raises an error, and "
+    "which this package treats as replicas.",
     until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
     "and autograd makes zeros with the type of its gradients",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
@@ -109,12 +109,12 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises an error for a DTensor whose placements differ from the "
-    "requested placements. Slices and views of this package may return such DTensors, which "
-    "this package redistributes first. distribute_tensor also raises an error for strided "
-    "shards of different sizes, and ignores the order that split factors encode. It gives the "
-    "n-th shard to the n-th rank in ascending order, although placements mean the rank at "
-    "coordinate n. Programs import the function by name, so the package replaces its code.",
+    why="distribute_tensor raises an error for a DTensor with other placements than the "
+    "requested ones. This package redistributes such DTensors, because its slices and views "
+    "may return them. distribute_tensor also raises an error for uneven strided shards, "
+    "ignores the order that split factors encode, and gives the n-th shard to "
+    "the n-th rank, not to the rank at coordinate n. Programs import the "
+    "function by name, and would keep the old function. So the package replaces its code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and scatters in the "
     "order of the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
@@ -129,7 +129,7 @@ COMPOSITES = Patch(
     "kernel records the op, and then decomposes it as torch does.",
     until="torch passes tensor_split to DTensor as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
-    entries="the kernel {}",
+    entries="the kernel of {}",
 )
 TAIL = Patch(
     module=_TENSOR + "._dispatch",
@@ -174,7 +174,7 @@ REDISTRIBUTE = Patch(
     file="torch/distributed/tensor/_redistribute.py",
     why="This function redistributes a local tensor, for DTensor.redistribute, full_tensor and "
     "from_local, and for the arguments of ops. All callers have imported the function by name, "
-    "so the package replaces its code.",
+    "and would keep the old function. So the package replaces the code of the function.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
@@ -288,8 +288,8 @@ PICTURES = Patch(
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
     why="torch's pictures show only one box for each device, also for strided shards. Programs "
-    "import the function by name, so the package replaces the code of the function, once the "
-    "program imports it.",
+    "import the function by name, and would keep the old function. So the package replaces the "
+    "code of the function, once the program imports it.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
@@ -327,7 +327,7 @@ CALLS = Patch(
     "op as torch does. (A kernel of the dispatcher could also record the op, but would take "
     "ten times as long.)",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
-    entries="what calls {}",
+    entries="the caller of {}",
 )
 KERNELS = Patch(
     **_WATCHED,
@@ -336,8 +336,8 @@ KERNELS = Patch(
     file="torch/library.py",
     why="C++ calls the ops of all other collectives: those of torch.distributed, and those for "
     "gradients in DistributedDataParallel. These ops pass the dispatch key ADInplaceOrView, "
-    "at which they have no kernel. While communication is recorded, they have a kernel there, "
-    "which records the bytes and then continues.",
+    "at which they have no kernel. While communication is recorded, these ops have a kernel "
+    "at this key, which records the bytes and then continues.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
