@@ -23,22 +23,22 @@ def in_words(error: Exception, schema: OpSchema, specs: Sequence[DTensorSpec]) -
         told = (
             f"{name_of(schema.op)} of {given}: the shape of the result depends on the values of "
             "the tensor, and each device has only some of these values, so the result has no "
-            "placements. Keep the shape: "
-            "torch.where(mask, "
-            "x, 0), masked_fill, or mask.sum() for a count. Or take it of the whole, "
-            ".full_tensor(), on each rank."
+            "placements. Use an op whose result has the shape of the tensor: "
+            "torch.where(mask, x, 0), masked_fill, or mask.sum() for a count. Or call the op on "
+            "the whole tensor, .full_tensor(), on each rank."
         )
     elif isinstance(error, DataDependentOutputException):
         told = (
-            f"{name_of(schema.op)} of {given}: the result is a value of Python, of values of which "
-            "each device has some. Take .full_tensor() of it first, on each rank; or .item() of an "
-            "op that gives a tensor, as (x - y).abs().max() does."
+            f"{name_of(schema.op)} of {given}: the result is a Python value that depends on the "
+            "values of the whole tensor, and each device has only some of these values. Call "
+            ".full_tensor() first, on each rank; or call .item() on the result of an op that "
+            "returns a tensor, such as (x - y).abs().max()."
         )
     else:
         told = (
-            f"{error} It was given {given}. Take it of the whole, .full_tensor(), on each rank; or "
-            "of .to_local() of a replica, .redistribute(placements=[Replicate(), ...]), and "
-            "DTensor.from_local the result; or register a rule: "
+            f"{error} The operands are {given}. Call the op on the whole tensor, .full_tensor(), "
+            "on each rank. Or redistribute to Replicate, call the op on .to_local(), and pass the "
+            "result to DTensor.from_local. Or register a rule: "
             "torch.distributed.tensor.experimental.register_sharding."
         )
     found = type(error)(told)

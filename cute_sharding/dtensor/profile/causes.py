@@ -320,7 +320,7 @@ def _of_forward(name: str, forward: Call | None, ask: Ask) -> tuple[str, ...]:
     of = None if forward is None else schema_of(forward)
     if forward is None or of is None or name in _ADDS:
         return ()
-    op = f"a gradient of {_at_line(forward)}"
+    op = f"the placements of this gradient come from {_at_line(forward)}"
     ways = _avoiding(of, _asked(partial(ask, of)), forward.settings, ask)
     if not ways:
         return (f"{op}: change the placements there",)

@@ -210,7 +210,26 @@ def _at_hand(
 ) -> frozenset[tuple[int, ...]]:
     dims = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
     sets = (among for count in range(2, len(dims) + 1) for among in combinations(dims, count))
-    return frozenset(among for among in sets if _group_of_several(mesh, among) is not None)
+    return frozenset(
+        among
+        for among in sets
+        if _group_of_several(mesh, among) is not None and _is_known_alike(mesh, among)
+    )
+
+
+def _is_known_alike(mesh: Any, dims: tuple[int, ...]) -> bool:
+    """Whether all ranks of the mesh find a group for these mesh dims. Another mesh may have had
+    groups prepared for some of these sets of ranks, and not for others.
+    """
+    groups = _prepared()
+    return (
+        process_groups.flattened_mesh(mesh, dims) is not None
+        or _is_world(mesh, dims)
+        or all(
+            _key(mesh, tuple(ranks)) in groups
+            for _, ranks in process_groups.ranks_along(mesh, dims)
+        )
+    )
 
 
 def dims_of_group(mesh: Any, dims: tuple[int, ...]) -> tuple[int, ...] | None:

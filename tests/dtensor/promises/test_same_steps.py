@@ -292,6 +292,15 @@ def test_flattened_dims_have_a_group():
     )
 
 
+def test_groups_of_another_mesh_serve_where_all_ranks_have_them():
+    """A plan has to be the same on ranks 1, 2, 4 and 7, for which no group was made."""
+    cute_sharding.prepare_groups(DeviceMesh("cpu", torch.tensor([[0, 5], [3, 6]])))
+    same = DeviceMesh("cpu", torch.tensor([[0, 3], [6, 5]]))
+    larger = DeviceMesh("cpu", torch.tensor([[[0, 1], [3, 2]], [[5, 4], [6, 7]]]))
+    assert groups_at_hand(same) == {(0, 1)}
+    assert (0, 1) not in groups_at_hand(larger)
+
+
 def test_prepare_groups_refuses_what_is_no_set_of_mesh_dims():
     mesh = DeviceMesh("cpu", torch.tensor([[0, 7], [4, 5]]), mesh_dim_names=("e", "f"))
     with pytest.raises(ValueError, match="no dim 'g'"):
