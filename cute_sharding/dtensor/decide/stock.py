@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from cute_sharding.dtensor.replaced import process_groups, tensor_specs
+from cute_sharding.dtensor.replaced import process_groups, symints, tensor_specs
 from cute_sharding.dtensor.run.placements import Cuts, cut_of
 from cute_sharding.propagation.suggestions import divides_where_it_moves
 
@@ -30,7 +30,8 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
     each rank's own sizes, if they do not divide; and it misreads split factors that encode no
     order.
     """
-    if any(tensor_specs.split_factors(s) or tensor_specs.says_an_order(s) for s in (spec, target)):
+    plain = symints.are_without_factors(spec.placements + target.placements)
+    if not plain or tensor_specs.says_an_order(spec) or tensor_specs.says_an_order(target):
         return spec.placements == target.placements and spec.shard_order == target.shard_order
     return process_groups.is_ascending(spec.mesh)
 

@@ -294,8 +294,8 @@ class Posted(NamedTuple):
 
 
 def posted(of: Of, args: Any, kwargs: Any, places: dict[Any, tuple[list[int], int]]) -> Posted:
-    """What a call of the op sends, to be worked out later. No tensor is kept. ``places``: of the
-    groups of earlier calls, their ranks and which of them this one is.
+    """A record of a call of the op, for later computations. The record keeps no tensor.
+    ``places``: for each group of an earlier call, its ranks and the position of this rank.
     """
     at = of.group_at
     given = args[at] if at < len(args) else kwargs.get(of.group_name)

@@ -122,7 +122,7 @@ class Lines:
         return place
 
     def found(self, start: FrameType) -> Found:
-        """Where what runs in the frame ``start`` is."""
+        """The place of the code that runs in the frame ``start``."""
         node, others = observing.current_node(), codes.OTHERS
         recomputes, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
@@ -163,8 +163,8 @@ class Lines:
     def _in_backward(
         self, start: FrameType | None, node: Any, recomputes: bool
     ) -> tuple[Line | None, bool]:
-        """(the line, whether a forward runs again) of what autograd's node runs: ``recomputes``
-        says it of the frames inside of ``start``.
+        """The line for which autograd's node runs, and whether a forward pass runs again.
+        ``recomputes``: whether one runs again in the frames inside of ``start``.
         """
         line: Line | None = None
         frame = start

@@ -34,9 +34,9 @@ class Call(NamedTuple):
     Attributes:
         place, backward: the line, and whether the op computes a gradient of the line.
         op: the aten overload.
-        args: its arguments, with the spec of each DTensor; lists as tuples.
-        kwargs: its keywords, by name.
-        settings: of this package; None where nothing was on.
+        args: the arguments, with the spec of each DTensor; lists as tuples.
+        kwargs: the keyword arguments, by name.
+        settings: the settings of the package; None if the package was off.
     """
 
     place: Place | None
@@ -51,11 +51,11 @@ class Asked(NamedTuple):
     """A function that the program called, or code that ran, outside of the ops of DTensors.
 
     Attributes:
-        place, backward: as of :class:`Call`.
-        function: its name.
-        kind: "asked", "direct" or "compiled", as of a :class:`..profiling.Cause`.
-        before, after: the specs, where a tensor is redistributed.
-        settings: as of :class:`Call`.
+        place, backward: as in :class:`Call`.
+        function: the name of the function.
+        kind: "asked", "direct" or "compiled", as in :class:`..profiling.Cause`.
+        before, after: the specs, if a tensor is redistributed.
+        settings: as in :class:`Call`.
     """
 
     place: Place | None
@@ -68,7 +68,7 @@ class Asked(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a :class:`Seen` comes to.
+    """The result for a :class:`Seen`.
 
     Attributes:
         source: the cause of the collective.
@@ -93,7 +93,7 @@ class Profiler(Recorder):
 
     Attributes:
         started, ended: seconds of a clock.
-        settings: of this package, when it began; None where nothing was on.
+        settings: the settings when the recording began; None if the package was off.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Profiler(Recorder):
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        # For each op: without a call of its own for each frame and node, and most arguments.
+        # This runs for each op, so it calls no function for each frame or node.
         lines, node = self._lines, current_node()
         line: Line | None = None
         number, kind = -1, None
@@ -131,7 +131,7 @@ class Profiler(Recorder):
             and not may_recompute()
             and lines.started <= (number := node._sequence_nr()) < NO_NUMBER
         ):
-            kind = type(node)  # and the line that made it is looked up later
+            kind = type(node)  # the line that made the node is looked up later
         else:
             if node is None:
                 number, frame = -1, sys._getframe(2)
@@ -148,7 +148,7 @@ class Profiler(Recorder):
             if made > lines.noted:
                 lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
                 if kind is None:
-                    number = made - 1  # it was made just before
+                    number = made - 1  # the node was made just before
         kept = [
             arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
             for arg in args
@@ -172,7 +172,7 @@ class Profiler(Recorder):
 
     @property
     def notes(self) -> list[Ran]:
-        """Of each of ``collectives``."""
+        """The results, one for each of ``collectives``."""
         began = self.started
         return [
             Ran(self.source_of(seen), seen.found.at - began, seen.end - began, seen.found.moved)
@@ -180,7 +180,7 @@ class Profiler(Recorder):
         ]
 
     def source_of(self, seen: Seen) -> Call | Asked:
-        """What a collective is for."""
+        """The cause of a collective."""
         found = seen.found
         kind, function = observing.asked_by(found.within)
         if kind == "op" and seen.met is not None:
@@ -199,7 +199,7 @@ class Profiler(Recorder):
         return Call(place, kind is not None, op, tuple(args), named, settings)
 
     def _count(self) -> None:
-        """Calls that are equal are one: not worked out while the program waits."""
+        """Count equal calls. This is done after the program has run, or if many calls wait."""
         for met in self._met:
             call, node, kind = self._call_of(met), met[5], met[6]
             self._calls[call] = self._calls.get(call, 0) + 1
@@ -216,7 +216,7 @@ class Profiler(Recorder):
             seen = self._in_flight.pop(memory_of(args[0] if args else kwargs["tensor"]), None)
             if seen is not None:
                 seen.end = perf_counter()
-        elif self._seen and not self._messages:  # messages of a batch are not noted yet
+        elif self._seen and not self._messages:  # messages of a batch are not recorded yet
             seen = self._seen[-1]
             seen.end = perf_counter()
             for tensor in result if isinstance(result, list) else (result,):

@@ -25,10 +25,10 @@ from cute_sharding.dtensor.profile.places import Found, Line, Lines
 from cute_sharding.dtensor.replaced import observing, watching
 from cute_sharding.profiling import Collective, Place
 
-# An op that was met, as it is noted while the program waits: the line that it runs for, or None of
-# a gradient whose node says it; its op, args, kwargs and settings, as of a Call; the number of
-# autograd's node that was made for it (-1: none), and None or, of a gradient, the number and the
-# class of the node that it runs for.
+# The record of an op, made while the program waits: the line for which it runs, or None for a
+# gradient, whose node gives the line; op, args, kwargs and settings of a Call; the number of
+# autograd's node that was made for it (-1: none); and for a gradient, the number and the class of
+# the node for which it runs, otherwise None.
 Met: TypeAlias = tuple[
     "Line | None",
     Any,
@@ -41,15 +41,16 @@ Met: TypeAlias = tuple[
 
 
 class Seen:
-    """A collective, as it is noted while the program waits; or messages that are one batch.
+    """A collective, or a batch of messages, in the form in which it is recorded while the program
+    waits.
 
     Attributes:
         posts: the calls.
-        found: where the first of them ran.
-        busiest: the bytes that the busiest rank receives, if the plan says so.
-        met: the op of DTensors that was met last.
-        settings: of this package; None where nothing was on.
-        end: when it was done, in seconds of a clock, as far as that is noted.
+        found: the place where the first call ran.
+        busiest: the bytes that the busiest rank receives, if the plan gives them.
+        met: the last op on DTensors before the collective.
+        settings: the settings of the package; None if the package was off.
+        end: the time at which the collective was done, in seconds of a clock.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Recorder:
         self._lines = Lines()
         self._busiest: Callable[[], int] | None = None  # the bytes of the exchange that runs now
         self._messages: list[tuple[Posted, Found]] | None = None
-        self._sent_before = 0  # collectives, where an exchange began
-        self._places: dict[Any, tuple[list[int], int]] = {}  # of groups, see :func:`posted`
+        self._sent_before = 0  # the number of collectives when the exchange began
+        self._places: dict[Any, tuple[list[int], int]] = {}  # by group, for :func:`posted`
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
@@ -86,7 +87,7 @@ class Recorder:
 
     def __exit__(self, *raised: Any) -> None:
         watching.stop(self)
-        self._places.clear()  # no group outlives the block for it
+        self._places.clear()  # this recorder must not keep groups alive
 
     @property
     def collectives(self) -> list[Collective]:
@@ -110,7 +111,7 @@ class Recorder:
         return _Exchange(self, busiest)
 
     def exchange_begins(self, busiest: Callable[[], int]) -> None:
-        """Collectives are a part of one exchange from now on."""
+        """Record all collectives as parts of one exchange from now on."""
         self._busiest, self._messages, self._sent_before = busiest, [], len(self._seen)
 
     def exchange_ends(self) -> None:

@@ -81,7 +81,7 @@ def _mesh_text(mesh: Any) -> str:
 
 
 def _settings_text(profiler: Profiler) -> str:
-    """What was on, of what ran; the last of it, where that changed."""
+    """The settings while the events ran; if the settings changed, the last of them."""
     ran = [*profiler.calls, *(note.source for note in profiler.notes)]
     every = [of.settings for of in ran] if ran else [profiler.settings]
     last = next((settings for settings in reversed(every) if settings is not None), None)

@@ -76,6 +76,7 @@ def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
     return True
 
 
+@lru_cache(maxsize=1 << 10)
 def is_ascending(mesh: Any) -> bool:
     """Whether ranks ascend along each mesh dim, as they do in its process group. If they do not, a
     rank's place in the group is not its coordinate, and torch uses sometimes the one and sometimes
