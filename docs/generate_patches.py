@@ -37,7 +37,7 @@ def section(row: Patch) -> list[str]:
         row.why,
         "",
         *(
-            [f"- replaced entries of the dict: {row.entries.format('an op')}"]
+            [f"- the replaced entries of the dict are {row.entries.format('an op')}"]
             if row.entries
             else []
         ),

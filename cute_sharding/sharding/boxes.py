@@ -64,8 +64,8 @@ class Box:
         columns = self.global_offset, self.size, self.local_offset, self.loops
         if len({*map(len, columns)}) > 1 or min(sum(columns[:3], (0,))) < 0:
             raise ValueError(
-                f"{self}: for each dim, give an offset, a size, a local offset and loops, all 0 "
-                "or more"
+                f"{self}: for each dim, give an offset, a size, a local offset and loops; all "
+                "numbers must be 0 or more"
             )
         for size, dim in zip(self.size, self.loops):
             _check_loops(self, size, dim)
@@ -209,16 +209,20 @@ def _box(runs: Sequence[Run], pending: tuple[str, ...]) -> Box:
 def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
     turns = prod(count for count, _, _ in loops)
     if turns < 1 or size % turns:
-        raise ValueError(f"{box}: {size} rows differ between turns of the loops {loops}")
+        raise ValueError(
+            f"{box}: {size} rows are not a multiple of the iterations of the loops {loops}"
+        )
     dx = dy = size // turns
     for count, x_step, y_step in reversed(loops):
         if count < 1 or x_step < dx or y_step < dy:
-            raise ValueError(f"{box}: a turn of the loops {loops} overlaps the next turn")
+            raise ValueError(
+                f"{box}: an iteration of the loops {loops} overlaps the next iteration"
+            )
         dx, dy = dx + (count - 1) * x_step, dy + (count - 1) * y_step
 
 
 def _each(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Yield all turns of the loops of all dims, one at a time: there may be any number of them."""
+    """Yield all iterations of the loops of all dims, one at a time: there may be very many."""
     if not runs:
         yield []
         return

@@ -228,7 +228,8 @@ class RefitPlan(OfThisProcess, Refit):
         rank = process_groups.this_rank()
         if any(rank in spec.ranks.ranks for spec in specs.values()):
             raise ValueError(
-                f"{what}: rank {rank} has {others} of the refit too: call run(state) on this rank"
+                f"{what}: rank {rank} also has {others} of the refit: "
+                f"call run(state) on rank {rank}"
             )
 
     def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:

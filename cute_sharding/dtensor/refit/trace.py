@@ -147,7 +147,8 @@ class _Tracing(TorchDispatchMode):
         name = func.__name__
         if ours and func._schema.is_mutable:
             raise NotOnlyMoved(
-                f"the generator writes into a tensor: aten.{name}, of {self._named(ours)}. Build "
+                f"the program that makes the target weights writes into a tensor: aten.{name}, of "
+                f"{self._named(ours)}. Build "
                 "the result of its parts instead, by torch.cat, torch.stack or "
                 "torch.nn.functional.pad"
             )

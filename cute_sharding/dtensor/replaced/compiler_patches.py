@@ -78,7 +78,7 @@ TRACES = Patch(
     "invalid, but is output`), or cannot make the DTensor (`'NoneType' object cannot be "
     "interpreted as an integer`). This may happen only on ranks with at most one row. This "
     "package records the sizes again, and traces once more.",
-    until="the recorded symbols are also symbols after the trace",
+    until="sizes that are symbols during the trace are still symbols after it, and not numbers",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
 VIEW_OPS = Patch(

@@ -173,7 +173,9 @@ def test_values_are_not_there_to_be_read(name):
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.__setitem__(0, x[1])])
 def test_writes_are_refused(write):
-    with pytest.raises(NotOnlyMoved, match="the generator writes into a tensor: aten"):
+    with pytest.raises(
+        NotOnlyMoved, match="the program that makes the target weights writes into a tensor: aten"
+    ):
         relation_of(lambda w: {"x": w["x"], "n": write(w["x"])}, x=(4, 6))
 
 
