@@ -36,11 +36,7 @@ def section(row: Patch) -> list[str]:
         "",
         row.why,
         "",
-        *(
-            [f"- the replaced entries of the dict are {row.entries.format('an op')}"]
-            if row.entries
-            else []
-        ),
+        *([f"- replaced: {row.entries.format('…')}"] if row.entries else []),
         f"- in torch: `{row.file}`, {versions.RANGE}",
         f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
         f"- the replacement is no longer needed if {row.until}",

@@ -51,8 +51,9 @@ GUARDS = Patch(
     attribute="ShapeEnv.produce_guards_verbose",
     file="torch/fx/experimental/symbolic_shapes.py",
     why="torch does not guard global sizes that are constants of a program: it checks only the "
-    "sizes of local tensors, which may be the same for other global sizes. But torch guards "
-    "the sizes of a gradient that the program does not read, and then raises an error.",
+    "sizes of local tensors, which other global sizes may also give. And torch guards the sizes "
+    "of a gradient although the program does not read this gradient, and this guard may raise an "
+    "error.",
     until="dynamo also guards the sizes of tensor subclasses, not only the sizes of inner tensors",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_global_sizes_that_a_graph_takes_for_constants_are_"
@@ -116,9 +117,9 @@ EXPRESSIONS = Patch(
     module=_PROXIES,
     attribute="_build_proxy_for_sym_expr",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="The tracer composes a new expression from known expressions. 2.13 has no function for "
-    "powers. 2.13 and 2.14 call a function of two arguments for products of three factors. "
-    "All releases have functions for maxima that Inductor does not support.",
+    why="The tracer composes a new expression from known expressions. 2.13 cannot trace powers. "
+    "2.13 and 2.14 pass the three factors of a product to a function of two arguments. All "
+    "releases trace a maximum to a function that Inductor does not support.",
     until="torch traces powers, products and maxima to functions of two arguments that Inductor "
     "supports",
     test="tests/dtensor/compiled/test_compiled.py"
@@ -129,8 +130,8 @@ SLOTS = Patch(
     attribute="set_proxy_slot",
     file="torch/fx/experimental/proxy_tensor.py",
     why="With this package, the tracer keeps the first expression by which it can compute a "
-    "symbol. torch overwrites this expression: for example, torch computes s from max(s, 1), "
-    "which equals s, and then searches for s without end.",
+    "symbol. torch overwrites it with a later expression, which may depend on the symbol itself: "
+    "if max(s, 1) equals s, torch computes s from max(s, 1), and this search for s does not end.",
     until="set_proxy_slot keeps the first proxy of an expression",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
@@ -163,12 +164,11 @@ ORDER = Patch(
     module="torch._inductor.compile_fx",
     attribute="fx_codegen_and_compile",
     file="torch/_inductor/compile_fx.py",
-    why="Passes over the graph may move collectives by the sizes of this rank. If a program turns "
-    "on `enable_overlap_scheduling` or two other passes for overlap, these passes use times "
-    "that this rank measures. With this package, the collectives of a compiled graph stay in the "
-    "order of the program, and these passes are off if ranks may hold different sizes. (torch's "
-    "own check, `spmd_check`, hangs if only some ranks compile.) The package replaces this "
-    "function once the program imports it.",
+    why="Passes over the graph may reorder collectives by sizes that differ between ranks. If a program turns on `enable_overlap_scheduling` or two other passes "
+    "for overlap, these passes use times that this rank measures. With this package, the "
+    "collectives of a compiled graph stay in the order of the program, and these passes are off "
+    "if ranks may hold different sizes. (torch's own check, `spmd_check`, hangs if only some "
+    "ranks compile.) The package replaces this function once the program imports it.",
     until="torch keeps the order of the program, and moves collectives alike on all ranks",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_the_chain_is_in_the_order_of_the_program",

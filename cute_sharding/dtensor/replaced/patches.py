@@ -36,9 +36,10 @@ SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
     why="This dict names the arguments by which torch caches the placements of an op, in C++ and "
-    "for each thread. With this package, an entry also names a keyword that no call passes. "
-    "So after the package is switched on or off, no thread finds placements that the other "
-    "rules computed. For ops that torch decomposes, torch's own entries name no arguments.",
+    "for each thread. With this package, each entry names one more keyword, which no call passes, "
+    "so that the keys of the cache differ from torch's. So when the package is on, no thread "
+    "finds placements that torch's rules computed; and when it is off, none that the package's "
+    "rules computed.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
@@ -70,10 +71,9 @@ HANDLERS = Patch(
     file="torch/distributed/tensor/_dispatch.py",
     why="This dict has functions for single ops that skip the propagator. Convolutions, argmin "
     "and argmax have entries here. Batch norms and max(dim, out=) write to arguments although "
-    "their schemas do not say so. An in-place squeeze changes only the shape. t_, transpose_ "
-    "and unsqueeze_ have no rule. torch treats ops such as __rshift__ as in-place, so x >> 2 "
-    "returns x. Some autograd nodes make plain zeros, for which torch raises an error, and "
-    "which this package treats as replicas.",
+    "their schemas do not say so. An in-place squeeze changes only the shape. t_, transpose_ and "
+    "unsqueeze_ have no rule. torch treats ops such as __rshift__ as in-place, so x >> 2 returns "
+    "x. Some autograd nodes make zeros that are plain tensors and not DTensors. Here they are replicas; torch raises an error.",
     until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
     "and autograd makes zeros with the type of its gradients",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
@@ -136,10 +136,11 @@ TAIL = Patch(
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
     why="Writes to slices of sharded dims are lost, because torch replicates the input of the "
-    "slice, and the write changes the copy. With this package, two tests at the beginning of "
-    "the function forward such writes to the source. C++ keeps a reference to the function "
-    "from the first call on, so the package replaces the code of the function. A torch "
-    "without its sources keeps its own code, and the package warns once.",
+    "slice, and the write changes the copy. With this package, two conditions at the beginning of "
+    "the function forward such writes to the sliced tensor. C++ keeps a "
+    "reference to the function from the first call on, so the package replaces the code of the "
+    "function. If torch is installed without its Python source files, the function keeps its own "
+    "code, and the package warns once.",
     until="torch lets a write to a view of a redistributed input reach the input, or raises an "
     "error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
@@ -227,11 +228,11 @@ EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="_expand_single_dim_strategy_to_mesh",
     file="torch/distributed/tensor/_ops/single_dim_strategy.py",
-    why="torch compares all placements of an op's inputs, even if the inputs can keep their "
-    "placements. Each comparison adds guards on symbolic sizes. For _StridedShard placements, "
-    "each comparison needs a search, and a mesh of three dims has a thousand combinations: "
-    "detach takes half a minute from 2.14 on, and arithmetic takes ten seconds in 2.13. This "
-    "package first tries the placements that the inputs already have.",
+    why="torch compares the costs of all combinations of placements that an op's inputs could "
+    "have, even if the inputs can keep their placements. Each cost adds guards on symbolic sizes. "
+    "For _StridedShard placements, each comparison needs a search, and a mesh of three dims has a "
+    "thousand combinations: detach takes half a minute from 2.14 on, and arithmetic takes ten "
+    "seconds in 2.13. This package first tries the placements that the inputs already have.",
     until="torch first tries the placements that the inputs have, or plans for _StridedShard "
     "without a search",
     test="tests/dtensor/decide/test_strategies.py"
@@ -335,9 +336,9 @@ KERNELS = Patch(
     attribute="_impls",
     file="torch/library.py",
     why="C++ calls the ops of all other collectives: those of torch.distributed, and those for "
-    "gradients in DistributedDataParallel. These ops pass the dispatch key ADInplaceOrView, "
-    "at which they have no kernel. While communication is recorded, these ops have a kernel "
-    "at this key, which records the bytes and then continues.",
+    "gradients in DistributedDataParallel. Calls of these ops go through the dispatch key "
+    "ADInplaceOrView, where the ops have no kernel. While communication is recorded, these ops "
+    "have a kernel at this key, which records the bytes and then continues.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
@@ -347,7 +348,7 @@ GROUPS = Patch(
     attribute="ProcessGroup",
     file="torch/csrc/distributed/c10d/init.cpp",
     why="Tensors of inference mode do not have the dispatch key ADInplaceOrView. While "
-    "communication is recorded, the methods that torch.distributed calls add this key.",
+    "communication is recorded, the methods of ProcessGroup call the ops with this key.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
@@ -357,9 +358,9 @@ NODES = Patch(
     module="torch.autograd.function",
     attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
-    why="Autograd makes a context for each node of a Python function, such as the functions that "
-    "redistribute. While communication is recorded, the package records the line for which "
-    "autograd makes the node.",
+    why="Autograd makes a context for each call of a Python autograd.Function, for example of "
+    "those that redistribute. While communication is recorded, the package notes which line of "
+    "the program made the call.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 
