@@ -78,7 +78,7 @@ TRACES = Patch(
     "graph does not return the symbol. Then torch divides the graph at the wrong place (`was "
     "invalid, but is output`), or cannot make the DTensor (`'NoneType' object cannot be "
     "interpreted as an integer`). This may happen only on ranks with at most one row. This "
-    "package records the sizes again, and traces once more.",
+    "package then traces again.",
     until="sizes that are symbols during the trace are still symbols after it, and not numbers",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
@@ -164,7 +164,8 @@ ORDER = Patch(
     module="torch._inductor.compile_fx",
     attribute="fx_codegen_and_compile",
     file="torch/_inductor/compile_fx.py",
-    why="Passes over the graph may reorder collectives by sizes that differ between ranks. If a program turns on `enable_overlap_scheduling` or two other passes "
+    why="Passes over the graph may reorder collectives by sizes that differ "
+    "between ranks. If a program turns on `enable_overlap_scheduling` or two other passes "
     "for overlap, these passes use times that this rank measures. With this package, the "
     "collectives of a compiled graph stay in the order of the program, and these passes are off "
     "if ranks may hold different sizes. (torch's own check, `spmd_check`, hangs if only some "

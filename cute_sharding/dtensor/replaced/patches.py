@@ -73,7 +73,8 @@ HANDLERS = Patch(
     "and argmax have entries here. Batch norms and max(dim, out=) write to arguments although "
     "their schemas do not say so. An in-place squeeze changes only the shape. t_, transpose_ and "
     "unsqueeze_ have no rule. torch treats ops such as __rshift__ as in-place, so x >> 2 returns "
-    "x. Some autograd nodes make zeros that are plain tensors and not DTensors. Here they are replicas; torch raises an error.",
+    "x. Some autograd nodes make zeros that are no DTensors. "
+    "Here they are replicas; torch raises an error.",
     until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
     "and autograd makes zeros with the type of its gradients",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
@@ -139,8 +140,8 @@ TAIL = Patch(
     "slice, and the write changes the copy. With this package, two conditions at the beginning of "
     "the function forward such writes to the sliced tensor. C++ keeps a "
     "reference to the function from the first call on, so the package replaces the code of the "
-    "function. If torch is installed without its Python source files, the function keeps its own "
-    "code, and the package warns once.",
+    "function. If torch is installed without its Python sources, the package warns once and "
+    "leaves the function.",
     until="torch lets a write to a view of a redistributed input reach the input, or raises an "
     "error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
