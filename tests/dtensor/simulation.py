@@ -16,6 +16,7 @@ from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -41,6 +42,19 @@ def _mesh_of(sizes, names, world):
     mesh = DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
     cute_sharding.prepare_groups(mesh)
     return mesh
+
+
+def zeros_of(mesh, shape, placements):
+    """A tensor of which this rank has zeros, of the sizes that torch gives its part."""
+    local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return DTensor.from_local(
+        torch.zeros(local),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=(shape[1], 1),
+    )
 
 
 def plain():

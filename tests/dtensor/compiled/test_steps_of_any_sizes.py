@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from compiling import fresh_compiler  # noqa: F401
 from recording_group import Recording, recording_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from simulation import zeros_of
+from torch.distributed.tensor import Replicate, Shard
 
 from cute_sharding.dtensor.run import groups as groups_of_ranks
 
@@ -51,22 +51,9 @@ def meshes():
         yield {sizes: recording_mesh(*sizes) for sizes in PLACEMENTS}
 
 
-def part(shape, mesh, placements):
-    """A tensor of which this rank has zeros."""
-    local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return DTensor.from_local(
-        torch.zeros(local),
-        mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=(shape[1], 1),
-    )
-
-
 def outcome(program, n, mesh, placements):
     """The placements of the result, and what this rank received in which collectives."""
-    rows, weight = part((n, 8), mesh, placements), part((8, 3), mesh, [S(1)] * mesh.ndim)
+    rows, weight = zeros_of(mesh, (n, 8), placements), zeros_of(mesh, (8, 3), [S(1)] * mesh.ndim)
     Recording.events.clear()
     return program(rows, weight).placements, list(Recording.events)
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from drawing import draw_placements
 from processes import search_path
+from simulation import zeros_of
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
@@ -97,19 +97,7 @@ def compiled(program, dynamic):
 
 
 def tensor_of(mesh, shape, placements):
-    local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return (
-        DTensor.from_local(
-            torch.zeros(local),
-            mesh,
-            placements,
-            run_check=False,
-            shape=torch.Size(shape),
-            stride=(shape[1], 1),
-        )
-        .detach()
-        .requires_grad_()
-    )
+    return zeros_of(mesh, shape, placements).detach().requires_grad_()
 
 
 def draw(rng, sizes):
