@@ -49,8 +49,11 @@ class Message(NamedTuple):
 
 
 def normal(text: str) -> str:
-    """Without what a page adds to a message: code marks, line ends; runs of blanks as one."""
-    return re.sub(r"\s+", " ", text.replace("`", "")).strip()
+    """Without what a page adds to a message: code marks, line ends, and names in braces for what is
+    filled in; runs of blanks, and of what is filled in, as one.
+    """
+    text = re.sub(r"\{[a-z ]+\}", FILLED, text.replace("`", ""))
+    return re.sub(f"{FILLED}+", FILLED, re.sub(r"\s+", " ", text)).strip()
 
 
 def messages(package: Path) -> list[Message]:
