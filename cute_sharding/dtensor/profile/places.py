@@ -123,13 +123,16 @@ class Lines:
 
     def found(self, start: FrameType) -> Found:
         """The place of the code that runs in the frame ``start``."""
-        node, others = observing.current_node(), codes.OTHERS
+        node, others, own = observing.current_node(), codes.OTHERS, codes.OWN
         recomputes, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
         frame: FrameType | None = start
         while frame is not None:  # up to a line of the program, or to autograd's engine
-            called = others.get(id(frame.f_code))
+            number = id(frame.f_code)
+            called = others.get(number)
             if called is None:
+                if number in own:
+                    break
                 kind = codes.kind_of(frame)
                 if kind.is_own or (kind.starts_backward and node is not None):
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -134,10 +135,10 @@ class Profiler(Recorder):
             kind = type(node)  # the line that made the node is looked up later
         else:
             if node is None:
-                number, frame = -1, sys._getframe(2)
-                while id(frame.f_code) in OTHERS and frame.f_back is not None:
+                frame: FrameType | None = sys._getframe(2)
+                while frame is not None and id(frame.f_code) in OTHERS:
                     frame = frame.f_back
-                if id(frame.f_code) in OWN:
+                if frame is not None and id(frame.f_code) in OWN:
                     line = frame.f_code, frame.f_lineno
                 else:
                     line = lines.innermost(frame)
