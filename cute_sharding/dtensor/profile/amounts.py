@@ -245,13 +245,10 @@ ROWS = {
 }
 # The kinds of messages from one rank to another.
 MESSAGES = ("send", "receive")
-# The op that waits for the result of a collective.
-WAIT = Row("wait", "tensor", lambda call: [])
-_FUNCTIONAL["wait_tensor"] = WAIT
 
 
 class Of(NamedTuple):
-    """The known facts about an op that communicates or waits.
+    """The known facts about an op that communicates.
 
     Attributes:
         op: the op.
@@ -267,7 +264,7 @@ class Of(NamedTuple):
 
 @lru_cache(maxsize=1)
 def ops() -> dict[Any, Of]:
-    """The ops of this torch that communicate or wait."""
+    """The ops of this torch that communicate."""
     return {
         op: Of(op, row, *observing.group_position(op))
         for namespace, by_name in ROWS.items()

@@ -11,7 +11,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
-from cute_sharding.dtensor.profile.amounts import WAIT, Of
 from cute_sharding.dtensor.profile.codes import OTHERS, OWN
 from cute_sharding.dtensor.profile.places import Line
 from cute_sharding.dtensor.profile.recorder import Met, Recorder, Seen
@@ -212,17 +211,18 @@ class Profiler(Recorder):
                 self._forward.setdefault(call, forward)
         self._met.clear()
 
-    def sent(self, of: Of, args: Any, kwargs: Any, result: Any) -> None:
-        if of.row is WAIT:
-            seen = self._in_flight.pop(memory_of(args[0] if args else kwargs["tensor"]), None)
-            if seen is not None:
-                seen.end = perf_counter()
-        elif self._seen and not self._messages:  # messages of a batch are not recorded yet
+    def sent(self, result: Any) -> None:
+        if self._seen and not self._messages:  # messages of a batch are not recorded yet
             seen = self._seen[-1]
             seen.end = perf_counter()
             for tensor in result if isinstance(result, list) else (result,):
                 if isinstance(tensor, torch.Tensor):
                     self._in_flight[memory_of(tensor)] = seen
+
+    def waited(self, tensor: Any) -> None:
+        seen = self._in_flight.pop(memory_of(tensor), None)
+        if seen is not None:
+            seen.end = perf_counter()
 
 
 _SIMPLE = {int, float, bool, type(None), str}

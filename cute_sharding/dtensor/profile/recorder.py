@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.profile.amounts import (
     MESSAGES,
-    WAIT,
     Of,
     Posted,
     Sent,
@@ -135,8 +134,6 @@ class Recorder:
         self._lines.note(made - 1, self._lines.here(observing.current_node())[0], made)
 
     def sends(self, of: Of, args: Any, kwargs: Any) -> None:
-        if of.row is WAIT:
-            return
         lines = self._lines
         found = lines.found(sys._getframe(1))
         made = observing.nodes_made()
@@ -144,7 +141,10 @@ class Recorder:
             lines.note(made - 1, found.line, made)
         self.about_to_send(posted(of, args, kwargs, self._places), found)
 
-    def sent(self, of: Of, args: Any, kwargs: Any, result: Any) -> None:
+    def sent(self, result: Any) -> None:
+        pass
+
+    def waited(self, tensor: Any) -> None:
         pass
 
     def about_to_send(self, post: Posted, found: Found) -> None:

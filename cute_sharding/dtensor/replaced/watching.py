@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.collective_ops import WAIT
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.observing import is_not_compiled
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
@@ -41,12 +42,13 @@ class Watcher(Protocol):
         """Autograd has just made the node of a Python function."""
 
     def sends(self, of: Any, args: Any, kwargs: Any) -> None:
-        """An op that communicates, or waits for one that does, is about to run. ``of``: what
-        :func:`start` was given for the op.
-        """
+        """An op that communicates is about to run. ``of``: what :func:`start` was given for it."""
 
-    def sent(self, of: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def sent(self, result: Any) -> None:
         """It has run."""
+
+    def waited(self, tensor: torch.Tensor) -> None:
+        """The program has waited for this result of an op that communicates."""
 
     def exchange(self, busiest: Callable[[], int]) -> AbstractContextManager[Any]:
         """Return a context: all that is sent inside it is one exchange, in which the busiest rank
@@ -72,8 +74,8 @@ def _watchers() -> tuple[Watcher, ...]:
 
 
 def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
-    """Start to watch this thread. ``ops``: the ops that communicate, or wait for one that does,
-    with what watchers are given for each; the same for all watchers.
+    """Start to watch this thread. ``ops``: the ops that communicate, with what watchers are given
+    for each; the same for all watchers.
     """
     with _lock:
         if not _everyone:
@@ -150,6 +152,17 @@ class _Called:
         return getattr(self._stock, name)
 
 
+class _Waits(_Called):
+    """Calls the op that waits for a result of an op that communicates."""
+
+    def __call__(self, tensor: Any) -> Any:
+        result = self._stock(tensor)
+        if _is_known(_KEY):
+            for watcher in _known(_KEY):
+                watcher.waited(tensor)
+        return result
+
+
 # A dispatch key of tensors above the backends, at which c10d's ops have no kernel.
 _SEEN_AT = DispatchKey.ADInplaceOrView
 _BELOW = _C._dispatch_keyset_full_after(_SEEN_AT)
@@ -196,7 +209,7 @@ def _sent(of: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         _exclude(_SEEN_AT, was_excluded)
         _know(_KEY, watchers)
     for watcher in watchers:
-        watcher.sent(of, args, kwargs, result)
+        watcher.sent(result)
     return result
 
 
@@ -223,7 +236,7 @@ def _is_compiled() -> bool:
     return False
 
 
-for _function in (_met, _kernel, _Called.__call__):
+for _function in (_met, _kernel, _Called.__call__, _Waits.__call__):
     is_not_compiled(_function)
 
 # -- installed while somebody watches --------------------------------------------------------------
@@ -256,11 +269,9 @@ def _install(ops: Mapping[Any, Any]) -> None:
         if op.namespace == _BY_GROUPS:
             kernel = partial(_kernel, op.redispatch, of)
             library.impl(op, kernel, _SEEN_AT.name, with_keyset=True)
-            continue
-        for called in (op, op.overloadpacket):
-            stock = called._op
-            _installed.note(patches.CALLS, op, partial(setattr, called, "_op", stock))
-            called._op = _Called(of, stock)
+        else:
+            _install_call(op, partial(_Called, of))
+    _install_call(WAIT, partial(_Waits, None))
     group = ProcessGroup
     for name, stock in list(vars(group).items()):
         if any(part in name for part in _METHODS):
@@ -269,3 +280,10 @@ def _install(ops: Mapping[Any, Any]) -> None:
     found = beginning_with(_BEGINNING, patches.CLASS_RULES, DTensor=DTensor, met=_met)
     _installed.replace(patches.CLASS_RULES, found)
     _installed.replace(patches.NODES, _made)
+
+
+def _install_call(op: Any, wrap: Callable[[Any], Any]) -> None:
+    for called in (op, op.overloadpacket):
+        stock = called._op
+        _installed.note(patches.CALLS, op, partial(setattr, called, "_op", stock))
+        called._op = wrap(stock)
