@@ -75,7 +75,8 @@ PATTERNS = (
         "Patches of an image, merged in pairs",
         "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden), and hidden "
         "is sharded. PyTorch gathers the input of the view. But each device already has its "
-        "columns of both patches, so the result is a _StridedShard, and nothing is sent.",
+        "columns of both patches of a pair. A _StridedShard describes this result, and nothing is "
+        "sent.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
@@ -83,7 +84,7 @@ PATTERNS = (
         "Fused queries, keys and values",
         "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
         "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
-        "as four groups of a query, a key and a value. No device has all rows of one group, so the "
+        "as four groups of six rows, and no placements describe a device's part of them. So the "
         "view communicates. PyTorch returns wrong data for the view.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
@@ -99,25 +100,24 @@ PATTERNS = (
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
-        "Tensor parallelism shards a weight by columns, and fully_shard shards each shard again. "
-        "If an optimizer flattens the weight, PyTorch returns wrong data.",
+        "Tensor parallelism shards a weight by columns, and fully_shard shards each of these "
+        "shards again by columns. If an optimizer flattens the weight, PyTorch returns wrong data.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
         "context",
         "Context parallelism: striped blocks",
-        "Each sequence is divided into two stripes, and each device has a part of both stripes, so "
-        "that each device has early and late positions of the sequence. If a view flattens batch "
-        "and sequence, PyTorch raises an error.",
+        "Each sequence is divided into two stripes. Each device has a part of both stripes: some "
+        "early and some late positions of the sequence. If a view flattens batch and sequence, "
+        "PyTorch raises an error.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight. Two of the four ranks also form a second mesh, on which these "
-        "two ranks generate text with the weight. A rank of the smaller mesh keeps the elements "
-        "that it already has, and receives each other element that it needs once. PyTorch raises "
-        "an error if the target is on another mesh.",
+        "Four ranks train a weight. Two of these ranks, on a smaller mesh, also generate text with "
+        "the weight. They keep the elements that they already have, and receive each missing "
+        "element once. PyTorch raises an error, because the target is on another mesh.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -125,7 +125,8 @@ PATTERNS = (
     pattern(
         "redistribution",
         "A redistribution, S(0) to S(1)",
-        "Each device keeps one block of its rows, and sends one block to every other device.",
+        "The columns of each device's rows form four blocks. The device keeps one block, and sends "
+        "one block to each other device.",
         *((8, 8), {"tp": 4}, "S(0)"),
         to="S(1)",
     ),
@@ -145,8 +146,8 @@ PATTERNS = (
     pattern(
         "sequence",
         "Sequence parallelism: batch and sequence, flattened",
-        "Each device has a part of each sequence. After the flatten, each device has, for each "
-        "sequence of the batch, a run of consecutive rows.",
+        "Each device has a part of each sequence. After the flatten, this part is a run of "
+        "consecutive rows.",
         *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
     ),
     pattern(
@@ -167,9 +168,9 @@ PATTERNS = (
     pattern(
         "vocabulary",
         "An uneven vocabulary",
-        "A vocabulary of eleven words on four devices is sharded into three blocks of three "
-        "words, and a last block of two words. A beam search picks from all words of all beams, "
-        "so a view turns (batch, beams, words) into (batch, beams * words).",
+        "A vocabulary of eleven words is sharded on four devices: three devices have three words, "
+        "and the last device has two words. A beam search picks from all words of all beams, so a "
+        "view turns (batch, beams, words) into (batch, beams * words).",
         *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
     ),
 )
@@ -180,13 +181,13 @@ def page(measured: dict[str, Any]) -> str:
         "# Gallery",
         "",
         "The pictures show patterns of real models, in small sizes. A picture shows which device "
-        "has each element, before and after the op. The first patterns are those for which PyTorch "
-        "gathers, raises an error or returns wrong data. `make pages` generates this page.",
+        "has each element, before and after the op. For the first patterns, PyTorch gathers, "
+        "raises an error or returns wrong data. `make pages` generates this page.",
         "",
         f"The tables compare PyTorch {measured['torch']} without this package and with it. *Free* "
-        "means that the result is correct, and the op sends nothing. *Communicates* means that the "
-        "result is correct, and the op communicates. *Raises* names the error. *Wrong* means that "
-        "devices do not hold the elements that the placements of the result describe.",
+        "and *communicates* mean that the result is correct: with *free*, the op sends nothing. "
+        "*Raises* names the error. *Wrong* means that devices do not hold the elements that the "
+        "placements of the result describe.",
         "",
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
         '--mesh tp=2 --placements "S(1)" --view 24`, or call `cute_sharding.draw(tensor)` '
