@@ -185,9 +185,9 @@ def page(measured: dict[str, Any]) -> str:
         "raises an error or returns wrong data. `make pages` generates this page.",
         "",
         f"The tables compare PyTorch {measured['torch']} without this package and with it. *Free* "
-        "and *communicates* mean that the result is correct: with *free*, the op sends nothing. "
-        "*Raises* names the error. *Wrong* means that devices do not hold the elements that the "
-        "placements of the result describe.",
+        "means that the result is correct, and the op sends nothing. *Communicates* means that the "
+        "result is correct, and the op communicates. *Raises* gives the error. *Wrong* means that "
+        "devices do not hold the elements that the placements of the result describe.",
         "",
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
         '--mesh tp=2 --placements "S(1)" --view 24`, or call `cute_sharding.draw(tensor)` '
