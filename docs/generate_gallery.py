@@ -196,7 +196,10 @@ def page(measured: dict[str, Any]) -> str:
     ]
     for p in PATTERNS:
         found = measured["outcomes"][p.name]
-        change = f"`.view{p.view}`" if p.view is not None else f"to `{format_placements(p.to)}`"
+        if p.view is not None:
+            change = f"`.view{p.view}`"
+        else:
+            change = f"a redistribution to `{format_placements(p.to)}`"
         if p.to_mesh is not None:
             change += f" on {p.to_mesh.text(p.to_names)}"
         mesh = ", ".join(f"{name}={n}" for name, n in zip(p.names, p.sharding.mesh))
@@ -206,7 +209,8 @@ def page(measured: dict[str, Any]) -> str:
             "",
             p.text,
             "",
-            f"`{p.sharding.shape}` on mesh ({mesh}) as {before}, {change}:",
+            f"The tensor has the shape `{p.sharding.shape}` and the placements {before} on mesh "
+            f"({mesh}). The op is {change}:",
             "",
             "| PyTorch | cute-sharding |",
             "|---|---|",
