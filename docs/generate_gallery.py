@@ -73,8 +73,8 @@ PATTERNS = (
     pattern(
         "patches",
         "Patches of an image, merged in pairs",
-        "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden), and hidden "
-        "is sharded. PyTorch gathers the input of the view. But each device already has its "
+        "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden). The dim "
+        "hidden is sharded. PyTorch gathers the input of the view. But each device already has its "
         "columns of both patches of a pair. A _StridedShard describes this result, and nothing is "
         "sent.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
@@ -84,8 +84,8 @@ PATTERNS = (
         "Fused queries, keys and values",
         "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
         "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
-        "as four groups of six rows, and no placements describe a device's part of them. So the "
-        "view communicates. PyTorch returns wrong data for the view.",
+        "as four groups of six rows. A device has different parts of these groups, which no "
+        "placements describe. So the view communicates. PyTorch returns wrong data for the view.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
@@ -133,8 +133,9 @@ PATTERNS = (
     pattern(
         "heads",
         "Attention heads, split",
-        "A column-parallel projection returns (batch, sequence, heads * head size), sharded by "
-        "columns. The view splits the columns into heads, so that each device has whole heads.",
+        "A column-parallel projection returns a tensor (batch, sequence, heads * head size), which "
+        "is sharded by columns. The view splits the columns into heads, and each device has whole "
+        "heads.",
         *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
     ),
     pattern(
