@@ -97,8 +97,8 @@ class Setting(NamedTuple):
         if self.choices:
             raise ValueError(
                 f"{self.flag}={text!r} is not one of "
-                f"{', '.join(self.choices)}{_meant(word, self)}; 1 "
-                f"is {self.on}, 0 is {self.off}"
+                f"{', '.join(self.choices)}{_meant(word, self)}; 1 means {self.on}, 0 means "
+                f"{self.off}"
             )
         raise ValueError(f"{self.flag}={text!r} is neither on nor off: set it to 1 or 0")
 
@@ -116,8 +116,9 @@ class Setting(NamedTuple):
             return self.on if value else self.off
         if value not in self.choices:
             raise ValueError(
-                f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}"
-                f"{_meant(value, self)}; True is {self.on!r}, False is {self.off!r}"
+                f"{name}={value!r} is not one of "
+                f"{', '.join(map(repr, self.choices))}{_meant(value, self)}; True means "
+                f"{self.on!r}, False means {self.off!r}"
             )
         return value
 
@@ -189,8 +190,8 @@ class Settings:
             "shown": "movement ops",
             "in_everything": True,
             "needs": ("views", "ops"),
-            "because": "what movement ops make may be a _StridedShard, which torch's own rules of "
-            "other ops take for something else",
+            "because": "the result of a movement op may have a _StridedShard, for which torch's "
+            "own rules of other ops can be wrong",
         },
     )
 

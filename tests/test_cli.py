@@ -301,7 +301,7 @@ def test_plan_within_a_memory_limit(capsys):
         ("explain --shape 4 --mesh 2 --placements R --flip 3", "dim 3 is out of range"),
         (
             "explain --shape 4 --mesh 2 --placements R --flip 0 --view 4",
-            "give one of --flip, --view",
+            "give exactly one of the options --flip, --view",
         ),
         ("explain --shape 4 --mesh 2 --placements R --unfold 0,9,1", "does not fit a tensor"),
         ("explain --shape 4 --mesh 2 --placements R --view 5", "5 elements"),

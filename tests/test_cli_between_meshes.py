@@ -170,7 +170,7 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen=4@8-10", "such as gen=4@8-11"),
         (
             f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh 4@0-99999999999",
-            "100,000,000,000 ranks",
+            "after @ is 100,000,000,000, but",
         ),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh 4@8-10,9", "rank 9 is given twice"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen:4", "--to-mesh 'gen:4': write name="),
@@ -187,7 +187,7 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
         ),
         (
             "draw --shape 8 --mesh 2 --placements R --to-mesh 2@4 --to R",
-            "2@4': 1 rank for a mesh of 2",
+            "2@4': the number of ranks after @ is 1, but the mesh has 2 places",
         ),
     ],
 )

@@ -110,7 +110,7 @@ def test_explain_blocks_of_two_sizes():
 view(28,) on mesh (mesh0=3)
 
 before: shape (7, 4), placements [S(1)]
-  (7, 4) on mesh (3,) as [S(1)] has no layout: of dim 1, mesh dim 0 divides 4 rows into 1 x 3
+  (7, 4) on mesh (3,) as [S(1)] has no layout: in dim 1, mesh dim 0 divides 4 rows into 1 x 3
  > blocks of different sizes. Use local_shape, global_offset or rows
   rows of each dim, by device:
     mesh0=0: local (7, 2)  [0:7] x [0:2]
@@ -120,7 +120,7 @@ before: shape (7, 4), placements [S(1)]
 the view, output index -> input index: (7,4):(4,1)
 
 after: shape (28,), placements [_S(0,7)]
-  (28,) on mesh (3,) as [_S(0,7)] has no layout: of dim 0, mesh dim 0 divides 28 rows into 7 x 3
+  (28,) on mesh (3,) as [_S(0,7)] has no layout: in dim 0, mesh dim 0 divides 28 rows into 7 x 3
  > blocks of different sizes. Use local_shape, global_offset or rows
   rows of each dim, by device:
     mesh0=0: local (14,)  [0:2, 4:6, 8:10, 12:14, ... 3 more]

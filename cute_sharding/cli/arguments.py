@@ -78,8 +78,8 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     many, first = sum(map(len, runs)), runs[0].start
     if many != prod(sizes):
         raise UsageError(
-            f"{option} {text!r}: {many:,} rank{'s' * (many != 1)} for a mesh of {prod(sizes):,}, "
-            "write one rank for each place of the mesh, such as "
+            f"{option} {text!r}: the number of ranks after @ is {many:,}, but the mesh has "
+            f"{prod(sizes):,} places: write one rank for each place, such as "
             f"{before.strip()}@{first}-{first + prod(sizes) - 1}"
         )
     if len(runs) == 1:
@@ -106,7 +106,8 @@ def asked_view(arguments: argparse.Namespace) -> tuple[str, tuple[int, ...]]:
         name: getattr(arguments, name) for name in VIEWS if getattr(arguments, name) is not None
     }
     if len(chosen) != 1:
-        raise UsageError(f"give one of {', '.join(f'--{name}' for name in VIEWS)}")
+        options = ", ".join(f"--{name}" for name in VIEWS)
+        raise UsageError(f"give exactly one of the options {options}")
     ((name, text),) = chosen.items()
     return name, read_sizes(text, f"--{name}")
 

@@ -66,11 +66,11 @@ def _picture(arguments: argparse.Namespace) -> Picture:
         )
     if arguments.layout is not None:
         if views or arguments.to is not None or arguments.placements is not None:
-            raise UsageError("--layout takes no other option than --shape")
+            raise UsageError("with --layout, leave out all options other than --shape")
         return draw(Layout.parse(arguments.layout), shape=shape)
     missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
     if shape is None or missing:
-        raise UsageError(f"give --{', --'.join(missing)}; or a --layout")
+        raise UsageError(f"give --{', --'.join(missing)}; or give --layout")
     if views:
         names, sizes = read_mesh(arguments.mesh)
         sharding = read_sharding(arguments.placements, "--placements", shape, sizes)

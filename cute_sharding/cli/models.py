@@ -69,8 +69,8 @@ def _placed(
         fits = [said for pattern, said in patterns if fnmatchcase(name, pattern.strip())]
         if not fits:
             raise UsageError(
-                f"{option} {text!r}: no pattern matches {name}, write PATTERN=PLACEMENTS; ..., the "
-                "last of them *=PLACEMENTS"
+                f"{option} {text!r}: no pattern matches {name}: separate PATTERN=PLACEMENTS by "
+                "semicolons, and end with *=PLACEMENTS for all other tensors"
             )
         try:
             found[name] = PlacedTensor.of(shape, mesh, fits[0], dtype)

@@ -115,7 +115,7 @@ def asked(arguments: argparse.Namespace) -> str | None:
     names = [name for name in OPTIONS if getattr(arguments, name) is not None]
     views = [name for name in ("view", "permute", "expand", "repeat") if getattr(arguments, name)]
     if len(names) > 1 or (names and views):
-        raise UsageError(f"give one of --{', --'.join([*names, *views])}")
+        raise UsageError(f"give exactly one of the options --{', --'.join([*names, *views])}")
     return names[0] if names else None
 
 

@@ -148,7 +148,7 @@ def _picture_of_ranks(x: ExchangePlan | Exchange | Placed, names: Sequence[str] 
         )
     if names is not None:
         raise ValueError(
-            f"names= names the dims of one mesh, and a {type(x).__name__} has two: draw "
+            f"names= names the dims of one mesh, and a {type(x).__name__} has two meshes: draw "
             "plan.named(names, target_names)"
         )
     return exchange_picture(x) if isinstance(x, Exchange) else exchange_plan_picture(x)
@@ -228,8 +228,8 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
         raise ValueError(f"{source} and {target} do not belong to one tensor")
     if any(isinstance(p, Partial) for p in target.placements):
         raise ValueError(
-            f"no plan to {target}: a target on another mesh must not be a Partial, give Shard "
-            "or Replicate"
+            f"no plan to {target}, because a target on another mesh must not be a Partial: give "
+            "Shard or Replicate"
         )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:

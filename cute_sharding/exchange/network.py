@@ -85,7 +85,8 @@ class Network:
     def __post_init__(self) -> None:
         if self.within is not None and any(w < 1 for w in self.within):
             raise ValueError(
-                f"{self.within} devices of the mesh dims in one host: there must be at least one"
+                f"within={self.within}: give the number of devices of each mesh dim in one host, "
+                "1 or more"
             )
 
     @classmethod
@@ -109,8 +110,8 @@ class Network:
             missing = [name for name in mesh_dim_names or () if name not in names]
             if mesh_dim_names is None or missing:
                 raise ValueError(
-                    f"no link for the mesh dims {missing or 'without names'}: give one for each of "
-                    f"{list(mesh_dim_names or names)}"
+                    f"no link for the mesh dims {missing or 'without names'}: give a link for "
+                    f"each of {list(mesh_dim_names or names)}"
                 )
             names = [names[name] for name in mesh_dim_names]
         unknown = [name for name in names if not isinstance(name, Link) and name not in LINKS]
@@ -209,12 +210,12 @@ class Network:
         if len(self.links) not in (1, len(mesh)):
             raise ValueError(
                 f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims "
-                f"{tuple(mesh)}: give one for all, or one for each"
+                f"{tuple(mesh)}: give one link for all mesh dims, or one for each"
             )
         if not self._hosts_divide(mesh):
             raise ValueError(
-                f"{self.within} devices of each mesh dim in one host, for a mesh of "
-                f"{tuple(mesh)}: give one number for each mesh dim, which divides its size"
+                f"within={self.within} does not fit a mesh of {tuple(mesh)}: give one number for "
+                "each mesh dim, which divides the size of the mesh dim"
             )
         return self
 

@@ -81,12 +81,14 @@ class Mesh:
         if len(self.ranks) != prod(self.sizes):
             raise ValueError(
                 f"{len(self.ranks)} ranks for a mesh of {self.sizes}, which has "
-                f"{prod(self.sizes)} places: give one for each"
+                f"{prod(self.sizes)} places: give one rank for each place"
             )
         if isinstance(self.ranks, range) and self.ranks.step == 1:
             return
         if len({*self.ranks}) < len(self.ranks):
-            raise ValueError(f"a mesh must have each rank once; these are {tuple(self.ranks)}")
+            raise ValueError(
+                f"a mesh must have each rank once, but its ranks are {tuple(self.ranks)}"
+            )
         first = self.ranks[0] if self.ranks else 0
         following = range(first, first + len(self.ranks))
         alike = all(rank == other for rank, other in zip(self.ranks, following))
@@ -208,7 +210,7 @@ class Placed:
             ValueError: something is pending, so no rank holds elements of the tensor.
         """
         if any(isinstance(p, Partial) for p in sharding.placements):
-            raise ValueError(f"{sharding}: reduce its Partial first")
+            raise ValueError(f"{sharding} has a Partial: reduce the Partial first")
         mesh = Mesh(sharding.mesh, range(prod(sharding.mesh)) if ranks is None else ranks)
         chains = chains_of(sharding.cuts, len(sharding.shape), sharding.mesh)
         return cls(sharding.shape, mesh, chains)

@@ -379,7 +379,7 @@ def _at_coordinate(layout: Layout, coordinate: IntTuple, whole: IntTuple) -> Int
         return _at_index(layout.leaves, coordinate, layout, extend=False)
     if type(layout.shape) is not tuple or len(coordinate) != layout.rank:
         raise LayoutError(
-            f"coordinate {whole} does not fit: {coordinate} stands at mode {layout!r}"
+            f"coordinate {whole} does not fit the layout: {coordinate} is given for mode {layout!r}"
         )
     return sum(
         (_at_coordinate(mode, c, whole) for mode, c in zip(layout, coordinate, strict=True)), 0

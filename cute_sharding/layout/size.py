@@ -331,7 +331,7 @@ def decide(fact: Fact) -> bool:
     learn(asked)
     if prove(fact) is not answer:
         raise LayoutError(
-            f"the fact {asked} was a question of the package, but its answer is not used; please "
+            f"the package asked torch whether {asked}, but could not use the answer; please "
             "report this"
         )  # else the same would be asked again and again
     return answer

@@ -81,7 +81,9 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     ((0, 4),)
     """
     if len(cuts) != len(mesh):
-        raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
+        raise ValueError(
+            f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one cut for each mesh dim"
+        )
     kept = view.kept
     kinds: Kinds = [(view.sizes, view.target)]
     carried: list[Cut] = []

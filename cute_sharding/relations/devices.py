@@ -94,6 +94,6 @@ def _of_device(
             f"{name} has shape {shape}, but the sharding is for shape {sharding.shape}"
         )
     if any(isinstance(p, Partial) for p in sharding.placements):
-        raise ValueError(f"{sharding}: reduce its Partial first")
+        raise ValueError(f"{sharding} has a Partial: reduce the Partial first")
     chains = chains_of(sharding.cuts, len(shape), sharding.mesh)
     return local(shape, tuple([chain_of(chain, sharding.mesh, device) for chain in chains]))

@@ -44,7 +44,8 @@ def relation_of_view(view: View) -> Relation:
     """
     if view.rank < len(view.target):
         raise NotOnlyMoved(
-            f"each element of {view.output_shape} comes from several elements of the operand"
+            f"each element of the result, of shape {view.output_shape}, comes from several "
+            "elements of the operand"
         )
     below = row_major(tuple(view.input_shape))
     sizes = tuple(view.sizes)
@@ -68,7 +69,7 @@ def relation_of_move(move: Move) -> Relation:
       operand 0 3 + 6:1 -> result 0 6:1
     """
     if move.adds:
-        raise NotOnlyMoved("it computes sums of rows")
+        raise NotOnlyMoved("the op adds up rows")
     pieces = [each for link in move.links for each in _of_link(move, link)]
     if move.triangle is not None:
         pieces = _in_triangle(pieces[0], move.outputs[0], *move.triangle) if pieces else []

@@ -123,8 +123,8 @@ def compose(first: Relation, second: Relation) -> Relation:
     """
     if first.outputs != second.inputs:
         raise ValueError(
-            f"a relation that gives {first.outputs} and then one of {second.inputs}: the "
-            "operands of the second must be the results of the first"
+            f"cannot compose relations: the first has results of shapes {first.outputs}, and the "
+            f"second has operands of shapes {second.inputs}; the shapes must be equal"
         )
     constants, others = with_constants(first.constants, second)
     kept = [each for each in others if each.source < 0]

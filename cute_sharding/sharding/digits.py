@@ -67,7 +67,10 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
         inner = _take(local, rows // (pieces * parts))
         middle = _take(inner[0], parts) if inner is not None else None
         if inner is None or middle is None:
-            raise LayoutError(f"mesh dim {m} divides {rows} rows across an earlier split")
+            raise LayoutError(
+                f"mesh dim {m} divides {rows} rows into blocks that cross the blocks of an "
+                "earlier mesh dim"
+            )
         devices[m] = tuple(middle[1])
         local = merge_neighbours([*middle[0], *inner[1]])
     return Digits(devices, tuple(local))
@@ -167,7 +170,7 @@ def layout_of(shape: Sequence[int], chains: Chains, mesh: Sequence[int]) -> Layo
         try:
             found = divided(n, chain, mesh)
         except LayoutError as error:
-            raise LayoutError(f"of dim {dim}, {error}") from None
+            raise LayoutError(f"in dim {dim}, {error}") from None
         for m, modes in found.devices.items():
             devices[m] = from_leaves([(s, d * stride) for s, d in modes])
         local.append(from_leaves([(s, d * stride) for s, d in found.local]))

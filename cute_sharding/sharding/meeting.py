@@ -120,7 +120,9 @@ def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
     """The row of ``n`` at a position on the device, at a cost that does not grow with intervals."""
     held = rows_held(n, tuple(chain))
     if not 0 <= position < count_rows(held):
-        raise IndexError(f"position {position} of {count_rows(held)} rows")
+        raise IndexError(
+            f"the device has {count_rows(held)} rows, so it has no row at position {position}"
+        )
     found = meet_on_x([run.flipped() for run in held], [Run(position, position, (), 1)])
     return found[0].x
 

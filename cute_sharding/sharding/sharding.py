@@ -51,7 +51,7 @@ class Sharding:
         if len(self.placements) != len(self.mesh):
             raise ValueError(
                 f"{len(self.placements)} placements {format_placements(self.placements)} for a "
-                f"mesh of {len(self.mesh)} dims {self.mesh}: give one for each"
+                f"mesh of {len(self.mesh)} dims {self.mesh}: give one placement for each mesh dim"
             )
         if any(n < 0 for n in self.shape):
             raise ValueError(f"shape {self.shape} has a negative size")
@@ -269,8 +269,8 @@ def _shard_of(
     factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
-            f"{where}: its blocks of {inside} elements, {parts} to a piece, cross the dims of "
-            f"the local shape {tuple(local_shape)}: "
-            f"dim {dim} has {local_shape[dim]} rows of {below}"
+            f"{where}: no placement of dim {dim} gives blocks of {inside} elements to {parts} "
+            f"devices: in this dim, the local shape {tuple(local_shape)} has {local_shape[dim]} "
+            f"rows of {below} elements"
         )
     return Shard(dim, factor)

@@ -70,10 +70,10 @@ def test_as_json(capsys):
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("draw", "give --shape, --mesh, --placements; or a --layout"),
+        ("draw", "give --shape, --mesh, --placements; or give --layout"),
         ("draw --shape 4,6 --mesh 2", "give --placements"),
         (f"{OF} --view 24 --to R", "a picture shows one change"),
-        (f"{OF} --layout 4:1", "--layout takes no other option"),
+        (f"{OF} --layout 4:1", "with --layout, leave out"),
         (f"{OF} --width 5", "20 columns or more"),
         (f"{OF} --output picture.gif", "ends in '.gif'"),
         (f"{OF} --output /nowhere/picture.txt", "--output /nowhere/picture.txt"),

@@ -214,12 +214,12 @@ def what_does_not_fit(folder):
     with torch.device("meta"):
         meta = nn.Linear(2, 6)
     for state, kind, words in (
-        (meta, ValueError, "'weight' is on meta, and has no memory to be loaded into"),
+        (meta, ValueError, "'weight' is on the meta device, and has no memory for values"),
         (3, TypeError, "a state of type int has no names"),
         (
             {"w": DTensor.from_local(torch.zeros(6, 2), line, [Partial()])},
             ValueError,
-            "load_checkpoint does not load a Partial",
+            "load_checkpoint cannot load into a Partial",
         ),
     ):
         raised(lambda s=state: load_checkpoint(s, folder), kind, words)
@@ -228,7 +228,7 @@ def what_does_not_fit(folder):
     error = raised(lambda: load_checkpoint(full, nothing), (OSError, RuntimeError), "nothing")
     assert dist.get_rank() == 0 or "opening the checkpoint failed on rank 0: FileNotFound" in error
     refits = (
-        (lambda w: {"w": w["u"]}, "the refit reads 'u', and the checkpoint has "),
+        (lambda w: {"w": w["u"]}, "the refit reads 'u', but the checkpoint has "),
         (lambda w: {"w": w["w"] * 2}, "result 'w' does not only move elements of its sources"),
         (lambda w: {"w": w["w"].half()}, "'w' is cast to torch.float16 by the refit, and is "),
     )

@@ -130,10 +130,10 @@ def weights_are_sent_and_received_as_often_as_is_wanted():
                         assert x.device_mesh == generator and torch.equal(x.to_local(), part)
         assert sum(sent.counts.values()) == 3  # the two are all ranks
     if is_trainer:
-        with raises(ValueError, "receive: rank . has some of the tensors too"):
+        with raises(ValueError, "receive: rank . also has some of the tensors"):
             plan.receive()
     else:
-        with raises(ValueError, "send: rank . needs some of the tensors too"):
+        with raises(ValueError, "send: rank . also needs some of the tensors"):
             plan.send(source)
 
 
@@ -273,7 +273,7 @@ def what_is_refused_leaves_all_as_it_was():
         reshard(state, {"a": "R", "b": {"d": "R"}, "e*": "R"})
     with raises(ValueError, "a and d are the same tensor, but have different target placements"):
         reshard({**state, "d": x}, {"a": "R", "d": "S(1)"})
-    with raises(ValueError, r"a is to be P\(sum\)|a is to be Partial|must not be a Partial"):
+    with raises(ValueError, r"must not have a Partial"):
         reshard(state, {"a": "P"})
     with raises(ValueError, "placements of 'a'.* names dim 5"):
         reshard(state, {"a": "S(5)"})

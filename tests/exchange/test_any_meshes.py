@@ -194,7 +194,7 @@ def test_meshes_that_are_none():
         Mesh((2, 2), (0, 1, 2))
     with pytest.raises(ValueError, match="each rank once"):
         Mesh((2,), (1, 1))
-    with pytest.raises(ValueError, match="reduce its Partial first"):
+    with pytest.raises(ValueError, match="reduce the Partial first"):
         Placed.of(Sharding((4,), (2,), (Partial("sum"),)))
 
 

@@ -178,11 +178,11 @@ def test_what_changes_nothing_costs_nothing():
 def test_what_is_refused():
     one = PlacedTensor.of((4,), (2,), "S(0)")
     with pytest.raises(
-        ValueError, match="the target needs the same shape, and must not become Partial"
+        ValueError, match="the target must have the same shape, and must not have a Partial"
     ):
         plan_models([("w", one, PlacedTensor.of((5,), (2,), "S(0)"))])
     with pytest.raises(
-        ValueError, match="the target needs the same shape, and must not become Partial"
+        ValueError, match="the target must have the same shape, and must not have a Partial"
     ):
         plan_models([("w", one, PlacedTensor.of((4,), (2,), "P"))])
     with pytest.raises(ValueError, match="give a dtype name of torch"):

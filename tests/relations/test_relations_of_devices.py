@@ -41,5 +41,5 @@ def test_shardings_that_do_not_fit():
     relation = Relation.same((4, 6))
     with pytest.raises(ValueError, match="operand 0 has shape"):
         held(relation, Sharding((4,), (2,), (Shard(0),)), (0,))
-    with pytest.raises(ValueError, match="reduce its Partial first"):
+    with pytest.raises(ValueError, match="reduce the Partial first"):
         needed(relation, Sharding((4, 6), (2,), (Partial("sum"),)), (0,))

@@ -187,6 +187,6 @@ def test_rows_after_several_mesh_dims():
                         )
                         assert [row_at(n, chain, i) for i in range(len(expected))] == expected
                         with pytest.raises(
-                            IndexError, match=f"position {len(expected)} of {len(expected)} rows"
+                            IndexError, match=f"{len(expected)} rows, so it has no row at position"
                         ):
                             row_at(n, chain, len(expected))

@@ -352,7 +352,7 @@ def test_what_cannot_be_read_cannot_be_said(mesh):
         (
             "((2),(3,4)):((4),(8,1))",
             (4, 6),
-            "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, cross the dims",
+            "mesh dim 0, device mode 2:4: no placement of dim 0 gives blocks of 4",
         ),
         (
             "(((2,2),),(2,3)):(((12,3),),(6,1))",
@@ -421,7 +421,11 @@ def test_parse_errors_quote_the_placement(text):
     [
         (lambda: Shard(-1), ValueError, "count tensor dims from 0"),
         (lambda: Shard(0, 0), ValueError, "split factor 0"),
-        (lambda: Sharding((4,), (2, 2), (Shard(0),)), ValueError, "give one for each"),
+        (
+            lambda: Sharding((4,), (2, 2), (Shard(0),)),
+            ValueError,
+            "give one placement for each mesh dim",
+        ),
         (
             lambda: Sharding((4,), (2,), (Shard(1),)),
             ValueError,

@@ -58,8 +58,8 @@ def said_by(tensors: Mapping[str, Entry], refit: Generator | None) -> Said:
         found = trace(refit, tensors)
     except KeyError as error:
         raise ValueError(
-            f"the refit reads {error}, and the checkpoint has {as_text([*tensors])}: write the "
-            "refit for these names"
+            f"the refit reads {error}, but the checkpoint has {as_text([*tensors])}: use the "
+            "names of the checkpoint"
         ) from error
     kept = [each.dtype for each in tensors.values()]
     casts = {

@@ -95,7 +95,7 @@ def want_of(leaf: Leaf) -> Want | None:
     shape, device = tuple(tensor.shape), tensor.device.type
     if device == "meta":
         raise ValueError(
-            f"{leaf.name!r} is on meta, and has no memory to be loaded into: call "
+            f"{leaf.name!r} is on the meta device, and has no memory for values: call "
             "module.to_empty(device=...) first"
         )
     if not isinstance(tensor, DTensor):
@@ -103,8 +103,8 @@ def want_of(leaf: Leaf) -> Want | None:
     rank, mesh, spec = process_groups.this_rank(), tensor.device_mesh, tensor._spec
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(
-            f"{leaf.name!r} is {text(tensor.placements)}: load_checkpoint does not load a "
-            "Partial, redistribute it to Shard or Replicate first"
+            f"{leaf.name!r} has placements {text(tensor.placements)}, and load_checkpoint cannot "
+            "load into a Partial: redistribute the tensor to Shard or Replicate first"
         )
     if mesh.get_coordinate() is None:
         return None

@@ -73,7 +73,7 @@ def propagate_shape_and_sharding(
     if len(placements) != len(mesh):
         raise ValueError(
             f"{len(placements)} placements {text(placements)} for a mesh of {len(mesh)} dims "
-            f"{mesh}: give one for each"
+            f"{mesh}: give one placement for each mesh dim"
         )
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:

@@ -351,11 +351,11 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         if copy.is_stale and alone:
             spec = copy.spec
             raise RuntimeError(
-                "to_local() of a view that is a copy of a DTensor of shape "
-                f"{tuple(spec.shape)} with placements {text(spec.placements)}. After the view was "
-                "taken, the program wrote to this DTensor. The written rows are on other devices, "
-                "and to_local() does not communicate. Take the view again; or read the view on all "
-                "ranks, by full_tensor() or by any op, such as .clone()."
+                "to_local() cannot update this view, which is a copy of a DTensor of shape "
+                f"{tuple(spec.shape)} with placements {text(spec.placements)}. The program wrote "
+                "to this DTensor after it took the view. The written rows are on other devices, "
+                "and to_local() does not communicate. Take the view again; or read the view on "
+                "all ranks, by full_tensor() or by any op, such as .clone()."
             )
         if copy.is_stale:
             copy.refresh()

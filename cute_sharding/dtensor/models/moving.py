@@ -208,10 +208,10 @@ class Bucket:
         RuntimeError: messages are of other tensors.
         """
         raise RuntimeError(
-            f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh}, where they "
-            "have other placements than on this rank, which is outside of that mesh; or the "
-            "tensors differ. Pass the same tensors, placements and memory_limit on all ranks, "
-            "and first redistribute results of ops to explicit placements"
+            f"{len(self.ways)} tensors arrived from mesh {self.specs[0].current.mesh}, but the "
+            "sender has a different plan for these tensors than this rank: the shapes, dtypes, "
+            "placements or memory_limit differ. Pass the same tensors, placements and memory_limit "
+            "on all ranks, and first redistribute results of ops to explicit placements"
         )
 
 

@@ -353,7 +353,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         _check_ranks_are_real()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
-                f"{what}: rank {process_groups.this_rank()} {does} some of the tensors too: call "
+                f"{what}: rank {process_groups.this_rank()} also {does} some of the tensors: call "
                 "run(state) on this rank"
             )
 

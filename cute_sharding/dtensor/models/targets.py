@@ -119,7 +119,8 @@ def _patterns(wanted: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _patterns(value, f"{below}{i}")
     elif isinstance(wanted, Placement):
         raise TypeError(
-            f"placements has {wanted!r} for {name or 'all'}: give a sequence, one for each mesh dim"
+            f"placements= gives {name or 'all'} a single placement, {wanted!r}: give a sequence, "
+            "with one placement for each mesh dim"
         )
 
 
@@ -148,13 +149,13 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
 def _check_mesh(name: str, tensor: DTensor, mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"reshard to mesh {mesh!r}, which is not a DeviceMesh: make one with "
+            f"cannot reshard to {mesh!r}, which is not a DeviceMesh: make one with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if mesh.device_type != tensor.device_mesh.device_type:
         raise ValueError(
             f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and its target is "
-            f"on a mesh of {mesh.device_type} devices: both need the same device type, move the "
+            f"on a mesh of {mesh.device_type} devices: both need the same device type; move the "
             "tensor first"
         )
 
@@ -163,6 +164,7 @@ def _check_finished(name: str, mesh: DeviceMesh, placements: Sequence[Placement]
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"{name} is to be {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: a "
-                "target on another mesh must not be a Partial, give Shard or Replicate"
+                f"the target of {name} has {placement} on "
+                f"{mesh_dim_text(m, mesh.mesh_dim_names)}: a target on another mesh must not have "
+                "a Partial; give Shard or Replicate"
             )

@@ -74,7 +74,7 @@ def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
     """``x[:, index]``: of one dim."""
     given = [d for d, index in enumerate(indices) if index is not None]
     if len(given) != 1:
-        raise NotOnlyMoved("an index of several dims")
+        raise NotOnlyMoved("the index covers several dims")
     return _rows_taken(shape, given[0], indices[given[0]])
 
 

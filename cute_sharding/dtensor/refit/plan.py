@@ -217,7 +217,7 @@ class RefitPlan(OfThisProcess, Refit):
         if len(kinds) > 1:
             raise ValueError(
                 f"a refit between meshes of {' and '.join(kinds)} devices: both need the same "
-                "device type, move the tensors first"
+                "device type; move the tensors first"
             )
 
     def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:

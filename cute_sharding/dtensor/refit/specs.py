@@ -30,8 +30,8 @@ def named_tensor(name: str, spec: Spec) -> NamedTensor:
     placements: Any = spec.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise ValueError(
-            f"{name!r} is {text(placements)}, with a Partial: redistribute it to Shard or "
-            "Replicate first, a refit only moves elements"
+            f"{name!r} has placements {text(placements)}, and a refit cannot reduce a Partial: "
+            "redistribute the tensor to Shard or Replicate first"
         )
     return NamedTensor(name, spec.placed())
 

@@ -175,7 +175,12 @@ class Installed:
                 if waiting:
                     action()
             except Exception as error:
-                logger.warning("%s is torch's own: %s: %s", patch.name, type(error).__name__, error)
+                logger.warning(
+                    "cute_sharding could not replace %s of torch: %s: %s",
+                    patch.name,
+                    type(error).__name__,
+                    error,
+                )
 
         self.before_undo(when_imported(patch.module, or_said))
         self.before_undo(waiting.clear)

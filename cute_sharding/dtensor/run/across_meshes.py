@@ -180,11 +180,10 @@ def _exchange_between(
 
 def _refuse(current: DTensorSpec) -> NoReturn:
     raise RuntimeError(
-        f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, where it has "
-        "other placements than on this rank, which is outside of that mesh: "
-        f"{text(current.placements)}. The result of an op may have other placements on ranks "
-        "outside of its mesh: first redistribute such results to explicit placements on their "
-        "own mesh"
+        f"a tensor of shape {tuple(current.shape)} on mesh {current.mesh} has placements "
+        f"{text(current.placements)} on this rank, but different placements on the ranks of the "
+        "mesh. The result of an op may have different placements on ranks outside of its mesh: "
+        "first redistribute the result to explicit placements on its own mesh"
     )
 
 

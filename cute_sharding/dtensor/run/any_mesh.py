@@ -88,8 +88,8 @@ def _check_reduced(placements: Sequence[Placement], mesh: DeviceMesh) -> None:
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: a "
-                "target on another mesh must not be a Partial, give Shard or Replicate"
+                f"cannot redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: "
+                "a target on another mesh must not be a Partial; give Shard or Replicate"
             )
 
 
@@ -101,13 +101,14 @@ def _check(tensor: Any, mesh: DeviceMesh) -> None:
         )
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"redistribute to mesh {mesh!r}, which is not a DeviceMesh: make one with "
+            f"cannot redistribute to {mesh!r}, which is not a DeviceMesh: make one with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if tensor.device_mesh.device_type != mesh.device_type:
         raise ValueError(
-            f"redistribute from a mesh of {tensor.device_mesh.device_type} devices to one of "
-            f"{mesh.device_type} devices: both need the same device type, move the tensor first"
+            f"cannot redistribute from a mesh of {tensor.device_mesh.device_type} devices to a "
+            f"mesh of {mesh.device_type} devices: both need the same device type; move the tensor "
+            "first"
         )
 
 

@@ -99,10 +99,11 @@ def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> to
     is_empty = local.numel() == 0 == prod(expected)
     if is_empty or _without_ones(local.shape) == _without_ones(expected):
         return local.reshape(expected)  # an in-place squeeze by torch leaves such tensors
+    named = f" of {of!r}" if of else ""
     raise OtherShape(
-        f"this rank's local tensor{of and f' of {of!r}'} has shape {tuple(local.shape)}, but by "
-        f"the DTensor's global shape and placements, its shape is {expected}. "
-        "For uneven shards, pass the global shape and stride to DTensor.from_local"
+        f"this rank's local tensor{named} has shape {tuple(local.shape)}, but the DTensor's "
+        f"global shape and placements give the shape {expected}. For uneven shards, pass the "
+        "global shape and stride to DTensor.from_local"
     )
 
 

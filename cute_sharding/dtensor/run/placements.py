@@ -102,7 +102,7 @@ def checked_placements(
     if len(placements) != len(sizes):
         raise ValueError(
             f"{name} has {len(placements)} placements {text(placements)} for a mesh of "
-            f"{len(sizes)} dims {sizes}: give one for each"
+            f"{len(sizes)} dims {sizes}: give one placement for each mesh dim"
         )
     result: list[Placement] = []
     for placement in placements:

@@ -65,10 +65,11 @@ def say_what_is_missing(
     names, dims = mesh.mesh_dim_names, missing[0]
     flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
     logger.warning(
-        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d "
-        "elements. With one process group for the mesh dims %s it would take %d collectives "
-        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (The "
-        "first rank of the mesh logs this message once for these mesh dims.)",
+        "redistribution of a tensor of shape %s on mesh %s from %s to %s takes %d collectives, "
+        "and each device receives %d elements. With one process group for the mesh dims %s, the "
+        "redistribution would take %d collectives and receive %d elements: call "
+        "%scute_sharding.prepare_groups(mesh) on all ranks first. (The first rank of the mesh "
+        "logs this message once for these mesh dims.)",
         *(plan.shape, plan.mesh, text(before), text(after)),
         *(plan.collectives, plan.received_elements),
         *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),

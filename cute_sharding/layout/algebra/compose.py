@@ -83,7 +83,8 @@ def _composed(
             continue
         if form.empty:
             raise LayoutError(
-                f"composition({_texts(a, leaves, b)}): B reaches beyond index 0, the only one A has"
+                f"composition({_texts(a, leaves, b)}): B reaches beyond index 0, and A has no "
+                "other index"
             )
         if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
             both = _texts(a, leaves, b)

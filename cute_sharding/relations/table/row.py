@@ -162,7 +162,7 @@ class Row:
           operand 0 6:1 -> result 0 6:1
           operand 1 3:1 -> result 0 6 + 3:1
         """
-        raise NotOnlyMoved(f"{self.overloads[0]}: the op computes its result")
+        raise NotOnlyMoved(f"{self.overloads[0]} computes new values")
 
 
 class OfTorch(Row):
@@ -278,7 +278,7 @@ class ByRows(_Derived):
         move = self.move(*args, **kwargs)
         if move is None:
             raise NotOnlyMoved(
-                f"{self.op} of {args}: the package has no map of rows for such arguments"
+                f"{self.op} of {args}: the package has no map of rows for these arguments"
             )
         return relation_of_move(move)
 
@@ -336,7 +336,7 @@ class BySteps(_Derived):
         if steps is None:
             name = self.overloads[0]
             raise NotOnlyMoved(
-                f"{name} of {args}: the package has no map of rows for such arguments"
+                f"{name} of {args}: the package has no map of rows for these arguments"
             )
 
         def then(first: Relation, step: Step) -> Relation:

@@ -146,7 +146,7 @@ def test_other_sizes_are_refused():
             shape=torch.Size((9, 3)),
             stride=(3, 1),
         )
-        with pytest.raises(OtherShape, match=r"has shape \(.*\), but by the DTensor's global"):
+        with pytest.raises(OtherShape, match=r"has shape \(.*\), but the DTensor's global"):
             tensor.full_tensor()
 
 

@@ -214,11 +214,11 @@ def test_what_is_refused():
             (turn, ok, {"y": spec(4, 8)}),
         ),
         (
-            "with a Partial",
+            "cannot reduce a Partial",
             ValueError,
             (turn, {"x": spec(8, 8, placements=[Partial()])}, onto),
         ),
-        ("with a Partial", ValueError, (turn, ok, {"y": (TRAINER, [Partial()])})),
+        ("cannot reduce a Partial", ValueError, (turn, ok, {"y": (TRAINER, [Partial()])})),
         ("aten.exp.default computes", NotOnlyMoved, (lambda w: {"y": w["x"].exp()}, ok, onto)),
         ("placements has 1 placements", ValueError, (turn, ok, {"y": (GENERATOR, "R")})),
     ):

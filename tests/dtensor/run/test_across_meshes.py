@@ -85,6 +85,6 @@ def test_errors():
             cute_sharding.redistribute(x, other, [Shard(2), Shard(0)])
         wrong = DTensor(x._local_tensor[:1], x._spec, requires_grad=False)
         with pytest.raises(
-            RuntimeError, match=r"local tensor has shape \(1, 6\).*its shape is \(2, 6\)"
+            RuntimeError, match=r"local tensor has shape \(1, 6\).*give the shape \(2, 6\)"
         ):
             cute_sharding.redistribute(wrong, other, [Shard(1), Shard(0)])

@@ -399,7 +399,7 @@ def test_errors_come_before_anything_is_sent(monkeypatch):
         tensor = distribute(full, (4,), [Shard(0)])
         wrong = of_wrong_shape((4,), full[:2], full, [Shard(0)])
         with pytest.raises(
-            RuntimeError, match=r"local tensor has shape \(2, 7\).*its shape is \(0, 7\)"
+            RuntimeError, match=r"local tensor has shape \(2, 7\).*give the shape \(0, 7\)"
         ):
             wrong.redistribute(placements=[Replicate()])
         with pytest.raises(RuntimeError, match="from one Partial"):
