@@ -202,7 +202,7 @@ class Settings:
             "by_default": "NVLink within hosts of eight devices, InfiniBand between hosts",
             "shown": "network: {}",
             "form": f"flat:{_NUMBER},{_NUMBER}|{_LINK}(,{_LINK})*",
-            "forms": "flat:ALPHA,BETA, the latency and the seconds for each element, such as "
+            "forms": "flat:ALPHA,BETA with the latency and the seconds per element, such as "
             "flat:1e-6,3.2e-10; or nvlink or infiniband, one for all mesh dims or one for each, "
             "such as infiniband,nvlink",
             "examples": ("infiniband,nvlink",),

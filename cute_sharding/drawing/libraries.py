@@ -19,7 +19,7 @@ def library(name: str) -> Any:
     except ImportError as error:
         of = name.split(".")[0]
         raise ImportError(
-            f"to show a picture {PURPOSES[of]} {of} is needed, and cannot be imported ({error}): "
+            f"{of} is needed to show a picture {PURPOSES[of]}, and cannot be imported ({error}): "
             'pip install "cute-sharding[draw]"',
             name=of,
         ) from error

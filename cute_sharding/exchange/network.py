@@ -159,7 +159,7 @@ class Network:
             alpha = beta = float("nan")
         if not (isfinite(alpha) and isfinite(beta)):
             raise ValueError(
-                f"network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each "
+                f"network {text!r}: write flat:ALPHA,BETA with the latency and the seconds per "
                 "element, such as flat:1e-6,3.2e-10"
             )
         return cls.flat(alpha=alpha, beta=beta)

@@ -177,7 +177,7 @@ def on_some_ranks(folder):
     dcp.save({"w": on(line, torch.arange(8.0), [Shard(0)])}, checkpoint_id=folder)
     state = {"w": on(last, torch.zeros(8), [Replicate()])}
     if dist.get_rank() == 0:
-        words = "rank 0 is not in the group that loads, of ranks [1, 2, 3]"
+        words = "rank 0 is not one of the ranks [1, 2, 3] of the group that loads"
         raised(lambda: load_checkpoint(state, folder, group=group), ValueError, words)
         return
     done = load_checkpoint(state, folder, group=group)

@@ -62,8 +62,8 @@ def gated(
         )
         raise RuntimeError(
             f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
-            f"{text(spec.placements)} ({argument}), for which the result could be wrong. "
-            "Redistribute the tensor first, "
+            f"{text(spec.placements)} ({argument}), and the result could be wrong. Redistribute "
+            "the tensor first, "
             f".redistribute(placements={list(without(kinds, spec.placements))!r}), and write to "
             "the result; or use the op that returns a new tensor."
         )
