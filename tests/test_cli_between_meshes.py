@@ -175,7 +175,7 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh 4@8-10,9", "rank 9 is given twice"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen:4", "--to-mesh 'gen:4': write name="),
         (f"plan {OF} --from S(0),S(1) --to S(0),R --to-mesh 4", "--to: 2 placements"),
-        (f"plan {OF} --from S(0),S(1) --to P --to-mesh 4", "and makes no Partial"),
+        (f"plan {OF} --from S(0),S(1) --to P --to-mesh 4", "a plan cannot create a Partial"),
         (f"{PLAN} --memory-limit 1", "the smallest possible limit is memory_limit="),
         ("plan --shape 8 --mesh 2@4-5 --from R --to R", "have no effect here: write 2"),
         ("explain --shape 8 --mesh 2@4-5 --placements R --view 4,2", "no effect here: write 2"),

@@ -69,7 +69,7 @@ def test_what_is_refused(capsys, tmp_path):
     for text, said in (
         ("{", "cannot be read as JSON"),
         ("[]", "write an object with dtype, sizes and tensors"),
-        ('{"dtype": "half", "tensors": {}}', "give a dtype name of torch"),
+        ('{"dtype": "half", "tensors": {}}', "give the name of a torch dtype"),
         ('{"tensors": {}}', "the file of a model needs a dtype"),
         ('{"dtype": "int8", "tensors": {"a": ["n"]}}', "a: the size 'n' is neither a number"),
     ):

@@ -282,8 +282,8 @@ cute_sharding: --placements: placement S(1) names dim 1; shape (4,) has 1 dims
 exit code 2
 cute_sharding: shape (5,) has 5 elements, but the tensor has 4
 exit code 2
-cute_sharding: no plan from R to P(sum) on mesh dim 0: a plan reduces only torch's own Partial,
- > and the target may have a Partial only if the source has the same Partial
+cute_sharding: no plan from R to P(sum) on mesh dim 0: a plan cannot create a Partial, and
+ > reduces only torch's own Partial
 exit code 2
 cute_sharding: unknown links ['pigeon']: use nvlink, infiniband or Link(alpha, beta)
 exit code 2

@@ -201,8 +201,8 @@ class LoadPlan:
             stored = self.stored[unit.stored]
             raise ValueError(
                 f"memory_limit={self.memory_limit}: a chunk of {stored.name!r} has "
-                f"{stored.bytes_of(unit.chunk)} bytes and is read at once, so the read, sent and "
-                f"received bytes need {alone.peak} bytes at once: raise the limit"
+                f"{stored.bytes_of(unit.chunk)} bytes and is read whole, so {alone.peak} bytes "
+                "are needed for what is read, sent and received: raise the limit"
             )
 
     def _add(self, held: _Held, unit: Unit) -> None:

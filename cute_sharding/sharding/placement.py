@@ -138,8 +138,8 @@ def _parsed(item: str, ndim: int | None) -> Placement:
     if dim < 0 and (ndim is None or dim < -ndim):
         of = "an unknown number of dims" if ndim is None else f"{ndim} dims"
         raise ValueError(
-            f"cannot read the placement {item!r}: the dim counts from the end, but the tensor "
-            f"has {of}"
+            f"cannot read the placement {item!r}: a negative dim counts from the last dim, but "
+            f"the tensor has {of}"
         )
     return Shard(dim % ndim if dim < 0 and ndim else dim, split_factor)
 

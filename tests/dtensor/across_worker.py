@@ -316,7 +316,7 @@ def what_ranks_outside_take_for_something_else():
         try:
             cute_sharding.redistribute(x, two, [Replicate()])
         except RuntimeError as error:
-            assert not inside and "other placements than on this rank" in str(error)
+            assert not inside and "different placements on the ranks of the mesh" in str(error)
         else:
             assert inside, dtype
 

@@ -238,8 +238,8 @@ def what_does_not_fit(folder):
     limit = 1000 + dist.get_rank() // 3
     words = "ranks 3 have a different refit, strict or memory_limit than rank 0"
     raised(lambda: load_checkpoint(full, folder, memory_limit=limit), ValueError, words)
-    words = "memory_limit=10: a chunk of 'w' has 16 bytes and is read at once, so the read, "
-    words += "sent and received bytes need 32 bytes at once"
+    words = "memory_limit=10: a chunk of 'w' has 16 bytes and is read whole, so "
+    words += "32 bytes are needed for what is read, sent and received"
     raised(lambda: load_checkpoint(full, folder, memory_limit=10), ValueError, words)
     assert not full["w"].full_tensor().any()
     done = load_checkpoint({"w": full["w"], "u": zero(1)}, folder, strict=False)

@@ -185,7 +185,7 @@ def test_what_is_refused():
         ValueError, match="the target must have the same shape, and must not have a Partial"
     ):
         plan_models([("w", one, PlacedTensor.of((4,), (2,), "P"))])
-    with pytest.raises(ValueError, match="give a dtype name of torch"):
+    with pytest.raises(ValueError, match="give the name of a torch dtype"):
         PlacedTensor.of((4,), (2,), "R", "half")
 
 

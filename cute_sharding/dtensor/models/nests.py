@@ -126,8 +126,8 @@ def check_movable(places: Iterable[Place]) -> None:
             )
         if put_there is None and id(tensor) in kept:
             raise ValueError(
-                f"{name} is under fully_shard, which keeps its parameters on their own mesh: "
-                "pass the state dict, module.state_dict(); or write into the module, by "
+                f"{name} is under fully_shard, and fully_shard cannot use parameters on another "
+                "mesh: pass the state dict, module.state_dict(); or write into the module, by "
                 "plan_reshard(source, module).run(source, into=module)"
             )
 

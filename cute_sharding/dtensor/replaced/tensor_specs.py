@@ -170,8 +170,8 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     order = spec.shard_order
     if any(isinstance(p, StridedShard) for p in spec.placements):
         raise NotImplementedError(
-            f"placements {spec.placements} in the shard order {order}: state the order either by "
-            "_StridedShard, or by Shard placements and an order"
+            f"placements {spec.placements} encode an order by _StridedShard, but the spec also "
+            f"has the shard order {order}: give only one of the two"
         )
     return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
 

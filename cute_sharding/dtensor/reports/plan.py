@@ -107,9 +107,8 @@ def plan_redistribution(
             or (isinstance(before, Partial) and type(before) is not Partial)
         ):
             raise ValueError(
-                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: a plan reduces "
-                "only torch's own Partial, and the target may have a Partial only if the source "
-                "has the same Partial"
+                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: a plan cannot "
+                "create a Partial, and reduces only torch's own Partial"
             )
     chosen = network_in_force()
     by = Means(chosen, memory_limit, at_hand)
@@ -141,8 +140,8 @@ def _between(
         for m, p in enumerate(placements):
             if isinstance(p, Partial) and (name == "dst" or type(p) is not Partial):
                 raise ValueError(
-                    f"{name} has {p} on mesh dim {m}: between meshes, a plan reduces only "
-                    "torch's own Partial, and makes no Partial"
+                    f"{name} has {p} on mesh dim {m}: between meshes, a plan cannot create a "
+                    "Partial, and reduces only torch's own Partial"
                 )
     sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
     pending = [
