@@ -279,7 +279,7 @@ def what_is_refused_leaves_all_as_it_was():
         reshard(state, {"a": "S(5)"})
     with raises(TypeError, "which is not a DeviceMesh"):
         reshard(state, "R", (2, 2))
-    with raises(TypeError, "give a sequence, one for each mesh dim"):
+    with raises(TypeError, "give a sequence, with one placement for each mesh dim"):
         reshard(state, {"a": Shard(0)})
     with raises(ValueError, "and its target has shape"):
         reshard(state, {"a": distribute_tensor(torch.ones(3), line, [Shard(0)])})

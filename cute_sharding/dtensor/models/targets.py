@@ -119,8 +119,8 @@ def _patterns(wanted: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _patterns(value, f"{below}{i}")
     elif isinstance(wanted, Placement):
         raise TypeError(
-            f"placements= gives {name or 'all'} a single placement, {wanted!r}: give a sequence, "
-            "with one placement for each mesh dim"
+            f"for {name or 'all tensors'}, placements= gives a single placement, {wanted!r}: give "
+            "a sequence, with one placement for each mesh dim"
         )
 
 
