@@ -27,7 +27,7 @@ class NotOnlyMoved(ValueError):
     ...     relation_of("unfold's gradient", (3, 2), (4,), 0, 2, 1)  # of windows that overlap
     ... except NotOnlyMoved as error:
     ...     print(error)
-    it computes sums of rows
+    the op adds up rows
     """
 
 

@@ -424,7 +424,7 @@ def test_parse_errors_quote_the_placement(text):
         (
             lambda: Sharding((4,), (2, 2), (Shard(0),)),
             ValueError,
-            "give one placement for each mesh dim",
+            "one placement for each mesh dim",
         ),
         (
             lambda: Sharding((4,), (2,), (Shard(1),)),

@@ -83,8 +83,7 @@ def _composed(
             continue
         if form.empty:
             raise LayoutError(
-                f"composition({_texts(a, leaves, b)}): B reaches beyond index 0, and A has no "
-                "other index"
+                f"composition({_texts(a, leaves, b)}): B reaches beyond A's one index, 0"
             )
         if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
             both = _texts(a, leaves, b)
