@@ -45,7 +45,7 @@ def section(row: Patch) -> list[str]:
         + (
             f"`enable` raises an error. Without the error, {row.lacking}."
             if row.lacking
-            else "the package warns once and replaces nothing here."
+            else "the package warns once, and torch keeps its own behavior here."
         ),
         "",
     ]

@@ -265,9 +265,10 @@ def section_by_names() -> list[str]:
         "",
         "## Arguments of kernels",
         "",
-        "The arguments of these ops contain sizes or numbers of the whole tensor. A kernel that "
-        "runs on a shard needs the values of the shard instead. The second column names the class "
-        "that converts the arguments. Arguments are numbered from 0.",
+        "The kernel of an op runs on shards. For these ops, the kernel needs arguments that differ "
+        "from the arguments of the program: for example, the sizes of the shard instead of the "
+        "sizes of the whole tensor. The second column names the class that converts the "
+        "arguments. Numbers in this column are positions of arguments, from 0.",
         "",
         "| aten overloads | conversion |",
         "|---|---|",

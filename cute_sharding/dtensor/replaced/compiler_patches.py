@@ -52,8 +52,9 @@ GUARDS = Patch(
     file="torch/fx/experimental/symbolic_shapes.py",
     why="If a graph uses a global size as a constant, torch guards only the local sizes. But "
     "DTensors of different global sizes can have the same local sizes, so this package also "
-    "guards the global sizes. torch also guards the sizes of a gradient that the program "
-    "does not read, which may raise an error. This package leaves these guards out.",
+    "guards the global sizes. torch also guards the sizes of "
+    "gradients that the program does not read, and these guards may raise an error. This package "
+    "removes them.",
     until="dynamo also guards the sizes of tensor subclasses, not only the sizes of inner tensors",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_global_sizes_that_a_graph_takes_for_constants_are_"

@@ -356,8 +356,8 @@ GROUPS = Patch(
     attribute="ProcessGroup",
     file="torch/csrc/distributed/c10d/init.cpp",
     why="In inference mode, tensors do not have the dispatch key ADInplaceOrView, so the "
-    "kernels of the previous entry would not run. While communication is recorded, the "
-    "methods of ProcessGroup add this key to the call.",
+    "kernels that record bytes (see torch.library._impls above) would not run. "
+    "While communication is recorded, the methods of ProcessGroup add this key to the call.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
