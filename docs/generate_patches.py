@@ -43,7 +43,7 @@ def section(row: Patch) -> list[str]:
         f"- This test fails without the replacement: `{row.test}`.",
         "- If a release of torch has no such object, "
         + (
-            f"`enable` raises an error. Without the error, {row.lacking}."
+            f"`enable` raises an error, because without the replacement, {row.lacking}."
             if row.lacking
             else "the package warns once, and torch keeps its own behavior here."
         ),

@@ -40,8 +40,8 @@ CONTEXTS = Patch(
     file="torch/_dynamo/variables/builder.py",
     why="If two sizes are equal in the first call, the compiler uses one symbol for both. A "
     "local tensor may have as many rows as another dim on one rank only. Then the guards of "
-    "this rank differ from those of the other ranks, and the rank sends other messages than "
-    "they expect. With this package, each size of a local tensor has its own symbol. The "
+    "this rank differ from those of the other ranks, and the "
+    "other ranks wait for messages that this rank does not send. With this package, each size of a local tensor has its own symbol. The "
     "package replaces this function once the program imports it.",
     until="torch uses a separate symbol for each size of an inner tensor",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
@@ -159,7 +159,8 @@ PASSES = Patch(
     file="torch/_functorch/_aot_autograd/graph_compile.py",
     why="torch decides whether a collective runs in the forward graph, in the backward graph, "
     "or in both. The decision depends on the inputs of the collective, and on the sizes of "
-    "the tensors that a rank could save, which may differ between ranks. With this package, "
+    "the tensors that a rank could save. These "
+    "sizes may differ between ranks. With this package, "
     "a collective runs in the pass in which the program issues it. In each graph, the "
     "collectives have the order of the program.",
     until="the partitioner of every rank leaves a collective in the pass in which the program "
