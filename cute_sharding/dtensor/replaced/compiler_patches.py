@@ -41,7 +41,8 @@ CONTEXTS = Patch(
     why="If two sizes are equal in the first call, the compiler uses one symbol for both. A "
     "local tensor may have as many rows as another dim on one rank only. Then the guards of "
     "this rank differ from those of the other ranks, and the "
-    "other ranks wait for messages that this rank does not send. With this package, each size of a local tensor has its own symbol. The "
+    "other ranks wait for messages that this rank does not send. "
+    "With this package, each size of a local tensor has its own symbol. The "
     "package replaces this function once the program imports it.",
     until="torch uses a separate symbol for each size of an inner tensor",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
