@@ -319,13 +319,13 @@ right/wrong/raises.
 
 *Even* is a `Shard` of a size that the two devices divide evenly, *uneven* is a `Shard` of any
 other size, and *strided* is a `_StridedShard`. *Nested* shards one dim by both mesh dims of 2 x 2
-devices, and *pending* is a `Partial` on such a mesh. In the column *replicated first*, the program
-replicates uneven and strided shards before the op, as PyTorch's own views do, and then uses
-PyTorch's rules.
+devices, and *pending* is a `Partial` on a mesh of 2 x 2 devices. In the column
+*replicated first*, the program replicates uneven and strided shards before the op, as PyTorch's own
+views do, and then uses PyTorch's rules.
 
-On a `_StridedShard`, a signature decides the placements of {by.get("signature", 0)} ops, the
-fallback decides the placements of {by.get("gate", 0)} ops, and {by.get("torch", 0)} ops are views
-or use PyTorch's rules ([Who answers](ops.md#who-answers)).
+For a `_StridedShard`, {by.get("signature", 0)} ops compute placements by a signature,
+{by.get("gate", 0)} ops use the fallback, which replicates the operand, and {by.get("torch", 0)} ops
+are views or use PyTorch's rules ([Who answers](ops.md#who-answers)).
 
 ## Ops that are not right everywhere
 

@@ -36,16 +36,16 @@ def section(row: Patch) -> list[str]:
         "",
         row.why,
         "",
-        *([f"- replaced: {row.entries.format('…')}"] if row.entries else []),
-        f"- in torch: `{row.file}`, {versions.RANGE}",
-        f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
-        f"- the replacement is no longer needed if {row.until}",
-        f"- a test that fails without the replacement: `{row.test}`",
-        "- if a release of torch lacks the object: "
+        f"- File in torch {versions.RANGE}: `{row.file}`.",
+        f"- File in `cute_sharding/dtensor` that replaces the object: "
+        f"{', '.join(f'`{file}`' for file in installers(row))}.",
+        f"- The replacement can be removed once {row.until}.",
+        f"- This test fails without the replacement: `{row.test}`.",
+        "- If a release of torch has no such object, "
         + (
-            f"`enable` raises an error, because otherwise {row.lacking}"
+            f"`enable` raises an error, because without the replacement, {row.lacking}."
             if row.lacking
-            else "the package does without the replacement, and warns once"
+            else "the package warns once, and torch keeps its own behavior here."
         ),
         "",
     ]
@@ -59,19 +59,25 @@ def page() -> str:
             "`make pages` generates this page from `cute_sharding/dtensor/replaced/patches.py`, "
             "and a test compares the page with this file.",
             "",
-            f"While the package is on, it replaces {len(TABLE)} objects of torch, and no "
-            "others. (A test compares all of torch before, during and after.) `enable` replaces "
-            "all objects that the settings need. If `enable` fails, no object is replaced. "
-            "`disable` restores all objects. Objects of the compiler, of state dicts and of "
-            "pictures are replaced after the program has imported them.",
+            f"While the package is on, it replaces {len(TABLE)} objects of torch: functions, "
+            "methods, attributes, and entries of dicts. Nothing else in torch changes: a test "
+            "compares all objects of torch before `enable`, after `enable` and after `disable`.",
+            "",
+            "`enable` replaces the objects that the settings need, and `disable` restores them. If "
+            "`enable` fails, it restores all objects. Some objects belong to modules that many "
+            "programs never import, such as the compiler. The package replaces these objects only "
+            "after the program has imported the module.",
+            "",
+            "Each section names one object, and describes what torch does and what this package "
+            "does instead.",
             "",
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",
             "",
             "Inside `profile()`, `no_communication()` and a dry run of `estimate`, the package "
             f"replaces {len(WATCHED)} more objects, even if the package is switched off. The "
-            "replacements note the ops and collectives that run, and otherwise do the same as "
-            "torch. At the end of the last such block, the package restores these objects.",
+            "replacements record the ops and collectives that run, and otherwise do the same as "
+            "torch. When the last such block ends, the package restores the objects.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]

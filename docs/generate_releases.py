@@ -31,9 +31,9 @@ HEAD = f"""# Releases of torch
 
 `make releases` generates this page. For each release of torch, `make releases` runs all tests on
 CPUs (`make thorough TORCH=...`), and `python -m benchmarks.views --answers --cases {CASES}`. The
-last four columns have the results of this benchmark. Some of the random views need no
-communication: the columns give the percentage of these views that ran without communication, and
-the number of wrong results.
+last four columns have the results of this benchmark. For
+example, `100.0% of 165, 0 wrong` means: of the random views, 165 can run without communication,
+100% of these did, and no result was wrong.
 
 | {" | ".join(COLUMNS)} | views: {" | ".join(KINDS)} |
 |{"---|" * (len(COLUMNS) + len(KINDS))}

@@ -245,10 +245,10 @@ def section_by_names() -> list[str]:
     return [
         "## Ops by names",
         "",
-        "The second column has the signature of the op, as in einsum "
-        "([Ops](ops.md#signatures)). If a rule computes the signature from the arguments of the "
-        "op, the column describes the rule. If a contracted dim is sharded, the result is a "
-        "`Partial`: the third column has its reduction.",
+        "The second column has the signature of the op, in a notation like einsum's "
+        "([Ops](ops.md#signatures)). The signatures of some ops depend on the arguments. For these "
+        "ops, the column describes the rule. If a contracted dim is sharded, the result is a "
+        "`Partial`, and the third column names its reduction.",
         "",
         "| aten overloads | signature | `Partial` |",
         "|---|---|---|",
@@ -256,8 +256,8 @@ def section_by_names() -> list[str]:
         "",
         "## Ops that torch answers for",
         "",
-        "These ops have no relation: PyTorch's rules decide their placements. The second column "
-        "has a *yes* if PyTorch's rule gives correct results for all placements ([Ops](ops.md)).",
+        "For these ops, the package uses PyTorch's rules. The second column has a *yes* if "
+        "PyTorch's rule gives correct results for all placements ([Ops](ops.md)).",
         "",
         "| aten overloads | correct for all placements | notes |",
         "|---|---|---|",
@@ -265,8 +265,10 @@ def section_by_names() -> list[str]:
         "",
         "## Arguments of kernels",
         "",
-        "On a shard, the kernels of these ops need other arguments than those of the whole tensor. "
-        "The second column has the conversion of the arguments, which are numbered from 0.",
+        "The kernel of an op runs on shards. For these ops, the kernel needs arguments that differ "
+        "from the arguments of the program: for example, the sizes of the shard instead of the "
+        "sizes of the whole tensor. The second column names the class that converts the "
+        "arguments. Numbers in this column are positions of arguments, from 0.",
         "",
         "| aten overloads | conversion |",
         "|---|---|",
@@ -286,19 +288,21 @@ def page() -> str:
             "",
             "## Views",
             "",
-            "The table describes each view op by a DimMap, and each DimMap by a layout from the "
-            "flat index of the output to the flat index of the input. Reshapes keep the strides of "
-            "the input, permutations permute the strides, and broadcasts and repeats add modes of "
-            "stride 0.",
+            "Each row of the table has one view op, with an example: the shape of the input, and "
+            "the arguments. The column *DimMap* gives, for each dim of the output, the dims of the "
+            "input that it is made of. The last column has the same view as a layout, from the "
+            "flat index of the output to the flat index of the input. Permutations permute the "
+            "strides of the layout, and broadcasts and repeats add modes of stride 0.",
             "",
-            "In a DimMap, `in0` is dim 0 of the input, and `(in0 in1)` is the flattening of dims 0 "
-            "and 1. `x/(3,4)[0]` is dim 0 of x after a split into (3, 4), and `1` is a new dim of "
-            "size 1. For `view_as_complex`, a complex number counts as two real numbers.",
+            "In a DimMap, `in0` is dim 0 of the input, and `(in0 in1)` is dims 0 and 1, "
+            "flattened. `x/(3,4)[0]` is the first of the two dims into which x is split, of sizes "
+            "3 and 4. `1` is a new dim of size 1. For `view_as_complex` and `view_as_real`, a "
+            "complex number counts as two real numbers.",
             "",
-            'With `implicit_redistribution="error"`, a *strict* overload raises an error if its '
-            "view is not free, and all other overloads redistribute their input. An overload with "
-            "the word *signature* "
-            "uses the signature that follows from the DimMap ([Ops](ops.md)).",
+            "If a view needs communication, most overloads redistribute their input. Overloads "
+            'with the word *strict* raise an error instead if `implicit_redistribution="error"` is '
+            "set. Overloads with the word *signature* find placements by the signature that "
+            "follows from the DimMap ([Ops](ops.md)).",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",
             "|---|---|---|---|---|",
@@ -308,11 +312,11 @@ def page() -> str:
             "",
             "## Movement ops",
             "",
-            "For each movement op, the column *rows* gives the rows of the operand from which the "
-            "rows of the result are made ([Movement](movement.md)). `.d0` is dim 0. If the column "
-            "does not name a row of the result, the row does not come from the operand. The last "
-            "column has the signature that follows from the map of rows ([Ops](ops.md)), and the "
-            "overloads that use only the signature.",
+            "For each movement op, the column *rows* tells from which rows of the operand (`in`) "
+            "each row of the result (`out`) is made ([Movement](movement.md)). `.d0` is dim 0. "
+            "Rows of the result that the column does not name are new: for example, the zeros of a "
+            "pad. The last column has the signature that follows from these rows "
+            "([Ops](ops.md)). Some overloads use only this signature: the column names them.",
             "",
             "| op | aten overloads | example | rows | signature |",
             "|---|---|---|---|---|",

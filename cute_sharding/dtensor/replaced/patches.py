@@ -28,17 +28,17 @@ _NO_RULES = "torch would not find the rules of this package"
 _RULES: dict[str, Any] = {
     "module": _TENSOR,
     "file": "torch/distributed/tensor/_sharding_prop.py",
-    "until": "torch's own rules are exact (the package exists to replace these rules)",
+    "until": "torch's own rules are exact for all placements",
     "lacking": _NO_RULES,
 }
 
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
-    why="This dict names the arguments by which torch caches the placements of an op, in C++ and "
-    "for each thread. With this package, each entry names one more keyword, which no call passes, "
-    "so that the keys of the cache differ from torch's. So when the package is on, no thread "
-    "finds placements that torch's rules computed; and when it is off, none that the package's "
+    why="torch caches the placements of an op in C++, separately for each thread. For each op, "
+    "this dict names the arguments that are part of the cache key. This package adds a "
+    "keyword that no call passes to each entry, so its cache keys differ from torch's. When "
+    "the program switches the package on or off, no thread finds placements that the other "
     "rules computed.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
@@ -46,8 +46,8 @@ SCHEMA_INFOS = Patch(
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
-    why="This dict names the arguments of ops that have a rule for one mesh dim. The dict "
-    "op_to_schema_info names the arguments of all other ops.",
+    why="This dict has the same use as op_to_schema_info, but for ops whose rule covers only "
+    "one mesh dim. The dict op_to_schema_info has all other ops.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
@@ -58,10 +58,10 @@ PROPAGATION = Patch(
     module=_TENSOR,
     attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
     file="torch/distributed/tensor/_sharding_prop.py",
-    why="For ops that are not views, torch's rules are wrong on some _StridedShard placements, "
-    "and for averages over blocks of different sizes. The package first applies its own "
-    "rules, and uses torch's rules where torch's rules are correct.",
-    until="tests/dtensor/decide/test_ops.py passes with ops=False",
+    why="torch's rules give wrong results for some _StridedShard placements, and for averages "
+    "over shards of different sizes. The package first applies its own rules. It uses "
+    "torch's rules only for ops and placements for which torch is correct.",
+    until="`tests/dtensor/decide/test_ops.py` passes with the setting `ops=False`",
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops would also run on placements for which torch's rules are wrong",
 )
@@ -69,14 +69,14 @@ HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
-    why="This dict has functions for single ops that skip the propagator. Convolutions, argmin "
-    "and argmax have entries here. Batch norms and max(dim, out=) write to arguments although "
-    "their schemas do not say so. An in-place squeeze changes only the shape. t_, transpose_ and "
-    "unsqueeze_ have no rule. torch treats ops such as __rshift__ as in-place, so x >> 2 returns "
-    "x. Some autograd nodes make zeros that are no DTensors. "
-    "Here they are replicas; torch raises an error.",
+    why="If an op has an entry in this dict, DTensor calls the entry instead of the propagator. "
+    "torch has entries for convolutions, argmin and argmax, which this package wraps. The "
+    "package adds entries for batch norms and max(dim, out=), because they write to "
+    "arguments although their schemas do not say so. It also adds entries for squeeze_, t_, "
+    "transpose_ and unsqueeze_; for ops by which autograd makes zeros; and for ops such as "
+    "__rshift__, which torch treats as in-place ops.",
     until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
-    "and autograd makes zeros with the type of its gradients",
+    "and autograd makes DTensors of zeros for gradients that are DTensors",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
     lacking="ops would skip the rules of this package",
     entries="the handler of {}",
@@ -86,10 +86,10 @@ LOSSES = Patch(
     attribute="customized_loss_ops",
     file="torch/distributed/tensor/parallel/loss.py",
     entries="the handler of {}",
-    why="The functions behind loss_parallel raise an error for strided shards, and for targets "
-    "that are sharded differently from the logits. Slices and views of this package return "
-    "such placements where torch returns replicas. The package replaces these functions once "
-    "the program imports them.",
+    why="loss_parallel uses the functions in this dict. They raise an error for strided shards, "
+    "and for targets that are sharded differently from the logits. Slices and views of this "
+    "package can return such placements, where torch would return replicas. The package "
+    "replaces the functions once the program imports torch's module.",
     until="loss_parallel redistributes its inputs to placements that it supports",
     test="tests/dtensor/replaced/test_given_placements.py::test_loss_parallel_of_next_tokens",
 )
@@ -97,37 +97,37 @@ LOCAL_MAP = Patch(
     module=_TENSOR + ".experimental._func_map",
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
-    why="local_map raises an error if an input has other placements than its in_placements. "
+    why="local_map raises an error if the placements of an input differ from in_placements. "
     "Slices and views of this package keep shards where torch replicates, so the package "
-    "redistributes the input first. For uneven shards, torch also computes a wrong global "
-    "size: the number of rows of one rank, times the number of ranks. The package replaces "
-    "local_map once the program imports it.",
-    until="local_map redistributes its inputs unless the program forbids it, and computes the "
-    "global size of uneven shards",
+    "redistributes the inputs first. For uneven shards, torch also computes a wrong global "
+    "size: it multiplies the number of rows of one rank by the number of ranks. The package "
+    "replaces local_map once the program imports it.",
+    until="local_map redistributes its inputs by default, and computes the global size of uneven "
+    "shards correctly",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
 DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor raises an error for a DTensor with other placements than the "
-    "requested ones. This package redistributes such DTensors, because its slices and views "
-    "may return them. distribute_tensor also raises an error for uneven strided shards, "
-    "ignores the order that split factors encode, and gives the n-th shard to "
-    "the n-th rank, not to the rank at coordinate n. Programs import the "
-    "function by name, and would keep the old function. So the package replaces its code.",
-    until="distribute_tensor redistributes a DTensor, pads strided shards, and scatters in the "
-    "order of the mesh's coordinates",
+    why="If distribute_tensor gets a DTensor whose placements differ from the requested "
+    "placements, torch raises an error, and this package redistributes. For uneven strided "
+    "shards, torch raises an error. torch also ignores the order of mesh dims that split "
+    "factors encode. And torch sends shard n to rank n instead of the rank at mesh "
+    "coordinate n. Programs import the function by name, so the package replaces the code "
+    "inside the function object.",
+    until="distribute_tensor redistributes a DTensor, pads strided shards, and sends each shard "
+    "to the rank at its mesh coordinate",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
 COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="torch decomposes tensor_split into slices before DTensor sees it. If DTensor sees "
-    "tensor_split as one op, all parts share one exchange. So the package adds a kernel at "
-    "the dispatch key PythonTLSSnapshot, which only tensors of Python classes have. The "
-    "kernel records the op, and then decomposes it as torch does.",
+    why="torch decomposes tensor_split into slices before DTensor gets the op. If DTensor gets "
+    "tensor_split as one op, all parts can share one exchange. So the package adds a kernel "
+    "at the dispatch key PythonTLSSnapshot, which only tensors of Python subclasses have. "
+    "The kernel records the op, and then decomposes the op as torch does.",
     until="torch passes tensor_split to DTensor as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel of {}",
@@ -136,14 +136,14 @@ TAIL = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
-    why="Writes to slices of sharded dims are lost, because torch replicates the input of the "
-    "slice, and the write changes the copy. With this package, two conditions at the beginning of "
-    "the function forward such writes to the sliced tensor. C++ keeps a "
-    "reference to the function from the first call on, so the package replaces the code of the "
-    "function. If torch is installed without its Python sources, the package warns once and "
-    "leaves the function.",
-    until="torch lets a write to a view of a redistributed input reach the input, or raises an "
-    "error",
+    why="If a program writes to a slice of a sharded dim, torch loses the write: torch "
+    "replicates the input of the slice, and only the copy changes. The package adds "
+    "statements at the beginning of this function, which apply such writes to the sliced "
+    "tensor. C++ keeps a reference to the function object, so the package replaces the code "
+    "inside this object. If torch is installed without its Python sources, the package "
+    "warns once and leaves the function unchanged.",
+    until="a write to a view of a redistributed input reaches the input in torch, or torch raises "
+    "an error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes to slices would be lost",
 )
@@ -152,12 +152,13 @@ LOCAL_TENSOR = Patch(
     module=_TENSOR,
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
-    why="A slice of a sharded dim is a copy. If a program writes to the source of the slice, the "
-    "copy has old values. While such copies exist, this package updates a copy before the "
-    "program reads its local tensor. At other times, torch's own attribute is in place, "
-    "because every op reads this attribute.",
-    until="torch raises an error for a write to a tensor of which slices are copies, or makes no "
-    "such copies",
+    why="A slice of a sharded dim is a copy. If a program later writes to the sliced tensor, "
+    "the copy still has the old values. While such copies exist, this package replaces the "
+    "attribute by a property, which updates a copy before the program reads it. Otherwise "
+    "torch's own attribute stays in place, because every op reads the attribute and a "
+    "property is slower.",
+    until="torch makes no copies for slices, or raises an error if a program writes to a tensor "
+    "that has such copies",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="a program would read old values from slices",
 )
@@ -174,9 +175,10 @@ REDISTRIBUTE = Patch(
     module=_TENSOR + "._redistribute",
     attribute="redistribute_local_tensor.__code__",
     file="torch/distributed/tensor/_redistribute.py",
-    why="This function redistributes a local tensor, for DTensor.redistribute, full_tensor and "
-    "from_local, and for the arguments of ops. All callers have imported the function by name, "
-    "and would keep the old function. So the package replaces the code of the function.",
+    why="This function redistributes a local tensor. DTensor.redistribute, full_tensor and "
+    "from_local call it, and the dispatcher calls it for the arguments of ops. All callers "
+    "import the function by name, so the package replaces the code inside the function "
+    "object.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
@@ -184,8 +186,9 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher.redistribute_local_args",
     file="torch/distributed/tensor/_dispatch.py",
-    why="This step of the dispatcher redistributes the arguments of an op. torch's step does not "
-    "plan redistributions, and does not redistribute keyword arguments (masks).",
+    why="The dispatcher calls this method to redistribute the arguments of an op. This package "
+    "plans these redistributions, and also redistributes keyword arguments such as masks. "
+    "torch does neither.",
     test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
 )
 
@@ -196,10 +199,11 @@ UNFLATTEN = Patch(
     attribute="DTensor.__tensor_unflatten__",
     file="torch/distributed/tensor/_api.py",
     why="torch reads some _StridedShard placements of views as an order of mesh dims, so a "
-    "DTensor with such placements cannot enter or leave a compiled program. torch also makes "
-    "a new symbol for each size of a local tensor, although the placements give this size. "
-    "torch may load the graph of a rank with other sizes from disk. If ranks may hold "
-    "different numbers of rows, this package stores a separate graph for each rank.",
+    "DTensor with these placements cannot enter or leave a compiled program. torch also "
+    "makes a new symbol for each size of a local tensor, although the placements determine "
+    "the size. And torch may load a graph from disk that a rank with different local sizes "
+    "compiled. If ranks may hold different numbers of rows, this package stores a separate "
+    "graph for each rank.",
     until="the context of __tensor_flatten__ says how to read _StridedShard placements, and keys "
     "of graphs include the sizes of local tensors",
     test="tests/dtensor/compiled/test_views_returned.py"
@@ -209,8 +213,8 @@ LOCAL_SHAPES = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="torch adds guards when it computes local sizes from symbolic global sizes. This package "
-    "adds no guards.",
+    why="When torch computes local sizes from symbolic global sizes, it adds guards. With this "
+    "package, the computation adds no guards.",
     until="torch computes local shapes of SymInts without guards",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_sequences_that_divide_and_others_have_one_graph",
@@ -219,9 +223,10 @@ LOCAL_ORDERS = Patch(
     module=_TENSOR + "._utils",
     attribute="_compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="Factories and new_zeros compute the sizes of uneven strided shards from left to right. "
-    "If the split factors encode an order, a redistribution uses the encoded order, in which "
-    "the sizes differ.",
+    why="Factory functions (such as zeros) and new_zeros compute the local sizes of uneven "
+    "strided shards from left to right over the mesh dims. If split factors encode another "
+    "order of mesh dims, a redistribution uses the encoded order, and its local sizes "
+    "differ. With this package, both use the encoded order.",
     until="factories and redistribution compute local shapes in the same order",
     test="tests/dtensor/door/test_reading.py::test_what_is_made_has_the_sizes_of_the_order",
 )
@@ -229,11 +234,11 @@ EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="_expand_single_dim_strategy_to_mesh",
     file="torch/distributed/tensor/_ops/single_dim_strategy.py",
-    why="torch compares the costs of all combinations of placements that an op's inputs could "
-    "have, even if the inputs can keep their placements. Each cost adds guards on symbolic sizes. "
-    "For _StridedShard placements, each comparison needs a search, and a mesh of three dims has a "
-    "thousand combinations: detach takes half a minute from 2.14 on, and arithmetic takes ten "
-    "seconds in 2.13. This package first tries the placements that the inputs already have.",
+    why="torch compares the costs of all combinations of placements that the inputs of an op "
+    "could have, even if the inputs can keep their placements. Each cost adds guards on "
+    "symbolic sizes. For _StridedShard placements, each cost needs a search, and a mesh of "
+    "three dims has about a thousand combinations. So detach takes half a minute from torch "
+    "2.14 on. This package first tries the placements that the inputs already have.",
     until="torch first tries the placements that the inputs have, or plans for _StridedShard "
     "without a search",
     test="tests/dtensor/decide/test_strategies.py"
@@ -253,9 +258,9 @@ SAVED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_write_items__",
     file="torch/distributed/tensor/_api.py",
-    why="This method describes the part of a DTensor that a rank saves. torch describes the part "
-    "as one box, but a strided shard is not one box. With this package, each run of rows is a "
-    "box.",
+    why="This method lists the part of a DTensor that a rank saves in a checkpoint. torch lists "
+    "one box, but the rows of a strided shard may form several boxes. With this package, "
+    "the method lists one box for each run of consecutive rows.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 LOADED = Patch(
@@ -263,8 +268,8 @@ LOADED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_chunk_list__",
     file="torch/distributed/tensor/_api.py",
-    why="This method describes the part of a DTensor that a rank loads. With this package, each "
-    "run of rows is a box.",
+    why="This method lists the part of a DTensor that a rank loads from a checkpoint. With this "
+    "package, the method lists one box for each run of consecutive rows.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 PARTS = Patch(
@@ -272,26 +277,27 @@ PARTS = Patch(
     module=_TENSOR,
     attribute="DTensor.__get_tensor_shard__",
     file="torch/distributed/tensor/_api.py",
-    why="This method returns the part of a local tensor that is one box of a checkpoint.",
+    why="For one box of a checkpoint, this method returns the part of the local tensor. With "
+    "this package, the method also accepts the boxes of strided shards.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",
     attribute="_distribute_tensors",
     file="torch/distributed/_state_dict_utils.py",
-    why="After all ranks have received a whole state dict, this function keeps the part of each "
-    "rank. torch keeps one box, but a strided shard is not one box. The package replaces the "
-    "function once the program imports it.",
-    until="torch keeps the runs of rows of a strided shard",
+    why="After all ranks have received a whole state dict, each rank keeps its own part by this "
+    "function. torch keeps one box, but the rows of a strided shard may form several boxes. "
+    "The package replaces the function once the program imports it.",
+    until="torch keeps all runs of rows of a strided shard",
     test="tests/dtensor/extras/test_state.py::test_state_dicts",
 )
 PICTURES = Patch(
     module=_TENSOR + ".debug._visualize_sharding",
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
-    why="torch's pictures show only one box for each device, also for strided shards. Programs "
-    "import the function by name, and would keep the old function. So the package replaces the "
-    "code of the function, once the program imports it.",
+    why="visualize_sharding draws only one box for each device, even if a strided shard "
+    "consists of several boxes. Programs import the function by name, so the package "
+    "replaces the code inside the function object, once the program imports torch's module.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
@@ -313,10 +319,10 @@ CLASS_RULES = Patch(
     module="torch._library.simple_registry",
     attribute="find_torch_dispatch_rule.__code__",
     file="torch/_library/simple_registry.py",
-    why="torch calls a rule for an op and a class of tensors before it calls the class itself. "
-    "While communication is recorded, every op has such a rule for DTensors: the rule records "
-    "the op, and DTensor runs it. C++ keeps a reference to the function from the first call "
-    "on, so the package replaces the code of the function.",
+    why="torch can store a rule for a pair of an op and a tensor class, and calls the rule "
+    "before it calls the class. While communication is recorded, every op has a rule for "
+    "DTensor, which records the op and then lets DTensor run it. C++ keeps a reference to "
+    "this function, so the package replaces the code inside the function object.",
     test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
 CALLS = Patch(
@@ -324,10 +330,10 @@ CALLS = Patch(
     module="torch._ops",
     attribute="OpOverload._op",
     file="torch/_ops.py",
-    why="This attribute runs an op that Python calls. While communication is recorded, the "
-    "attribute of a functional collective records the bytes that it sends, and then runs the "
-    "op as torch does. (A kernel of the dispatcher could also record the op, but would take "
-    "ten times as long.)",
+    why="When Python calls an op, this attribute of the op runs. While communication is "
+    "recorded, the attribute of each functional collective records the bytes that the "
+    "collective sends, and then runs the collective as torch does. (A kernel of the "
+    "dispatcher could record the same bytes, but would take ten times as long.)",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the caller of {}",
 )
@@ -336,10 +342,11 @@ KERNELS = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="C++ calls the ops of all other collectives: those of torch.distributed, and those for "
-    "gradients in DistributedDataParallel. Calls of these ops go through the dispatch key "
-    "ADInplaceOrView, where the ops have no kernel. While communication is recorded, these ops "
-    "have a kernel at this key, which records the bytes and then continues.",
+    why="C++ calls all collectives that are not functional: those of torch.distributed, and "
+    "those of DistributedDataParallel for gradients. The calls pass the dispatch key "
+    "ADInplaceOrView, for which torch has no kernel. While communication is recorded, the "
+    "package adds a kernel for this key. The kernel records the bytes, and then continues "
+    "to torch's kernel.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
@@ -348,8 +355,9 @@ GROUPS = Patch(
     module="torch.distributed",
     attribute="ProcessGroup",
     file="torch/csrc/distributed/c10d/init.cpp",
-    why="Tensors of inference mode do not have the dispatch key ADInplaceOrView. While "
-    "communication is recorded, the methods of ProcessGroup call the ops with this key.",
+    why="In inference mode, tensors do not have the dispatch key ADInplaceOrView, so the "
+    "kernels that record bytes (see torch.library._impls above) would not run. "
+    "While communication is recorded, the methods of ProcessGroup add this key to the call.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
@@ -359,9 +367,9 @@ NODES = Patch(
     module="torch.autograd.function",
     attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
-    why="Autograd makes a context for each call of a Python autograd.Function, for example of "
-    "those that redistribute. While communication is recorded, the package notes which line of "
-    "the program made the call.",
+    why="Autograd makes a context object for each call of an autograd.Function that is written "
+    "in Python. Redistributions are such functions. While communication is recorded, the "
+    "package notes which line of the program made the call.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 

@@ -24,7 +24,7 @@ ROWS: tuple[ByDimMap, ...] = (
         ("reshape.default", "view_copy.default"),
         rules.reshape,
         op="torch.reshape",
-        note="Tensor.reshape on a DTensor reaches the dispatcher as aten.view",
+        note="for Tensor.reshape on a DTensor, the dispatcher gets the op aten.view",
     ),
     _view((), rules.flatten, op="torch.flatten", note="decomposes to view"),
     _view((), rules.unflatten, op="torch.unflatten", note="decomposes to view"),
