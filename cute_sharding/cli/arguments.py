@@ -126,7 +126,8 @@ def read_sharding(
             sharding = Sharding.read(Layout.parse(text), shape)
             if sharding.mesh != mesh:
                 raise UsageError(
-                    f"{option}: the layout {text} is of a mesh of {sharding.mesh}, not of {mesh}"
+                    f"{option}: the layout {text} needs a mesh of sizes {sharding.mesh}, but the "
+                    f"given mesh has sizes {mesh}"
                 )
             return sharding
         placements = parse_placements(text, len(shape))

@@ -76,7 +76,7 @@ HANDLERS = Patch(
     "transpose_ and unsqueeze_; for ops by which autograd makes zeros; and for ops such as "
     "__rshift__, which torch treats as in-place ops.",
     until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
-    "and autograd makes DTensors of zeros for gradients that are DTensors",
+    "and autograd fills in a missing gradient of a DTensor with a DTensor of zeros",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
     lacking="ops would skip the rules of this package",
     entries="the handler of {}",

@@ -65,8 +65,8 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         gap = quotient(d, current) if exact else 0
         if is_zero(gap):
             raise LayoutError(
-                f"complement({layout!r}) does not exist: mode {n}:{d} does not start at a multiple "
-                f"of {current}, where the modes inside it end. {ROW_MAJOR}"
+                f"complement({layout!r}) does not exist: mode {n}:{d} has a stride that is no "
+                f"multiple of {current}, the extent of the modes with smaller strides. {ROW_MAJOR}"
             )
         if type(gap) is not int or gap != 1:
             out.append((gap, current))
