@@ -17,18 +17,35 @@ from cute_sharding.relations.table.row import ByDimMap, Step
 
 
 class Placed(NamedTuple):
-    """A step between sharded tensors.
+    """A view between sharded tensors.
 
     Attributes:
         step: the step.
         shape, cuts: the shape of its result, and the cuts.
-        exchange: the exchange that it needs; None: the step is a view.
     """
 
     step: Step
     shape: Shape
     cuts: Cuts
-    exchange: Exchange | None
+
+
+class Way(NamedTuple):
+    """How an op of rows is carried out.
+
+    Attributes:
+        given: the cuts that each operand must have.
+        shapes, results: the shape of each result, and its cuts.
+        steps: each on the results of the one before it: a view, or an exchange.
+    """
+
+    given: tuple[Cuts, ...]
+    shapes: tuple[Shape, ...]
+    results: tuple[Cuts, ...]
+    steps: tuple[Placed | Exchange, ...]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        return [step for step in self.steps if isinstance(step, Exchange)]
 
 
 def place_steps(
@@ -38,12 +55,12 @@ def place_steps(
     mesh: tuple[int, ...],
     *,
     spare: tuple[int, ...] = (),
-) -> tuple[Cuts, list[Placed]] | None:
-    """The cuts that the operand must have, and the steps from there; None: some step has no map.
+) -> Way | None:
+    """The way of an op of several steps; None: some step has no map.
 
     ``spare``: mesh dims that may cut a step's result though they do not cut the operand.
     """
-    found: list[Placed] = []
+    found: list[Placed | Exchange] = []
     x, now = shape, cuts
     for step in steps:
         if isinstance(step.row, ByDimMap):
@@ -53,15 +70,16 @@ def place_steps(
                 return place_steps(
                     steps, shape, _given_up(cuts, carried.blocked), mesh, spare=spare
                 )
-            found.append(Placed(step, tuple(view.output_shape), tuple(carried.cuts), None))
+            x, now = tuple(view.output_shape), carried.cuts
+            found.append(Placed(step, x, now))
         else:
             move = step.row.move(x, *step.args)
             choice = move and chosen(move, (now,), mesh, anyway=True, spare=spare)
             if not move or not choice:
                 return None
-            found.append(Placed(step, move.outputs[0], choice.cuts[0], choice.exchange))
-        x, now = found[-1].shape, found[-1].cuts
-    return cuts, found
+            (x,), (now,) = move.outputs, choice.cuts
+            found.append(choice.exchange)
+    return Way((cuts,), (x,), (now,), tuple(found))
 
 
 def _given_up(cuts: Cuts, m: int) -> Cuts:

@@ -24,7 +24,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run import dynamic
 from cute_sharding.dtensor.run.moving import Movement, comes_back
-from cute_sharding.dtensor.run.ops import LocalView, Runner, Step
+from cute_sharding.dtensor.run.ops import LocalView, Runner
 from cute_sharding.dtensor.run.order import lying_apart
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced, text
 from cute_sharding.dtensor.run.reading import agree
@@ -32,10 +32,10 @@ from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
 from cute_sharding.propagation.choose import Choice, chosen, moved_to
 from cute_sharding.propagation.free import Cuts
-from cute_sharding.propagation.steps import place_steps
+from cute_sharding.propagation.steps import Way, place_steps
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, Row
+from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, BySteps, Row
 
 # Pending reduction -> the values of rows that are filled in, so that they reduce to the fill: on
 # the first device of the mesh dim, and on the others. True: the fill itself.
@@ -47,65 +47,88 @@ _FILLED = {
 
 
 def moved(question: Question) -> Any | None:
-    """The answer for the op by its map of rows. None if it is no movement, touches no sharded dim,
-    or its arguments or placements have no known movement: others then answer.
+    """The answer for the op by its map of rows, or by several, one after the other. None if it is
+    no movement, touches no sharded dim, or its arguments or placements have no known movement:
+    others then answer.
 
     Without the setting ``movement`` only for ops that consist of several views, if these are free:
     torch derives its rule from the decomposition.
     """
-    if question.name in STEPS:
-        return _moved_in_steps(question)
-    return _moved_at_once(question) if question.settings.movement else None
-
-
-def _moved_at_once(question: Question) -> Any | None:
     name, schema, specs = question.name, question.schema, question.specs
-    row = MOVEMENTS.get(name)
+    row = STEPS.get(name) or (MOVEMENTS.get(name) if question.settings.movement else None)
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        # Only compiled programs have symbolic sizes: eager programs do not import this.
-        from cute_sharding.dtensor.decide.any_sizes import dynamic_of
-
-        anew = dynamic_of(name, schema, specs)
-        if anew is None:
-            return None
-        runner, now = anew
-        outputs = [replaced(specs[0].placements, some) for some in now.cuts]
-        _note(name, [now.exchange], specs, outputs)
-        return answers.by_function(schema, runner, specs[0].mesh, outputs, runner.metas)
-    pending = _pending(specs[: row.reads])
+        return _moved_at_any_size(question) if isinstance(row, ByRows) else None
+    pending, mesh = _pending(specs[: row.reads]), specs[0].mesh
     if pending is None:
         count(name, "stock")
         return None
-    shapes = [tuple(spec.shape) for spec in specs]
-    args, kwargs = op_schemas.arguments_with(schema, shapes)
-    move = dynamic.move_of(name, args, kwargs)
-    if move is None or _is_wrong_for(pending, move):
+    way = _at_once(question, row) if isinstance(row, ByRows) else _in_steps(question, row)
+    if way is None or any(_is_wrong_for(pending, each.move) for each in way.exchanges):
         return None
-    mesh = specs[0].mesh
-    choice = _choice(row, schema.op, move, specs)
-    if choice is None:
-        return None
-    movement = Movement.on(choice.exchange, mesh, tuple(pending.items()))
+    steps = [
+        Movement.on(step, mesh, tuple(pending.items()))
+        if isinstance(step, Exchange)
+        else LocalView(step, mesh)
+        for step in way.steps
+    ]
     metas = registry.output_metas(schema)
-    if movement is None or metas is None:
+    if None in steps or metas is None:
         count(name, "stock")
         return None
-    if not is_view(choice.exchange):
+    if not all(map(is_view, way.exchanges)):
         metas = answers.with_metas(metas, lying_apart)
-    outputs = [replaced(specs[0].placements, some) for some in choice.cuts]
-    _note(name, [choice.exchange], specs, outputs)
-    _note_place(question, [choice.exchange], [])
-    given = [tuple(spec.placements) for spec in specs]
+    given = [replaced(spec.placements, cuts) for spec, cuts in zip(specs, way.given)]
+    outputs = [replaced(specs[0].placements, cuts) for cuts in way.results]
+    moves = [
+        move_of(spec, wanted)
+        for spec, wanted in zip(specs, given)
+        if wanted != tuple(spec.placements)
+    ]
+    _note(name, way.exchanges, specs, outputs, brought=bool(moves))
+    _note_place(question, way.exchanges, moves)
     note = note_copies if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, given, (movement,), metas, note)
+    runner = Runner(name, specs, given, tuple(filter(None, steps)), metas, note)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
-def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
+def _moved_at_any_size(question: Question) -> Any | None:
+    # Only compiled programs have symbolic sizes: eager programs do not import this.
+    from cute_sharding.dtensor.decide.any_sizes import dynamic_of
+
+    specs = question.specs
+    anew = dynamic_of(question.name, question.schema, specs)
+    if anew is None:
+        return None
+    runner, now = anew
+    outputs = [replaced(specs[0].placements, some) for some in now.cuts]
+    _note(question.name, [now.exchange], specs, outputs)
+    return answers.by_function(question.schema, runner, specs[0].mesh, outputs, runner.metas)
+
+
+def _at_once(question: Question, row: ByRows) -> Way | None:
+    """The way of an op that is one map of rows; None if it just runs on each device's local
+    tensors, or has no map for its arguments.
+    """
+    schema, specs = question.schema, question.specs
+    args, kwargs = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
+    move = dynamic.move_of(question.name, args, kwargs)
+    if move is None:
+        return None
+    cuts = _cuts(specs)
+    choice = _choice(row, schema.op, move, specs, cuts)
+    return choice and Way(cuts, move.outputs, choice.cuts, (choice.exchange,))
+
+
+def _cuts(specs: Sequence[DTensorSpec]) -> tuple[Cuts, ...]:
+    return tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
+
+
+def _choice(
+    row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec], cuts: tuple[Cuts, ...]
+) -> Choice | None:
     """The results' placements; None if the op just runs on each device's local tensors."""
-    cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
     # An exchange also for ops that have no rule in torch; that torch refuses, as splits of empty
     # shards, or gathers if devices are without rows; and for strided shards beside a Partial, which
     # a signature would reduce.
@@ -142,52 +165,23 @@ def _left_to_right(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
     return tuple([(cut[0], 1) if cut and cut[0] in strided else cut for cut in cuts])
 
 
-def _moved_in_steps(question: Question) -> Any | None:
-    """The answer for an op of several steps, each a view or a movement. Without the setting
+def _in_steps(question: Question, row: BySteps) -> Way | None:
+    """The way of an op of several steps, each a view or a movement. Without the setting
     ``movement`` only if no step exchanges rows.
     """
-    name, schema, specs = question.name, question.schema, question.specs
-    if len(specs) != 1 or not _is_known(specs):
-        return None
-    (spec,), mesh = specs, specs[0].mesh
-    shape, sizes = tuple(spec.shape), tuple(mesh.shape)
-    if symints.is_symbolic(shape, schema.args_schema[1:]):
-        return None
-    pending = _pending(specs) or {}
-    cuts = tuple([cut_of(p) for p in spec.placements])
-    metas = registry.output_metas(schema)
-    row = STEPS[name]
+    schema, (spec,) = question.schema, question.specs
+    shape, (cuts,) = tuple(spec.shape), _cuts(question.specs)
     steps = row.steps(shape, *schema.args_schema[1:])
-    spare = () if schema.op._schema._is_view_op() else _spare(row, specs)
-    way = steps and place_steps(steps, shape, cuts, sizes, spare=spare)
-    if not way or metas is None:
-        return None
-    first, found = way
-    if _left_to_right(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
+    way = steps and place_steps(
+        steps, shape, cuts, tuple(spec.mesh.shape), spare=_spare(row, question.specs)
+    )
+    if not way or _left_to_right(way.shapes[0], way.results[0], spec) != way.results[0]:
         return None
     if not question.settings.movement and (
-        (first != cuts and not row.is_wrong_in_torch)
-        or not any(cuts)
-        or any(step.exchange for step in found)
+        (way.given != (cuts,) and not row.is_wrong_in_torch) or not any(cuts) or way.exchanges
     ):
         return None
-    run: list[Step] = []
-    for step in found:
-        if step.exchange is None:
-            run.append(LocalView(step, mesh))
-            continue
-        movement = Movement.on(step.exchange, mesh, tuple(pending.items()))
-        if movement is None or _is_wrong_for(pending, step.exchange.move):
-            return None
-        run.append(movement)
-    outputs = [replaced(spec.placements, found[-1].cuts)]
-    movements = [step.exchange for step in found if step.exchange]
-    _note(name, movements, specs, outputs, brought=first != cuts)
-    brought = replaced(spec.placements, first)
-    moves = [move_of(spec, brought)] if first != cuts else []
-    _note_place(question, movements, moves)
-    runner = Runner(name, specs, [brought], tuple(run), metas)
-    return answers.by_function(schema, runner, mesh, outputs, metas)
+    return way
 
 
 def _is_known(specs: Sequence[DTensorSpec]) -> bool:
