@@ -16,30 +16,29 @@ import torch
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
-from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.dtensor.run.dynamic import MovementOfAnySize, move_of
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.moving import Movement
-from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
 from cute_sharding.layout import Undecided
-from cute_sharding.propagation.choose import Choice, chosen, kept, open_dims
+from cute_sharding.propagation.choose import chosen, kept, open_dims
 from cute_sharding.propagation.free import Cuts
+from cute_sharding.propagation.steps import Way
 from cute_sharding.relations import Move
 from cute_sharding.relations.table import MOVEMENTS
 
 
-def dynamic_of(
+def way_for_any_size(
     name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
-) -> tuple[Runner, Choice] | None:
-    """The op as a movement for any sizes: the function that runs in its place, and the choice for
-    the sizes at hand. None if no such movement is known.
+) -> tuple[Way, Movement | MovementOfAnySize, Any] | None:
+    """The op as a movement for any sizes: the way for the sizes at hand, its step, and the results'
+    TensorMetas. None if no such movement is known.
     """
     given = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
     mesh, row = specs[0].mesh, MOVEMENTS[name]
@@ -77,15 +76,7 @@ def dynamic_of(
         if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.exchange, mesh)):
             return None
         step = MovementOfAnySize(name, given, choice.exchange, onto, mesh)
-    runner = Runner(
-        name,
-        tuple(specs),
-        [tuple(spec.placements) for spec in specs],
-        (step,),
-        metas,
-        note_copies if schema.op._schema._is_view_op() else None,
-    )
-    return runner, choice
+    return Way(cuts, move.outputs, choice.cuts, (choice.exchange,)), step, metas
 
 
 def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:

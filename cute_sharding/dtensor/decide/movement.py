@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,13 @@ def moved(question: Question) -> Any | None:
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        return _moved_at_any_size(question) if isinstance(row, ByRows) else None
+        if not isinstance(row, ByRows):
+            return None
+        # Only compiled programs have symbolic sizes: eager programs do not import this.
+        from cute_sharding.dtensor.decide.any_sizes import way_for_any_size
+
+        anew = way_for_any_size(name, schema, specs)
+        return anew and _carried_out(question, anew[0], [anew[1]], anew[2])
     pending, mesh = _pending(specs[: row.reads]), specs[0].mesh
     if pending is None:
         count(name, "stock")
@@ -79,32 +85,20 @@ def moved(question: Question) -> Any | None:
         return None
     if not all(map(is_view, way.exchanges)):
         metas = answers.with_metas(metas, lying_apart)
+    _note_place(question, way)
+    return _carried_out(question, way, steps, metas)
+
+
+def _carried_out(question: Question, way: Way, steps: Sequence[Any], metas: Any) -> Any:
+    """The answer by which ``steps``, those of ``way``, run in place of the op."""
+    name, schema, specs = question.name, question.schema, question.specs
     given = [replaced(spec.placements, cuts) for spec, cuts in zip(specs, way.given)]
     outputs = [replaced(specs[0].placements, cuts) for cuts in way.results]
-    moves = [
-        move_of(spec, wanted)
-        for spec, wanted in zip(specs, given)
-        if wanted != tuple(spec.placements)
-    ]
-    _note(name, way.exchanges, specs, outputs, brought=bool(moves))
-    _note_place(question, way.exchanges, moves)
+    brought = given != [tuple(spec.placements) for spec in specs]
+    _note(name, way.exchanges, specs, outputs, brought=brought)
     note = note_copies if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, given, tuple(filter(None, steps)), metas, note)
-    return answers.by_function(schema, runner, mesh, outputs, metas)
-
-
-def _moved_at_any_size(question: Question) -> Any | None:
-    # Only compiled programs have symbolic sizes: eager programs do not import this.
-    from cute_sharding.dtensor.decide.any_sizes import dynamic_of
-
-    specs = question.specs
-    anew = dynamic_of(question.name, question.schema, specs)
-    if anew is None:
-        return None
-    runner, now = anew
-    outputs = [replaced(specs[0].placements, some) for some in now.cuts]
-    _note(question.name, [now.exchange], specs, outputs)
-    return answers.by_function(question.schema, runner, specs[0].mesh, outputs, runner.metas)
+    runner = Runner(name, specs, given, tuple(steps), metas, note)
+    return answers.by_function(schema, runner, specs[0].mesh, outputs, metas)
 
 
 def _at_once(question: Question, row: ByRows) -> Way | None:
@@ -230,7 +224,7 @@ def _note(
     specs: Sequence[DTensorSpec],
     outputs: Sequence[tuple[Placement, ...]],
     *,
-    brought: bool = False,
+    brought: bool,
 ) -> None:
     """Count and log the op. ``brought``: the operand is redistributed first."""
     exchanges = [movement for movement in movements if movement.communicates]
@@ -250,19 +244,22 @@ def _note(
         )
 
 
-def _note_place(
-    question: Question, movements: Sequence[Exchange], moves: Sequence[Callable[[], Received]]
-) -> None:
+def _note_place(question: Question, way: Way) -> None:
     """Count what the op receives beside what torch's rule would. If torch has no rule, it would
     derive one by trying placements, which takes long; then nothing is counted.
     """
     if registry.is_derived(question.schema.op):
         return
+    moves = [
+        move_of(spec, replaced(spec.placements, cuts))
+        for spec, own, cuts in zip(question.specs, _cuts(question.specs), way.given)
+        if cuts != own
+    ]
 
     def received() -> Received:
         total = Received()
-        for movement in movements:
-            total = total.plus(Received(movement.received_elements, movement.received_by_all))
+        for each in way.exchanges:
+            total = total.plus(Received(each.received_elements, each.received_by_all))
         for move in moves:
             total = total.plus(move())
         return total
