@@ -69,59 +69,32 @@ def chosen(
     >>> chosen(column, (((1, 1),),), (4,)).cuts  # one column for four devices
     ((None,),)
     """
-    question = _Question(move, cuts, mesh)
+    question = ShardedMove(move, cuts, mesh)
     if not question.open and not anyway:
         return None
     question.replicate_few_rows()
-    own = question.of_all(question.own)
+    own = question.to(question.own)
     if own.exchange.received_elements == 0:
         return own
     return question.free() or question.cheapest(spare)
 
 
-def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
-    """The operands' own cuts, in each result's dims, however much has to be received for them.
-
-    >>> from cute_sharding.relations.table import BY_OP
-    >>> kept(BY_OP["Tensor.__getitem__"].move((12,), 0, 1, None), (((0, 1),),), (4,)).cuts
-    (((0, 1),),)
-    """
-    question = _Question(move, cuts, mesh)
-    return question.of_all(question.own)
-
-
-def moved_to(
-    move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...], results: Sequence[Cuts]
-) -> Choice:
-    """The choice of the cuts ``results``, however much has to be received for them.
-
-    >>> from cute_sharding.relations.table import BY_OP
-    >>> flip = BY_OP["torch.flip"].move((12,), [0])
-    >>> moved_to(flip, (((0, 1),),), (4,), [(None,)]).exchange.received_elements
-    9
-    """
-    return _Question(move, cuts, mesh).of_all(results)
-
-
-def open_dims(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> tuple[int, ...]:
-    """The mesh dims that have to be decided: those that cut what the op touches, or on which the
-    operands differ. Devices that differ only on other mesh dims exchange nothing.
-
-    >>> from cute_sharding.relations.table import BY_OP
-    >>> open_dims(BY_OP["torch.roll"].move((8, 4), 2, 0), (((0, 1), (1, 1)),), (2, 2))
-    (0,)
-    """
-    return tuple(_Question(move, cuts, mesh).open)
-
-
-class _Question:
-    """The mesh dims to be decided, and the operand's cuts in each result's dims.
+class ShardedMove:
+    """A movement of sharded operands: the mesh dims to be decided, and the operand's cuts in each
+    result's dims. Devices that differ only on mesh dims that are not ``open`` exchange nothing.
 
     Attributes:
         open: the mesh dims that cut what the op touches, or on which the operands differ.
         own: for each result, the operand's cuts in the result's dims; of several operands, those of
             the one with the most cuts.
         few: those of ``open`` that are to replicate the results.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> roll = ShardedMove(BY_OP["torch.roll"].move((8, 4), 2, 0), (((0, 1), (1, 1)),), (2, 2))
+    >>> roll.open, roll.own
+    ([0], [((0, 1), (1, 1))])
+    >>> roll.to(roll.own).exchange.received_elements
+    4
     """
 
     few: frozenset[int] = frozenset()
@@ -183,7 +156,8 @@ class _Question:
                 return False
         return True
 
-    def of_all(self, cuts: Sequence[Cuts]) -> Choice:
+    def to(self, cuts: Sequence[Cuts]) -> Choice:
+        """The choice of these cuts of the results, however much has to be received for them."""
         targets = tuple(
             [chains_of(c, len(x), self.mesh) for c, x in zip(cuts, self.move.outputs, strict=True)]
         )
@@ -201,7 +175,7 @@ class _Question:
             if cuts is None:
                 return None
             found.append(cuts)
-        return self.of_all(found)
+        return self.to(found)
 
     def _free_of(self, k: int) -> Cuts | None:
         undecided = frozenset(self.open) - self.few
@@ -246,7 +220,7 @@ class _Question:
 
     def _weighed(self, cuts: Cuts) -> tuple[Cost, Choice]:
         """The cost: what the busiest device receives and holds, and how many mesh dims change."""
-        choice = self.of_all([cuts] * len(self.move.outputs))
+        choice = self.to([cuts] * len(self.move.outputs))
         held = [most_local(x.shape, x.chains, self.mesh) for x in choice.exchange.targets]
         changed = sum(a != b for a, b in zip(cuts, self.own[0]))
         return Cost(choice.exchange.received_elements, held=sum(held), changed=changed), choice

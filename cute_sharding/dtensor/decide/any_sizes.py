@@ -27,8 +27,7 @@ from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
 from cute_sharding.layout import Undecided
-from cute_sharding.propagation.choose import chosen, kept, open_dims
-from cute_sharding.propagation.free import Cuts
+from cute_sharding.propagation.choose import ShardedMove, chosen
 from cute_sharding.propagation.steps import Way
 from cute_sharding.relations import Move
 from cute_sharding.relations.table import MOVEMENTS
@@ -52,7 +51,8 @@ def way_for_any_size(
     sizes = tuple(mesh.shape)
     # Also ops without any other rule, and ops for which torch gathers whatever is sharded.
     anyway = not row.is_signed or (row.gathers and any(map(any, cuts)))
-    if not open_dims(move, cuts, sizes) and not anyway:
+    sharded = ShardedMove(move, cuts, sizes)
+    if not sharded.open and not anyway:
         return None
     metas = registry.output_metas(schema)
     if _goes_by_numbers(move, schema, specs):
@@ -65,7 +65,7 @@ def way_for_any_size(
             return None  # torch would read these placements as an order of shards
         is_free = is_view(choice.exchange) and schema.op._schema._is_view_op()
     elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
-        choice, is_free = kept(move, cuts, sizes), False
+        choice, is_free = sharded.to(sharded.own), False
     else:
         return None
     step: Movement | MovementOfAnySize
@@ -73,7 +73,7 @@ def way_for_any_size(
         step = Movement(choice.exchange, mesh, ())
     else:
         onto = [shape for shape in answers.shapes_of_results(metas) if shape is not None]
-        if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.exchange, mesh)):
+        if not (_have_groups(sharded.open, mesh) and _are_known(onto, choice.exchange, mesh)):
             return None
         step = MovementOfAnySize(name, given, choice.exchange, onto, mesh)
     return Way(cuts, move.outputs, choice.cuts, (choice.exchange,)), step, metas
@@ -101,9 +101,10 @@ def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec])
     return True
 
 
-def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
-    """Whether every set of ranks that may have to exchange rows, for some sizes, has a group."""
-    dims = open_dims(move, cuts, tuple(mesh.shape))
+def _have_groups(dims: Sequence[int], mesh: Any) -> bool:
+    """Whether every set of ranks that differ on some of ``dims``, and for some sizes have to
+    exchange rows, has a group.
+    """
     return all(
         dims_of_group(mesh, some) is not None
         for count in range(2, len(dims) + 1)

@@ -30,7 +30,7 @@ from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced,
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
-from cute_sharding.propagation.choose import Choice, chosen, moved_to
+from cute_sharding.propagation.choose import Choice, ShardedMove, chosen
 from cute_sharding.propagation.free import Cuts
 from cute_sharding.propagation.steps import Way, place_steps
 from cute_sharding.relations import Move
@@ -139,7 +139,7 @@ def _choice(
         if choice is None:
             return None
         results = [_left_to_right(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
-        return choice if results == [*choice.cuts] else moved_to(move, cuts, mesh, results)
+        return choice if results == [*choice.cuts] else ShardedMove(move, cuts, mesh).to(results)
 
     spare = _spare(row, specs)
     choice = choose(spare)

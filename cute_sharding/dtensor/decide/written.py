@@ -28,8 +28,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.dtensor.replaced.tracing import strided_shard
-from cute_sharding.dtensor.run.placements import text, without
+from cute_sharding.dtensor.run.placements import on_dim, text, without
 
 
 def taken_back(found: Any, schema: OpSchema) -> Any:
@@ -116,9 +115,7 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
             )
         ):
             return Replicate()
-        if isinstance(p, StridedShard):  # tested first, as some releases make it a Shard
-            return strided_shard(p.dim - before, symints.split_factor_of(p))
-        return Shard(p.dim - before)
+        return on_dim(p, p.dim - before)
 
     return tuple([placed(p) for p in written.placements])
 

@@ -26,6 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run.placements import on_dim
 
 Placements = tuple[Placement, ...]
 
@@ -197,9 +198,7 @@ def _swap(placements: Placements, ndim: int) -> Placements:
 
 
 def _swap_one(placement: Placement, ndim: int) -> Placement:
-    if isinstance(placement, Replicate | Partial) or ndim < 2:
+    if not isinstance(placement, (Shard, StridedShard)) or ndim < 2:
         return placement
     dims = [*range(ndim - 2), ndim - 1, ndim - 2]
-    if isinstance(placement, StridedShard):
-        return StridedShard(dims[placement.dim], split_factor=placement.split_factor)
-    return Shard(dims[placement.dim]) if isinstance(placement, Shard) else placement
+    return on_dim(placement, dims[placement.dim])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from cute_sharding import sharding
 from cute_sharding.dtensor.compiled.symbols import to_sizes, to_symints
-from cute_sharding.dtensor.replaced import tensor_specs
+from cute_sharding.dtensor.replaced import symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     Replicate,
@@ -45,9 +45,13 @@ def counted_from_0(placement: Placement, ndim: int) -> Placement:
     """The placement, with a negative dim of ``ndim`` dims counted from 0."""
     if not isinstance(placement, (Shard, StridedShard)) or placement.dim >= 0:
         return placement
-    dim = placement.dim + ndim
+    return on_dim(placement, placement.dim + ndim)
+
+
+def on_dim(placement: Shard | StridedShard, dim: int) -> Placement:
+    """The placement, which shards another dim."""
     if isinstance(placement, StridedShard):  # tested first, as some releases make it a Shard
-        return StridedShard(dim, split_factor=placement.split_factor)
+        return strided_shard(dim, symints.split_factor_of(placement))
     return Shard(dim)
 
 
