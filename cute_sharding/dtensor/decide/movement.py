@@ -65,12 +65,15 @@ def moved(question: Question) -> Any | None:
         from cute_sharding.dtensor.decide.any_sizes import way_for_any_size
 
         anew = way_for_any_size(name, schema, specs)
-        return anew and _carried_out(question, anew[0], [anew[1]], anew[2])
+        given = [tuple(spec.placements) for spec in specs]
+        return anew and _carried_out(question, anew[0], given, [anew[1]], anew[2])
     pending, mesh = _pending(specs[: row.reads]), specs[0].mesh
     if pending is None:
         count(name, "stock")
         return None
-    way = _at_once(question, row) if isinstance(row, ByRows) else _in_steps(question, row)
+    own = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
+    find: Any = _at_once if isinstance(row, ByRows) else _in_steps
+    way: Way | None = find(question, row, own)
     if way is None or any(_is_wrong_for(pending, each.move) for each in way.exchanges):
         return None
     steps = [
@@ -85,14 +88,25 @@ def moved(question: Question) -> Any | None:
         return None
     if not all(map(is_view, way.exchanges)):
         metas = answers.with_metas(metas, lying_apart)
-    _note_place(question, way)
-    return _carried_out(question, way, steps, metas)
+    given = [
+        tuple(spec.placements) if cuts == before else replaced(spec.placements, cuts)
+        for spec, before, cuts in zip(specs, own, way.given)
+    ]
+    _note_place(question, way, given)
+    return _carried_out(question, way, given, steps, metas)
 
 
-def _carried_out(question: Question, way: Way, steps: Sequence[Any], metas: Any) -> Any:
-    """The answer by which ``steps``, those of ``way``, run in place of the op."""
+def _carried_out(
+    question: Question,
+    way: Way,
+    given: Sequence[tuple[Placement, ...]],
+    steps: Sequence[Any],
+    metas: Any,
+) -> Any:
+    """The answer by which ``steps``, those of ``way``, run in place of the op, on operands that are
+    first redistributed to the placements ``given``.
+    """
     name, schema, specs = question.name, question.schema, question.specs
-    given = [replaced(spec.placements, cuts) for spec, cuts in zip(specs, way.given)]
     outputs = [replaced(specs[0].placements, cuts) for cuts in way.results]
     brought = given != [tuple(spec.placements) for spec in specs]
     _note(name, way.exchanges, specs, outputs, brought=brought)
@@ -101,7 +115,7 @@ def _carried_out(question: Question, way: Way, steps: Sequence[Any], metas: Any)
     return answers.by_function(schema, runner, specs[0].mesh, outputs, metas)
 
 
-def _at_once(question: Question, row: ByRows) -> Way | None:
+def _at_once(question: Question, row: ByRows, cuts: tuple[Cuts, ...]) -> Way | None:
     """The way of an op that is one map of rows; None if it just runs on each device's local
     tensors, or has no map for its arguments.
     """
@@ -110,13 +124,8 @@ def _at_once(question: Question, row: ByRows) -> Way | None:
     move = dynamic.move_of(question.name, args, kwargs)
     if move is None:
         return None
-    cuts = _cuts(specs)
     choice = _choice(row, schema.op, move, specs, cuts)
     return choice and Way(cuts, move.outputs, choice.cuts, (choice.exchange,))
-
-
-def _cuts(specs: Sequence[DTensorSpec]) -> tuple[Cuts, ...]:
-    return tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
 
 
 def _choice(
@@ -159,20 +168,20 @@ def _left_to_right(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
     return tuple([(cut[0], 1) if cut and cut[0] in strided else cut for cut in cuts])
 
 
-def _in_steps(question: Question, row: BySteps) -> Way | None:
+def _in_steps(question: Question, row: BySteps, cuts: tuple[Cuts, ...]) -> Way | None:
     """The way of an op of several steps, each a view or a movement. Without the setting
     ``movement`` only if no step exchanges rows.
     """
     schema, (spec,) = question.schema, question.specs
-    shape, (cuts,) = tuple(spec.shape), _cuts(question.specs)
+    shape = tuple(spec.shape)
     steps = row.steps(shape, *schema.args_schema[1:])
     way = steps and place_steps(
-        steps, shape, cuts, tuple(spec.mesh.shape), spare=_spare(row, question.specs)
+        steps, shape, cuts[0], tuple(spec.mesh.shape), spare=_spare(row, question.specs)
     )
     if not way or _left_to_right(way.shapes[0], way.results[0], spec) != way.results[0]:
         return None
     if not question.settings.movement and (
-        (way.given != (cuts,) and not row.is_wrong_in_torch) or not any(cuts) or way.exchanges
+        (way.given != cuts and not row.is_wrong_in_torch) or not any(*cuts) or way.exchanges
     ):
         return None
     return way
@@ -244,16 +253,16 @@ def _note(
         )
 
 
-def _note_place(question: Question, way: Way) -> None:
+def _note_place(question: Question, way: Way, given: Sequence[tuple[Placement, ...]]) -> None:
     """Count what the op receives beside what torch's rule would. If torch has no rule, it would
     derive one by trying placements, which takes long; then nothing is counted.
     """
     if registry.is_derived(question.schema.op):
         return
     moves = [
-        move_of(spec, replaced(spec.placements, cuts))
-        for spec, own, cuts in zip(question.specs, _cuts(question.specs), way.given)
-        if cuts != own
+        move_of(spec, wanted)
+        for spec, wanted in zip(question.specs, given)
+        if wanted != tuple(spec.placements)
     ]
 
     def received() -> Received:
