@@ -26,7 +26,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.scalars import finish, pending_of
 from cute_sharding.dtensor.door.cuts import parts_of, placements_of
-from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
+from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
 from cute_sharding.dtensor.replaced import dispatch, op_schemas, process_groups, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -114,7 +114,7 @@ def _spec_on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
         if not known or not (having == wanting if pending else having >= wanting):
             return None
         return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, spec.tensor_meta)
-    if lists[0] != lists[1] or not are_understood([spec]) or not means_one_thing(spec):
+    if lists[0] != lists[1] or not are_understood([spec]) or are_read_as_order([spec]):
         return None
     shape = symints.numbers_at_hand(tuple(spec.shape))
     if shape is None or symints.is_symbolic(symints.split_factors(spec)):

@@ -21,8 +21,7 @@ from cute_sharding.dtensor.door.cuts import parts_of, placements_of
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
-    mean_what_they_say,
-    means_one_thing,
+    keeps_the_only_shards,
 )
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -76,13 +75,13 @@ def by_signature(
         )
     ]
     as_order = are_read_as_order(specs)
-    if as_order and not mean_what_they_say(specs, wanted):
+    if as_order and not keeps_the_only_shards(specs, wanted):
         return None
     torchs = [parts_of(spec.placements) for spec in fewer_than]
     if torchs and not _receives_less(specs, operands, found.operands, torchs):
         return None
     # Picked rows depend on which rows a device has, not only on how many.
-    if signature.picked and not all(map(means_one_thing, specs)):
+    if signature.picked and as_order:
         return None
     _note(name, signature, wanted, given, found.received)
     answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
