@@ -26,7 +26,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.scalars import finish, pending_of
 from cute_sharding.dtensor.door.cuts import parts_of, placements_of
-from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
+from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
 from cute_sharding.dtensor.replaced import dispatch, op_schemas, process_groups, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -114,16 +114,16 @@ def _spec_on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
         if not known or not (having == wanting if pending else having >= wanting):
             return None
         return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, spec.tensor_meta)
-    if lists[0] != lists[1] or not are_understood([spec]) or not means_one_thing(spec):
+    if lists[0] != lists[1] or not are_understood([spec]) or are_read_as_order([spec]):
         return None
-    shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
-    if shapes is None or factors is None or symints.is_symbolic(*factors.values()):
+    shape = symints.numbers_at_hand(tuple(spec.shape))
+    if shape is None or symints.is_symbolic(symints.split_factors(spec)):
         return None
-    parts = parts_of(spec.placements, factors)
-    found = regrouped(shapes[0], parts, tuple(spec.mesh.shape), tuple(mesh.shape))
+    parts = parts_of(spec.placements)
+    found = regrouped(shape, parts, tuple(spec.mesh.shape), tuple(mesh.shape))
     if found is None or not _always_divide(spec, parts):
         return None
-    return DTensorSpec(mesh, placements_of(found, factors), spec.tensor_meta)
+    return DTensorSpec(mesh, placements_of(found, {}), spec.tensor_meta)
 
 
 def _is_number(spec: DTensorSpec) -> bool:

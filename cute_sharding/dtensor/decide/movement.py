@@ -12,7 +12,7 @@ from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, coun
 from cute_sharding.dtensor.decide.places import move_of, redistributions_of_rule
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
-from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
+from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
 from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -193,7 +193,7 @@ def _is_known(specs: Sequence[DTensorSpec]) -> bool:
         specs[0].mesh.size() > 1
         and are_understood(specs)
         and not any(symints.is_symbolic(tensor_specs.split_factors(spec)) for spec in specs)
-        and all(map(means_one_thing, specs))
+        and not are_read_as_order(specs)
     )
 
 

@@ -16,9 +16,8 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced import symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, cut_of
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
-from cute_sharding.propagation.assign import Assignment
 from cute_sharding.relations.signature import Signature
 from cute_sharding.sharding.deal import local_size, piece_and_block
 
@@ -30,12 +29,11 @@ def by_picks(
     answer: Any,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
-    factors: dict[int, Any],
     signature: Signature,
-    found: Assignment,
+    wanted: Sequence[tuple[Placement, ...]],
 ) -> Any:
     """The answer for an op that picks rows. If a mesh dim shards these rows, each device gives
-    those that it has. ``factors``: split factors, by their present numbers.
+    those that it has. ``wanted``: the placements to which the operands are redistributed.
     """
     picked = [
         (i, d)
@@ -45,13 +43,14 @@ def by_picks(
     ]
     for i, d in picked:
         mesh = specs[0].mesh
-        cuts = [
-            (_number(factors.get(part[1], part[1])), m)
-            for m, part in enumerate(found.operands[i])
-            if isinstance(part, tuple) and part[0] == d
-        ]
-        if cuts:
-            chain = tuple([(factor, mesh.size(m), m) for factor, m in cuts])
+        chain = tuple(
+            [
+                (_number(cut[1]), mesh.size(m), m)
+                for m, cut in enumerate(map(cut_of, wanted[i]))
+                if cut is not None and cut[0] == d
+            ]
+        )
+        if chain:
             arguments = enumerate(schema.args_schema)
             places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
             rows = places[i], d, places[i + 1]

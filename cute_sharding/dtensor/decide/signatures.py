@@ -17,15 +17,11 @@ from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import in_their_place
 from cute_sharding.dtensor.decide.picks import by_picks
 from cute_sharding.dtensor.decide.shares import by_shares, of_results
-from cute_sharding.dtensor.door.cuts import (
-    parts_of,
-    placements_of,
-)
+from cute_sharding.dtensor.door.cuts import parts_of, placements_of
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
-    mean_what_they_say,
-    means_one_thing,
+    keeps_the_only_shards,
 )
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -51,7 +47,8 @@ def by_signature(
     """
     if not are_understood((*specs, *fewer_than)):
         return None
-    shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
+    shapes = symints.numbers_at_hand([tuple(spec.shape) for spec in specs])
+    factors = symints.factors_at_hand((*specs, *fewer_than))
     if shapes is None or factors is None:
         return None
     args, kwargs = op_schemas.arguments_with(schema, shapes)
@@ -61,9 +58,7 @@ def by_signature(
     metas = None if pattern is None else registry.output_metas(schema)
     if pattern is None or metas is None:
         return None
-    operands = [
-        Operand(shape, parts_of(spec.placements, factors)) for spec, shape in zip(specs, shapes)
-    ]
+    operands = [Operand(shape, parts_of(spec.placements)) for spec, shape in zip(specs, shapes)]
     shapes_of_results = answers.shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, shapes_of_results)
@@ -80,20 +75,20 @@ def by_signature(
         )
     ]
     as_order = are_read_as_order(specs)
-    if as_order and not mean_what_they_say(specs, wanted):
+    if as_order and not keeps_the_only_shards(specs, wanted):
         return None
-    torchs = [parts_of(spec.placements, factors) for spec in fewer_than]
+    torchs = [parts_of(spec.placements) for spec in fewer_than]
     if torchs and not _receives_less(specs, operands, found.operands, torchs):
         return None
     # Picked rows depend on which rows a device has, not only on how many.
-    if signature.picked and not all(map(means_one_thing, specs)):
+    if signature.picked and as_order:
         return None
     _note(name, signature, wanted, given, found.received)
     answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
         fitted = signature.fitted(shapes)
         answer = by_shares(answer, row.shares, schema, specs, fitted, found)
-    answer = by_picks(answer, schema, specs, factors, signature, found)
+    answer = by_picks(answer, schema, specs, signature, wanted)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return in_their_place(answer, schema, signature, others)
 

@@ -15,7 +15,7 @@ from cute_sharding.dtensor.door.cuts import is_uneven
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
-    mean_what_they_say,
+    keeps_the_only_shards,
 )
 from cute_sharding.dtensor.extras.writes import TakingBack
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
@@ -85,7 +85,7 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
     ):
         return None
     as_order = are_read_as_order(specs)
-    if as_order and not mean_what_they_say(specs, wanted):
+    if as_order and not keeps_the_only_shards(specs, wanted):
         return None
     count(name, "signature")
     logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))

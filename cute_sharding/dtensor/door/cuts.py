@@ -10,13 +10,12 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
-    Replicate,
     Shard,
     StridedShard,
     are_known,
     cut_of,
 )
-from cute_sharding.dtensor.replaced.tracing import strided_shard
+from cute_sharding.dtensor.run.placements import placement_of
 from cute_sharding.propagation.operands import Part
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
@@ -73,13 +72,14 @@ def _counts(spec: DTensorSpec) -> list[set[int]]:
     """For each dim, the numbers of rows that devices have; empty if they are not known."""
     if not are_known(spec.placements):
         return []
-    shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
-    if shapes is None or factors is None:
+    numbers = symints.numbers_at_hand((tuple(spec.shape), [*map(cut_of, spec.placements)]))
+    if numbers is None:
         return []
-    counts = [{n} for n in shapes[0]]
-    for part, parts in zip(parts_of(spec.placements, factors), spec.mesh.shape):
-        if isinstance(part, tuple):
-            d, factor = part
+    shape, cuts = numbers
+    counts = [{n} for n in shape]
+    for cut, parts in zip(cuts, spec.mesh.shape):
+        if cut is not None:
+            d, factor = cut
             counts[d] = {
                 local_size(n, factor, parts, device)
                 for n in counts[d]
@@ -88,38 +88,27 @@ def _counts(spec: DTensorSpec) -> list[set[int]]:
     return counts
 
 
-def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[Part, ...]:
-    """What each mesh dim does; symbolic split factors as numbers, the keys of ``factors``.
+def parts_of(placements: Sequence[Placement]) -> tuple[Part, ...]:
+    """What each mesh dim does; of symbolic split factors the present numbers.
 
     Raises:
         RuntimeError: a placement is of an unknown kind.
     """
-    result: list[Part] = []
-    for p in placements:
-        cut = cut_of(p)
-        if isinstance(p, Partial):
-            result.append(p.reduce_op)
-        elif cut is None or type(cut[1]) is int:
-            result.append(cut)
-        else:
-            said = symints.size_text(cut[1])
-            now = next(n for n, factor in factors.items() if symints.size_text(factor) == said)
-            result.append((cut[0], now))
-    return tuple(result)
+    cuts: Any = [*map(cut_of, placements)]
+    if symints.is_symbolic(cuts):
+        cuts = symints.numbers_at_hand(cuts)
+    return tuple(
+        [p.reduce_op if isinstance(p, Partial) else cut for p, cut in zip(placements, cuts)]
+    )
 
 
 def placements_of(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, ...]:
-    """The inverse of :func:`parts_of`."""
-    result: list[Placement] = []
-    for part in parts:
-        if isinstance(part, str):
-            result.append(Partial(part))
-        elif part is None:
-            result.append(Replicate())
-        else:
-            result.append(
-                Shard(part[0])
-                if part[1] == 1
-                else strided_shard(part[0], factors.get(part[1], part[1]))
-            )
-    return tuple(result)
+    """The inverse of :func:`parts_of`; ``factors``: split factors, by their present numbers."""
+    return tuple(
+        [
+            Partial(part)
+            if isinstance(part, str)
+            else placement_of(part and (part[0], factors.get(part[1], part[1])))
+            for part in parts
+        ]
+    )

@@ -33,15 +33,10 @@ def are_understood(specs: Sequence[DTensorSpec]) -> bool:
 
 
 def are_read_as_order(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether the strided placements among them are read as an order of shards."""
-    return True in _readings(specs)
-
-
-def means_one_thing(spec: DTensorSpec) -> bool:
-    """Whether its placements say which rows devices have, whatever the order of shards; False if
-    that depends on symbolic sizes.
+    """Whether strided placements among them are read as an order of shards, and mean other rows
+    than left to right, or may mean others for other symbolic sizes.
     """
-    return not spec.use_strided_shard_as_shard_order or _is_alike_in_both(spec)
+    return True in _readings(specs)
 
 
 def _is_alike_in_both(spec: DTensorSpec) -> bool:
@@ -52,24 +47,18 @@ def _is_alike_in_both(spec: DTensorSpec) -> bool:
     return agree(shape, spec, placements)
 
 
-def mean_what_they_say(
+def keeps_the_only_shards(
     specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Placement, ...]]
 ) -> bool:
-    """Whether an assignment of placements is right in both readings: they give the same rows, or
-    only one operand is sharded, and keeps its placements.
+    """Whether only one operand is sharded, and an assignment of placements keeps its own: that is
+    right in both readings.
     """
-    if not symints.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(
-        agree(spec.shape, spec, some)
-        for spec, placements in zip(specs, wanted)
-        for some in (tuple(spec.placements), placements)
-    ):
-        return True
     cut = [
-        (spec, placements)
+        (tuple(spec.placements), placements)
         for spec, placements in zip(specs, wanted)
         if any(isinstance(p, (Shard, StridedShard)) for p in (*spec.placements, *placements))
     ]
-    return len(cut) == 1 and tuple(cut[0][0].placements) == cut[0][1]
+    return len(cut) == 1 and cut[0][0] == cut[0][1]
 
 
 def _is_understood(spec: DTensorSpec) -> bool:

@@ -26,8 +26,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
     TensorMeta,
+    decoded_order,
     dtensor_of,
-    in_order,
     is_dtensor,
     may_be_uneven,
     placed_as,
@@ -64,7 +64,7 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
         return None
     local = on_each_rank(lambda rank, x: x, tensor.detach())
     placements = tuple([counted_from_0(p, tensor.ndim) for p in placements])
-    for m, p in in_order(placements, mesh.shape):
+    for m, p in decoded_order(placements, mesh.shape) or enumerate(placements):
         if isinstance(p, (Shard, StridedShard)):
             parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
             local = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cute_sharding.dtensor.replaced import patches, symints, tensor_specs
+from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 
 __all__ = ["install_distribution", "install_given_placements"]
@@ -55,12 +55,10 @@ def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         placements: Any,
         skip_offset: bool = False,
     ) -> Any:
-        if symints.are_without_factors(placements) or my_coordinate is None:
+        order = tensor_specs.decoded_order(tuple(placements), mesh_shape)
+        if order is None or my_coordinate is None:
             return stock(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
-        order = tensor_specs.in_order(placements, mesh_shape)
         dims = [m for m, _ in order]
-        if dims == sorted(dims):
-            return stock(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
         at = my_coordinate if callable(my_coordinate) else my_coordinate.__getitem__
         return stock(
             global_shape,

@@ -39,7 +39,6 @@ __all__ = [
     "settled",
     "settled_spec",
     "shape_with_symbols",
-    "shapes_at_hand",
     "size_text",
     "split_factor_of",
     "split_factors",
@@ -215,11 +214,6 @@ def with_numbers(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]
         torch.SymInt, lambda n: ThisCall(numbers_at_hand(n) or 0), (args, kwargs)
     )
     return found
-
-
-def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
-    """The global shapes as by :func:`numbers_at_hand`."""
-    return numbers_at_hand([tuple(spec.shape) for spec in specs])
 
 
 def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:

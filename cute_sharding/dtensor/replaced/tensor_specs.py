@@ -8,8 +8,9 @@ Specs are read and made here, never changed: torch shares them between tensors a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,7 +49,6 @@ __all__ = [
     "check_no_mixed_partials",
     "cut_of",
     "decoded_order",
-    "in_order",
     "is_by_elements",
     "is_dtensor",
     "like",
@@ -159,10 +159,12 @@ def says_an_order(spec: DTensorSpec) -> bool:
     )
 
 
-def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    """The (tensor dim, mesh dims in the order in which they shard it) that ``spec`` names or that
-    torch decodes from it; None for left to right, or without an order.
-    """
+# (mesh dim, placement) pairs in the order in which they shard, with plain shards.
+Order: TypeAlias = tuple[tuple[int, Placement], ...]
+
+
+def shard_order(spec: DTensorSpec) -> Order | None:
+    """The order that ``spec`` names or that torch decodes from it; None for left to right."""
     if spec.use_strided_shard_as_shard_order:
         return decoded_order(tuple(spec.placements), spec.mesh.shape)
     if not says_an_order(spec):
@@ -173,7 +175,7 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
             f"placements {spec.placements} encode an order by _StridedShard, but the spec also "
             f"has the shard order {order}: give only one of the two"
         )
-    return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+    return _pairs(spec.placements, order)
 
 
 class _Sizes(tuple[int, ...]):
@@ -183,37 +185,28 @@ class _Sizes(tuple[int, ...]):
         return self[mesh_dim]
 
 
-def decoded_order(
-    placements: tuple[Placement, ...], mesh: Sequence[int]
-) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    """The shard order that torch decodes from the _StridedShard placements of a spec that a program
-    made; None without such placements, or if no order has these split factors.
+def decoded_order(placements: tuple[Placement, ...], mesh: Sequence[int]) -> Order | None:
+    """The order that torch decodes from the _StridedShard placements of a spec that a program made;
+    None for left to right: without such placements, or if no order has these split factors. Symbols
+    encode none: only views make them.
     """
-    if are_without_factors(placements):
+    if are_without_factors(placements) or any(
+        isinstance(p, StridedShard) and type(split_factor_of(p)) is not int for p in placements
+    ):
         return None
-    sizes: Any = _Sizes(mesh)
-    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, sizes)
-    return (
-        None
-        if order is None
-        else tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
-    )
+    return _decoded(placements, _Sizes(mesh))
 
 
-def in_order(placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, Placement]]:
-    """(mesh dim, placement) pairs in the order in which they shard. Split factors that encode an
-    order give that order, as redistribution reads such a tensor; symbols encode none.
-    """
-    if are_without_factors(placements):
-        return [*enumerate(placements)]
-    factors = [split_factor_of(p) for p in placements if isinstance(p, StridedShard)]
-    encode = all(type(factor) is int for factor in factors)
-    order = decoded_order(tuple(placements), mesh) if encode else None
-    if order is None:
-        return [*enumerate(placements)]
-    cutting: list[tuple[int, Placement]] = [(m, Shard(d)) for d, dims in order for m in dims]
-    others = {*range(len(placements))} - {m for m, _ in cutting}
-    return [*[(m, placements[m]) for m in sorted(others)], *cutting]
+@lru_cache(maxsize=1 << 10)
+def _decoded(placements: tuple[Placement, ...], mesh: Any) -> Order | None:
+    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
+    return None if order is None else _pairs(placements, order)
+
+
+def _pairs(placements: Sequence[Placement], order: Sequence[Any]) -> Order:
+    cutting = [(m, Shard(entry.tensor_dim)) for entry in order for m in entry.mesh_dims]
+    dims = {m for m, _ in cutting}
+    return (*[(m, p) for m, p in enumerate(placements) if m not in dims], *cutting)
 
 
 def unbound_spec(

@@ -32,7 +32,12 @@ from cute_sharding.dtensor.replaced.symints import (
     is_symbolic,
     shape_with_symbols,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of, in_order, may_be_uneven
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    are_known,
+    cut_of,
+    decoded_order,
+    may_be_uneven,
+)
 
 __all__ = [
     "Tracing",
@@ -160,7 +165,8 @@ class Tracing:
         if device is None or not are_known(placements):
             return None
         cuts: list[list[Any]] = [[] for _ in shape]
-        for m, placement in in_order(placements, mesh.shape):
+        order = decoded_order(tuple(placements), mesh.shape)
+        for m, placement in order or enumerate(placements):
             cut = cut_of(placement)
             if cut is not None:
                 cuts[cut[0]].append((cut[1], mesh.shape[m], device[m]))

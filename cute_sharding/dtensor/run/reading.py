@@ -56,7 +56,7 @@ def _chains(
     shape: tuple[int, ...],
     mesh: tuple[int, ...],
     placements: tuple[Placement, ...],
-    order: Sequence[tuple[int, Sequence[int]]] | None,
+    order: tensor_specs.Order | None,
 ) -> Chains:
     plain = left_to_right(shape, mesh, placements)
     if order is None:
@@ -65,10 +65,11 @@ def _chains(
     return plain if _same(shape, mesh, plain, ordered) else ordered
 
 
-def _ordered(order: Sequence[tuple[int, Sequence[int]]], ndim: int, mesh: Sequence[int]) -> Chains:
+def _ordered(order: tensor_specs.Order, ndim: int, mesh: Sequence[int]) -> Chains:
     chains: list[tuple[tuple[int, int], ...]] = [()] * ndim
-    for dim, mesh_dims in order:
-        chains[dim] = tuple([(m, 1) for m in mesh_dims if mesh[m] > 1])
+    for m, p in order:
+        if isinstance(p, tensor_specs.Shard) and mesh[m] > 1:
+            chains[p.dim] += ((m, 1),)
     return tuple(chains)
 
 

@@ -60,7 +60,7 @@ def test_kinds_that_are_known(placement, cut):
 
 def test_every_reader_has_one_answer_for_a_kind_that_is_not():
     assert not tensor_specs.are_known([Shard(0), Odd()])
-    for read in (tensor_specs.cut_of, placements.cut_of, lambda p: parts_of([p], {})):
+    for read in (tensor_specs.cut_of, placements.cut_of, lambda p: parts_of([p])):
         with pytest.raises(RuntimeError, match=REFUSED):
             read(Odd())
     assert not some_device_is_empty(odd((0, 6))._spec)  # nobody knows
