@@ -162,7 +162,7 @@ def test_negative_strides_of_a():
 
 
 def test_b_has_no_index_but_zero_in_a_layout_without_values():
-    with pytest.raises(LayoutError, match="beyond A.s one index"):
+    with pytest.raises(LayoutError, match=r"beyond A.s one index"):
         composition(Layout((2, 0)), Layout(2))
     with pytest.raises(LayoutError):
         composition(Layout(()), Layout(2))
