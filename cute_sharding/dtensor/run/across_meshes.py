@@ -23,17 +23,16 @@ from cute_sharding.dtensor.replaced import (
     watching,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import Seal, exchange_messages, in_group
 from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.packing import from_wire, in_shape, own_view, unpack
+from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
-from cute_sharding.exchange import Exchange, Network, Part, Placed
-from cute_sharding.exchange.flow import Turn
+from cute_sharding.exchange import Bundle, Exchange, Item, Network, Placed
 from cute_sharding.exchange.meshes import Crossing, ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
 
@@ -134,48 +133,32 @@ def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 # -- the exchange ----------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int, room: int, turn: Turn, group: Any | None) -> Part:
-    return in_group(exchange.part(rank, room=room, turn=turn), group)
+@lru_cache(maxsize=1 << 10)
+def _shipment_of(exchange: Exchange, spec: DTensorSpec, dtype: torch.dtype) -> Shipment:
+    """The shipment of a tensor that lies as ``spec`` says."""
+    bundle = Bundle((Item(exchange, dtype.itemsize),))
+    # torch does not always tell ranks outside of the mesh the placements that an op's result has on
+    # it, so they may expect others. So messages start with a mark of the shardings they are of.
+    source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
+    is_told = not {*target.ranks} <= {*source.ranks}
+    return Shipment(lambda _: bundle, (dtype,), refuse=partial(_refuse, spec) if is_told else None)
 
 
 def _exchange_between(
     crossing: Crossing, local: torch.Tensor, current: DTensorSpec, other: Any
 ) -> torch.Tensor:
     exchange, rounds = crossing.exchange, crossing.rounds
-    # torch does not always tell ranks outside of the mesh the placements that an op's result has on
-    # it, so they may expect others. So messages start with a mark of the shardings they are of.
-    source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
-    is_told = not {*target.ranks} <= {*source.ranks}
-    dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
-    seal = Seal(exchange.seal, partial(_refuse, current)) if is_told else None
-    room = -(-len(seal.mark) // dtype.itemsize) if seal else 0
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
         return local.new_empty(0)  # this rank is on neither mesh
+    dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
+    shipment = _shipment_of(exchange, current, dtype)
     group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
-
-    received = local = on_each_rank(
+    local = on_each_rank(
         lambda rank, x: _check_shape(x, exchange.sources[0].local_shape(rank), current),
         collective_ops.wait_for(local),
     )
-    made: list[torch.Tensor] = []  # nothing in the first round
-    for k in range(rounds):
-
-        def part(rank: int, turn: Turn = (k, rounds)) -> Part:
-            return _part_of(exchange, rank, room, turn, group)
-
-        if not exchange.is_free:
-            with watching.exchange(
-                lambda: -(-exchange.received_elements // rounds) * dtype.itemsize
-            ):
-                received = exchange_messages(part, [local], group, current.mesh, seal=seal)
-        made = [
-            on_each_rank(
-                lambda rank, *some, part=part: _result(part(rank), *some), received, local, *made
-            )
-        ]
-        received = local  # frees the receive buffer
-    return made[0]
+    with watching.exchange(lambda: -(-exchange.received_elements // rounds) * dtype.itemsize):
+        return shipment.run([local], group, rounds, alias=True)[0]
 
 
 def _refuse(current: DTensorSpec) -> NoReturn:
@@ -195,17 +178,3 @@ def _check_shape(
         dtype = local.dtype if spec.tensor_meta is None else spec.tensor_meta.dtype
         return torch.empty(0, dtype=dtype, device=local.device)
     return in_shape(local, shape).resolve_conj().resolve_neg()
-
-
-def _result(
-    part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The local tensor that a rank gets, from what it holds and what it received; with ``into``,
-    written to a tensor that has the earlier rounds.
-    """
-    if part.target_shapes[0] is None:
-        return local.new_empty(0)
-    found = own_view(part, 0, [local]) if into is None else None
-    if found is not None:
-        return found
-    return unpack(part, 0, from_wire(received, local.dtype), [local], into=into)

@@ -163,9 +163,7 @@ class Movement:
         if not self.dims:
             return operands[0]
         with self._told(operands[0]):
-            return exchange_messages(
-                self._part, operands, group_of(self.mesh, self.dims), self.mesh
-            )
+            return exchange_messages(self._part, operands, group_of(self.mesh, self.dims))
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """A context in which observers see what the busiest rank receives."""
