@@ -83,7 +83,7 @@ class Shipment:
         """The result of each item, which has one operand. ``how``: as in :meth:`result`."""
         made: list[Any] = [None] * len(given)
         for turn in ((k, rounds) for k in range(rounds)):
-            received = self.start([[x] for x in given], group, turn)()
+            received = self.start([[x] for x in given], group, turn, async_op=False)()
             for k, x in enumerate(given):
                 made[k] = self.result(k, received, [x], made[k], group=group, turn=turn, **how)
             del received
@@ -97,6 +97,7 @@ class Shipment:
         *,
         buffer: torch.Tensor | None = None,
         into: torch.Tensor | None = None,
+        async_op: bool = True,
     ) -> Callable[[], torch.Tensor]:
         """Send what a rank has of each item, and return a function that waits for what it receives,
         in bytes.
@@ -105,6 +106,7 @@ class Shipment:
             operands: of each item; None: this rank has none of it.
             group: has all ranks that call this; None: point to point.
             buffer, into: memory for what is sent, and for what is received.
+            async_op: whether a collective may go on when this returns.
         """
         flat: list[Any] = [x for some in operands for x in some]
 
@@ -117,7 +119,13 @@ class Shipment:
         if self.bundle(process_groups.this_rank()).is_free:
             return lambda: sent
         return start_exchange(
-            lambda rank: self.part(rank, group, turn), sent, group, self.number, self.seal, into
+            lambda rank: self.part(rank, group, turn),
+            sent,
+            group,
+            self.number,
+            self.seal,
+            into,
+            async_op=async_op,
         )
 
     def result(

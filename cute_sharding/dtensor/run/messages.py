@@ -110,6 +110,8 @@ def start_exchange(
     tag: int = 0,
     seal: Seal | None = None,
     into: torch.Tensor | None = None,
+    *,
+    async_op: bool = True,
 ) -> Callable[[], torch.Tensor]:
     """Send a buffer of bytes, and return a function that waits for the received one: the messages
     in the order of the peers.
@@ -117,6 +119,7 @@ def start_exchange(
     Args:
         group: has all ranks that call this; None: point to point, under ``tag``.
         into: memory for what is received, if each rank is a process.
+        async_op: whether a collective may go on when this returns.
     """
     if seal is not None:
         mark = seal.mark
@@ -127,7 +130,7 @@ def start_exchange(
         work: Any = dist.all_to_all_single(into, buffer, *sizes, group=group, async_op=True)
         wait = partial(_wait, [into], [buffer], [work])
     elif group is not None:
-        received = _all_to_all(part, buffer, 1, group, async_op=True)
+        received = _all_to_all(part, buffer, 1, group, async_op=async_op)
         wait = partial(_wait, [received], [buffer], [])
     elif dispatch_modes.local_tensor_mode() is not None:
         found = on_each_rank(lambda rank, _: _take_messages(part, buffer, rank), buffer)
