@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,8 +27,6 @@ class Running:
         dtypes: of the results.
         group: a process group on which it runs, all of whose ranks take part; by default that of
             the ranks of the meshes.
-        there: numbers of operands and results of which what this rank keeps is in place, in the
-            memory of the result.
     """
 
     def __init__(
@@ -37,25 +35,19 @@ class Running:
         meshes: Sequence[Any],
         dtypes: Sequence[torch.dtype],
         group: Any | None = None,
-        there: Collection[tuple[int, int]] = (),
     ) -> None:
-        self.refit, self.group, self.there = refit, group, there
+        self.refit, self.group = refit, group
         self.meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         self.dtypes = tuple(dtypes)
 
     @cached_property
     def _shipments(self) -> list[Shipment]:
         """Of each bucket."""
-        return [self._shipment(number) for number in range(len(self.refit.packed))]
+        return [*map(self._shipment, range(len(self.refit.packed)))]
 
     def _shipment(self, number: int) -> Shipment:
-        bundle, members, there = self.refit.packed[number].bundle, self._members(number), []
-        for i, member in enumerate(members):
-            for k, operand in enumerate(member.operands):
-                results = enumerate(member.results)
-                there += [(i, k, j) for j, result in results if (operand, result) in self.there]
-        dtypes = [*map(_dtype, members)]
-        return Shipment(lambda _: bundle, dtypes, number=number, there=frozenset(there))
+        bundle, dtypes = self.refit.packed[number].bundle, [*map(_dtype, self._members(number))]
+        return Shipment(lambda _: bundle, dtypes, number=number)
 
     def _group_of(self, number: int) -> Any | None:
         """On which a bucket is one collective; None: messages from rank to rank, or none at all. It

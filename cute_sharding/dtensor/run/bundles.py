@@ -7,8 +7,8 @@ small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import Any, NoReturn
@@ -40,7 +40,6 @@ class Shipment:
             all ranks have one group.
         refuse: raises an error; called if messages are of another bundle. None: they are not.
         number: tells the messages of shipments apart that are on their way at once.
-        there: (item, operand, result) where what a rank keeps is in place.
     """
 
     bundle: Callable[[int], Bundle]
@@ -48,7 +47,6 @@ class Shipment:
     beside: tuple[Any, tuple[int, ...]] | None = None
     refuse: Callable[[], NoReturn] | None = None
     number: int = 0
-    there: Collection[tuple[int, int, int]] = ()
 
     @cached_property
     def part(self) -> Callable[..., BundlePart]:
@@ -59,12 +57,6 @@ class Shipment:
 
     def _part(self, rank: int, group: Any | None, turn: Turn = ALL) -> BundlePart:
         part = self.bundle(rank).part(rank, SEAL if self.refuse else 0, turn)
-        if self.there:
-            parts = [
-                replace(each, own=tuple([o for o in each.own if (i, *o[:2]) not in self.there]))
-                for i, each in enumerate(part.parts)
-            ]
-            part = replace(part, parts=tuple(parts))
         if group is None or self.beside is None:
             return in_group(part, group)
         mesh, dims = self.beside

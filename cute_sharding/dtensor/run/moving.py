@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -90,7 +90,8 @@ class Movement:
 
     @cached_property
     def _part(self) -> Callable[[int], Part]:
-        return cache(partial(_part_of, self.exchange, self.mesh, self.dims))
+        """Each rank's part."""
+        return cache(lambda rank: self.exchange.part(*numbers(self.mesh, rank, self.dims)))
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results' local tensors, in memory of their own."""
@@ -314,11 +315,6 @@ class Movement:
             side = side_of(self.exchange.targets[k], rows, place(self.mesh, rank))
             target = expand(target, rows, side)
         return target.flip(backward) if backward else target
-
-
-@lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) -> Part:
-    return exchange.part(*numbers(mesh, rank, dims))
 
 
 def _slice(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:

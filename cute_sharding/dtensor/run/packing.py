@@ -164,7 +164,7 @@ def unpack(
     adds: bool = False,
 ) -> torch.Tensor:
     """A result, from the receive buffer and the parts that this rank keeps of the operands; with
-    ``into``, written to an existing tensor.
+    ``into``, written to an existing tensor. (torch does not copy what is in place there.)
     """
     shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
