@@ -259,9 +259,13 @@ class OwnPart(NamedTuple):
         return sum(prod(shape) for shape in self.part.target_shapes if shape is not None)
 
 
-@lru_cache(maxsize=1 << 12)
 def own_part(exchange: Exchange, rank: int, turn: Turn = ALL) -> OwnPart:
     """A rank's part in an exchange, or in a turn of it, and its messages."""
+    return _own_part(exchange, rank, turn)
+
+
+@lru_cache(maxsize=1 << 12)
+def _own_part(exchange: Exchange, rank: int, turn: Turn) -> OwnPart:
     messages = [*in_turn(exchange.sent_by(rank), turn)], [*in_turn(exchange.sent_to(rank), turn)]
     part = exchange.part_of(rank, messages)
     mine = part if turn[0] == 0 else replace(part, own=())

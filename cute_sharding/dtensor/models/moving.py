@@ -22,6 +22,7 @@ from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.order import lay_out
+from cute_sharding.dtensor.run.packing import own_view
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Network
 from cute_sharding.exchange.alone import in_a_row
@@ -237,12 +238,12 @@ class Flight(NamedTuple):
         self.straight.land()
         for k, member in enumerate(bucket.packed.members):
             local, self.given[k] = self.given[k], None
-            made, end = self.straight.made.pop(k, None), bucket.ends[k]
-            if made is None and (local is None or local.dtype != end.dtype):
-                made = end.make(bucket.device)
-            result = bucket.shipment.result(
-                k, received, [local], made, group=bucket.group, alias=True
-            )
+            made, end, result = self.straight.made.pop(k, None), bucket.ends[k], None
+            if made is None and local is not None and local.dtype == end.dtype:
+                result = own_view(bucket.part.parts[k], 0, [local])
+            if result is None:
+                made = end.make(bucket.device) if made is None else made
+                result = bucket.shipment.result(k, received, [local], made, group=bucket.group)
             del local, made
             if member not in self.into:
                 result = lay_out(result, bucket.specs[k].target.tensor_meta)
