@@ -48,14 +48,17 @@ class Shipment:
     refuse: Callable[[], NoReturn] | None = None
     number: int = 0
 
-    @cached_property
-    def part(self) -> Callable[..., BundlePart]:
-        """A function of the rank, the process group and the round: the rank's part, with messages
-        in the order of the group; for None, point to point.
+    def part(self, rank: int, group: Any | None, turn: Turn = ALL) -> BundlePart:
+        """A rank's part in a round, with messages in the order of the process group; for None,
+        point to point.
         """
+        return self._parts(rank, group, turn)
+
+    @cached_property
+    def _parts(self) -> Callable[..., BundlePart]:
         return cache(self._part)
 
-    def _part(self, rank: int, group: Any | None, turn: Turn = ALL) -> BundlePart:
+    def _part(self, rank: int, group: Any | None, turn: Turn) -> BundlePart:
         part = self.bundle(rank).part(rank, SEAL if self.refuse else 0, turn)
         if group is None or self.beside is None:
             return in_group(part, group)
