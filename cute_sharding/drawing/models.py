@@ -29,7 +29,7 @@ def reshard_picture(plan: ReshardPlan) -> Picture:
         (
             str(number),
             str(len(each.members)),
-            f"{max(map(each.bundle.received_by, each.bundle.looked_at), default=0):,}",
+            f"{each.bundle.received_bytes:,}",
             "while the one before is unpacked" if each.follows_at_once else "by itself",
         )
         for number, each in enumerate(plan.packed)
@@ -73,7 +73,7 @@ def _matrix(bundle: Bundle) -> Section:
     """Who sends how many bytes to whom."""
     said = ["every rank has what it needs: nothing is sent"]
     if not bundle.is_free:
-        busiest = max(map(bundle.received_by, bundle.looked_at))
+        busiest = bundle.received_bytes
         peers = bundle.most_peers
         said = [
             f"the busiest rank receives {busiest:,} bytes; a rank has at most {peers} "

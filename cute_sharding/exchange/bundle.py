@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, messages_alone
 from cute_sharding.exchange.exchange import Exchange
-from cute_sharding.exchange.flow import Message
+from cute_sharding.exchange.flow import ALL, Message, Turn, in_turn
 from cute_sharding.exchange.part import Part, copies_of
 from cute_sharding.exchange.placed import standing_for_all
 
@@ -172,16 +172,25 @@ class Bundle:
         received = {each: each.received_by(rank) for each in self.exchanges}
         return sum(received[item.exchange] * item.itemsize for item in self.items)
 
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that the busiest rank receives, of those looked at."""
+        return max(map(self.received_by, self.looked_at), default=0)
+
     def amount(self, sender: int, receiver: int) -> int:
         """The bytes that a rank sends another; for one rank, the bytes that it keeps."""
         amounts = {each: each.amount(sender, receiver) for each in self.exchanges}
         return sum(amounts[item.exchange] * item.itemsize for item in self.items)
 
-    def part(self, rank: int, room: int = 0) -> BundlePart:
-        """The part of a rank, which may be on none of the meshes. In front of each message ``room``
-        bytes are left free.
+    def part(self, rank: int, room: int = 0, turn: Turn = ALL) -> BundlePart:
+        """The part of a rank, which may be on none of the meshes.
+
+        Args:
+            room: the bytes that are left free in front of each message.
+            turn: (number of the share of each message, number of shares). What the rank keeps is
+                in the first.
         """
-        mine = {each: own_part(each, rank) for each in self.exchanges}
+        mine = {each: own_part(each, rank, turn) for each in self.exchanges}
         alone = tuple([item.alone(rank, self.long) for item in self.items])
         sent = self._placed(
             [mine[i.exchange].sent for i in self.items], [a.sent for a in alone], room
@@ -250,11 +259,17 @@ class OwnPart(NamedTuple):
         return sum(prod(shape) for shape in self.part.target_shapes if shape is not None)
 
 
+def own_part(exchange: Exchange, rank: int, turn: Turn = ALL) -> OwnPart:
+    """A rank's part in an exchange, or in a turn of it, and its messages."""
+    return _own_part(exchange, rank, turn)
+
+
 @lru_cache(maxsize=1 << 12)
-def own_part(exchange: Exchange, rank: int) -> OwnPart:
-    """A rank's part in an exchange, and its messages."""
-    messages = list(exchange.sent_by(rank)), list(exchange.sent_to(rank))
-    return OwnPart(exchange.part_of(rank, messages), *map(_by_peer, messages))
+def _own_part(exchange: Exchange, rank: int, turn: Turn) -> OwnPart:
+    messages = [*in_turn(exchange.sent_by(rank), turn)], [*in_turn(exchange.sent_to(rank), turn)]
+    part = exchange.part_of(rank, messages)
+    mine = part if turn[0] == 0 else replace(part, own=())
+    return OwnPart(mine, *map(_by_peer, messages))
 
 
 def size_of(messages: ByPeer) -> int:

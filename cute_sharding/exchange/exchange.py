@@ -22,7 +22,7 @@ map one element of several operands to several results, piece by piece (:mod:`.b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import chain
@@ -31,7 +31,7 @@ from typing import Any
 
 from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.cost import coordinates, received
-from cute_sharding.exchange.flow import ALL, Flow, Message, Own, Turn, in_turn
+from cute_sharding.exchange.flow import Flow, Message, Own, in_turn
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
@@ -361,36 +361,28 @@ class Exchange:
 
     # -- on one rank -------------------------------------------------------------------------------
 
-    def part(
-        self, rank: int, peers: Sequence[int] | None = None, room: int = 0, turn: Turn = ALL
-    ) -> Part:
+    def part(self, rank: int, peers: Sequence[int] | None = None) -> Part:
         """The part of a rank, of one of the meshes, both or neither.
 
         Args:
             peers: the order of the messages: all ranks with which it exchanges any, and maybe more.
                 By default those ranks, ascending.
-            room: the elements that are left free in front of each message.
-            turn: (number of the share of each message, number of shares). What the rank keeps is
-                in the first.
         """
-        messages = [*in_turn(self.sent_by(rank), turn)], [*in_turn(self.sent_to(rank), turn)]
-        part = self.part_of(rank, messages, peers, room)
-        return part if turn[0] == 0 else replace(part, own=())
+        return self.part_of(rank, ([*self.sent_by(rank)], [*self.sent_to(rank)]), peers)
 
     def part_of(
         self,
         rank: int,
         messages: tuple[Sequence[Message], Sequence[Message]],
         peers: Sequence[int] | None = None,
-        room: int = 0,
     ) -> Part:
         """The part of a rank that sends and receives these messages."""
         sent, received = messages
         if peers is None:
             peers = sorted({message.peer for message in (*sent, *received)})
         buffers = (
-            one_by_one(sent, peers, len(self.sources), into=False, room=room),
-            one_by_one(received, peers, len(self.targets), into=True, room=room, adds=self.adds),
+            one_by_one(sent, peers, len(self.sources), into=False),
+            one_by_one(received, peers, len(self.targets), into=True, adds=self.adds),
         )
         return part_of(self.kept_by(rank), buffers, self.shapes_on(rank), peers, adds=self.adds)
 

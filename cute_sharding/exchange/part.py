@@ -160,18 +160,15 @@ def one_by_one(
     tensors: int,
     *,
     into: bool,
-    room: int = 0,
     adds: bool = False,
 ) -> Buffer:
-    """A buffer of messages in the order of ``peers``; ``into``: those that the tensors receive. In
-    front of each, ``room`` elements are left free.
-    """
+    """A buffer of messages in the order of ``peers``; ``into``: those that the tensors receive."""
     order = {peer: at for at, peer in enumerate(peers)}
     sizes, placed, at = [0] * len(order), [], 0
     for message in sorted(messages, key=lambda message: order[message.peer]):
-        placed.append((message, at + room))
-        sizes[order[message.peer]] += room + message.size
-        at += room + message.size
+        placed.append((message, at))
+        sizes[order[message.peer]] += message.size
+        at += message.size
     return Buffer(tuple(sizes), copies_of(placed, tensors, into=into, adds=adds))
 
 

@@ -238,7 +238,7 @@ class ReshardPlan:
             "buckets": [
                 {
                     "tensors": [self.tensors[i].name for i in each.members],
-                    "received_bytes": _busiest(each.bundle),
+                    "received_bytes": each.bundle.received_bytes,
                     "follows_at_once": each.follows_at_once,
                 }
                 for each in self.packed
@@ -270,7 +270,9 @@ class ReshardPlan:
         for k, each in enumerate(self.packed):
             at_once = ", while the one before is unpacked" if each.follows_at_once else ""
             many = _many(len(each.members), "tensor")
-            lines.append(f"bucket {k}: {many}, {_busiest(each.bundle):,} bytes received{at_once}")
+            lines.append(
+                f"bucket {k}: {many}, {each.bundle.received_bytes:,} bytes received{at_once}"
+            )
         near, far = self.received_by_link.values()
         needed, kept, received = self.coverage
         return "\n".join(
@@ -367,10 +369,6 @@ def _received_from(way: Way, rank: int) -> tuple[int, int]:
 
 def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'s' * (n != 1)}"
-
-
-def _busiest(bundle: Bundle) -> int:
-    return max([bundle.received_by(rank) for rank in bundle.looked_at], default=0)
 
 
 def _meshes_text(ways: Iterable[Way]) -> str:

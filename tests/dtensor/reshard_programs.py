@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
 from cute_sharding.dtensor.models import moving
+from cute_sharding.dtensor.run.bundles import Shipment
 
 
 @contextmanager
@@ -237,16 +238,16 @@ def what_fails_leaves_each_tensor_as_it_was_or_moved():
     model = torch.nn.ParameterDict(
         {f"w{i}": distribute_tensor(full + i, line, [Shard(0)]) for i in range(5)}
     )
-    result, calls = moving._result, []
+    result, calls = Shipment.result, []
 
-    def failing(*args):
+    def failing(*args, **how):
         calls.append(args)
         if len(calls) == 3 and dist.get_rank() == 1:
             raise MemoryError("no more of it")
-        return result(*args)
+        return result(*args, **how)
 
     failed = None
-    with patch.object(moving, "_result", failing):
+    with patch.object(Shipment, "result", failing):
         try:
             cute_sharding.reshard(model, "S(1)")
         except RuntimeError as error:

@@ -137,8 +137,7 @@ class Loading:
         for k, some in zip(step.numbers, read):
             operands[k] = some
         dtypes = [self._wanted.dtypes[k] for k in part.results]
-        there = {(k, result) for k, (result, _) in step.in_place.items()}
-        running = Running(refit, [self._kind], dtypes, self._ranks.group, there)
+        running = Running(refit, [self._kind], dtypes, self._ranks.group)
         running.run(running.given(operands), step.onto)
         self.received_bytes += refit.received_by(self._ranks.this)
         self.collectives += refit.collectives

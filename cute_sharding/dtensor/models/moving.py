@@ -18,13 +18,13 @@ from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, process_groups, watching
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
+from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import Seal, in_group, start_exchange
 from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.packing import fill_buffer, own_view, unpack
+from cute_sharding.dtensor.run.packing import own_view
 from cute_sharding.dtensor.run.several_meshes import on_which_group
-from cute_sharding.exchange import BundlePart, Network, Part
+from cute_sharding.exchange import BundlePart, Network
 from cute_sharding.exchange.alone import in_a_row
 from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.copies import Copy
@@ -97,12 +97,16 @@ class Bucket:
         return not {*target.ranks} <= {*source.ranks}
 
     @cached_property
+    def shipment(self) -> Shipment:
+        """It as it runs. Kept, so that a plan that runs again does not plan again."""
+        dtypes = [end.on_the_way for end in self.ends]
+        refuse = self._refuse_others if self.is_told else None
+        return Shipment(lambda _: self.packed.bundle, dtypes, refuse=refuse, number=self.number)
+
+    @property
     def part(self) -> BundlePart:
-        """What this rank does. Kept, so that a plan that runs again does not plan again."""
-        bundle = self.packed.bundle
-        room = len(bundle.seal) if self.is_told else 0
-        part = bundle.part(process_groups.this_rank(), room)
-        return part if bundle.is_free else in_group(part, self.group)
+        """What this rank does."""
+        return self.shipment.part(process_groups.this_rank(), self.group)
 
     @cached_property
     def ends(self) -> tuple[End, ...]:
@@ -120,11 +124,6 @@ class Bucket:
         """Where this rank has the tensors, and the buffers."""
         return device_of(self.specs[0].target.mesh)
 
-    @property
-    def seal(self) -> Seal | None:
-        """What messages begin with."""
-        return Seal(self.packed.bundle.seal, self._refuse_others) if self.is_told else None
-
     @cached_property
     def pieces(self) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
         """What this rank sends each peer, and what it is sent, tensor by tensor."""
@@ -141,7 +140,9 @@ class Bucket:
 
     @cached_property
     def group(self) -> Any | None:
-        """On which it is one collective; None: messages from rank to rank."""
+        """On which it is one collective; None: messages from rank to rank, or none at all."""
+        if self.packed.bundle.is_free:
+            return None
         first = self.specs[0]
         return on_which_group(self.packed.bundle, first.current.mesh, first.target.mesh)
 
@@ -175,22 +176,17 @@ class Bucket:
         messages.
         """
         finished = self.finished(given)
-        dtypes = [end.on_the_way for end in self.ends]
         there = {k: into[i] for k, i in enumerate(self.packed.members) if i in into}
         buffers = Buffers(kept)
-        straight = Straight(self.part, dtypes, finished, there, self._made, buffers.take)
-        if self.packed.bundle.is_free:
-            return Flight(self, finished, into, straight, None, buffers)
-        bundle: Any = self.packed.bundle
-        with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at), default=0)):
+        part, device, to = self.part, self.device, self.shipment
+        straight = Straight(part, to.dtypes, finished, there, self._made, buffers.take)
+        with watching.exchange(lambda: self.packed.bundle.received_bytes):
             straight.post(self.group, self.number, is_run=True)
             straight.post(self.group, self.number, is_run=False)
-            mesh, part, device = self.specs[0].current.mesh, self.part, self.device
             buffer = buffers.take(sum(part.sends), device)
-            buffer = fill_buffer(part, [[x] for x in finished], dtypes, buffer)
             received = None if kept is None else buffers.take(sum(part.receives), device)
-            to = self.group, mesh, self.number, self.seal, received
-            wait = start_exchange(lambda _: part, buffer, buffer, *to)
+            operands = [[x] for x in finished]
+            wait = to.start(operands, self.group, buffer=buffer, into=received)
         return Flight(self, finished, into, straight, wait, buffers)
 
     def _made(self, k: int) -> torch.Tensor:
@@ -223,7 +219,7 @@ class Flight(NamedTuple):
         given: what this rank has of each of the tensors.
         into: what is written to, by the number of the tensor in the plan.
         straight: what goes by itself.
-        wait: for what is packed; None: no rank is sent anything.
+        wait: for what is packed.
         buffers: in which messages are.
     """
 
@@ -231,24 +227,26 @@ class Flight(NamedTuple):
     given: list[torch.Tensor | None]
     into: Mapping[int, torch.Tensor]
     straight: Straight
-    wait: Callable[[], torch.Tensor] | None
+    wait: Callable[[], torch.Tensor]
     buffers: Buffers
 
     def land(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Wait for what this rank is sent, and hand over what it has of each tensor then, by the
         tensor's number in the plan; on a rank that is not on its mesh, one without elements.
         """
-        bucket, received = self.bucket, None if self.wait is None else self.wait()
-        device = bucket.device
+        bucket, received = self.bucket, self.wait()
         self.straight.land()
-        for k, mine in enumerate(bucket.part.parts):
+        for k, member in enumerate(bucket.packed.members):
             local, self.given[k] = self.given[k], None
-            member, target = bucket.packed.members[k], bucket.specs[k].target
-            made = self.straight.made.pop(k, None)
-            result = _result(mine, received, local, bucket.ends[k], made, device)
+            made, end, result = self.straight.made.pop(k, None), bucket.ends[k], None
+            if made is None and local is not None and local.dtype == end.dtype:
+                result = own_view(bucket.part.parts[k], 0, [local])
+            if result is None:
+                made = end.make(bucket.device) if made is None else made
+                result = bucket.shipment.result(k, received, [local], made, group=bucket.group)
             del local, made
             if member not in self.into:
-                result = lay_out(result, target.tensor_meta)
+                result = lay_out(result, bucket.specs[k].target.tensor_meta)
             arrived(member, result)
         del received
         self.buffers.put_back()
@@ -292,24 +290,3 @@ def _on_the_way(way: Way) -> torch.dtype:
     """The smaller of the two dtypes."""
     is_wider = way.source.itemsize > way.target.itemsize
     return _dtype(way.target.dtype if is_wider else way.source.dtype)
-
-
-def _result(
-    part: Part,
-    received: torch.Tensor | None,
-    local: torch.Tensor | None,
-    end: End,
-    made: torch.Tensor | None,
-    device: torch.device,
-) -> torch.Tensor:
-    """What a rank is to have, from what it has and what it was sent; some of it is ``made``."""
-    if end.shape is None:
-        return end.make(device)
-    operands = [] if local is None else [local]
-    if made is None and local is not None and local.dtype == end.dtype:
-        own = own_view(part, 0, operands)
-        if own is not None:
-            return own
-    result = end.make(device) if made is None else made
-    flat = result if received is None else received.view(end.on_the_way)  # of the one, nothing
-    return unpack(part, 0, flat, operands, into=result)

@@ -86,11 +86,11 @@ class Update:
         )
         first = [0] * self._bucket.is_told
         numbers = [n for peer in peers if peer in told for n in (*first, *told[peer])]
-        bucket, mesh = self._bucket, self._bucket.specs[0].current.mesh
+        bucket = self._bucket
         buffer = torch.tensor(numbers, dtype=torch.int64, device=bucket.device).view(torch.uint8)
         part = in_group(part, bucket.group)
-        to = bucket.group, mesh, bucket.number, bucket.seal
-        return start_exchange(lambda _: part, buffer, buffer, *to)
+        to = bucket.group, bucket.number, bucket.shipment.seal
+        return start_exchange(lambda _: part, buffer, *to)
 
     def _said(self, pieces: Sequence[Piece] | None) -> int:
         return 0 if pieces is None else (len(pieces) + self._bucket.is_told) * WIDTH

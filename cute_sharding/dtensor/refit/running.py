@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
-from cute_sharding.dtensor.run.messages import in_flight, in_group, start_exchange
-from cute_sharding.dtensor.run.packing import empty_buffer, fill_buffer, in_shape, own_view, unpack
+from cute_sharding.dtensor.run.bundles import Shipment
+from cute_sharding.dtensor.run.messages import in_flight
+from cute_sharding.dtensor.run.packing import in_shape, own_view
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
-from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.models.refit import Member, Refit
 
 
@@ -28,8 +27,6 @@ class Running:
         dtypes: of the results.
         group: a process group on which it runs, all of whose ranks take part; by default that of
             the ranks of the meshes.
-        there: numbers of operands and results of which what this rank keeps is in place, in the
-            memory of the result.
     """
 
     def __init__(
@@ -38,32 +35,24 @@ class Running:
         meshes: Sequence[Any],
         dtypes: Sequence[torch.dtype],
         group: Any | None = None,
-        there: Collection[tuple[int, int]] = (),
     ) -> None:
-        self.refit, self.group, self.there = refit, group, there
+        self.refit, self.group = refit, group
         self.meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         self.dtypes = tuple(dtypes)
-        self._parts: dict[tuple[int, int], BundlePart] = {}
 
-    def part(self, number: int, rank: int) -> BundlePart:
-        """A rank's part in a bucket, by its number."""
-        key = number, rank
-        if key not in self._parts:
-            part = self.refit.packed[number].bundle.part(rank)
-            self._parts[key] = self._without_what_is_there(number, part) if self.there else part
-        return self._parts[key]
+    @cached_property
+    def _shipments(self) -> list[Shipment]:
+        """Of each bucket."""
+        return [*map(self._shipment, range(len(self.refit.packed)))]
 
-    def _without_what_is_there(self, number: int, part: BundlePart) -> BundlePart:
-        """The part without copies of what is in place."""
-        parts = []
-        for member, each in zip(self._members(number), part.parts):
-            numbers = [*member.operands, *(-1 for _ in member.constants)]
-            own = [o for o in each.own if (numbers[o[0]], member.results[o[1]]) not in self.there]
-            parts.append(replace(each, own=tuple(own)))
-        return replace(part, parts=tuple(parts))
+    def _shipment(self, number: int) -> Shipment:
+        bundle, dtypes = self.refit.packed[number].bundle, [*map(_dtype, self._members(number))]
+        return Shipment(lambda _: bundle, dtypes, number=number)
 
     def _group_of(self, number: int) -> Any | None:
-        """On which a bucket is one collective; None: messages from rank to rank, or none at all."""
+        """On which a bucket is one collective; None: messages from rank to rank, or none at all. It
+        may have been made since the last run.
+        """
         bundle = self.refit.packed[number].bundle
         if self.group is not None or bundle.is_free:
             return self.group
@@ -154,9 +143,9 @@ class Running:
         for number in range(len(self.refit.packed)):
             for i, member in enumerate(self._members(number)):
                 if result in member.results and self._is_mine(number):
-                    part = self.part(number, process_groups.this_rank()).parts[i]
-                    operands = [given[k] for k in member.operands]
-                    operands += [torch.zeros(1) for _ in member.constants]
+                    this, group = process_groups.this_rank(), self._group_of(number)
+                    part = self._shipments[number].part(this, group).parts[i]
+                    operands = self._operands(member, given)
                     return own_view(part, member.results.index(result), operands)
         return None
 
@@ -165,23 +154,15 @@ class Running:
     def _sent(self, number: int, given: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Send what a rank has of a bucket; what is returned waits for what it gets, in bytes."""
         bundle = self.refit.packed[number].bundle
-        if bundle.is_free:
-            nothing = on_each_rank(lambda rank, x: _no_bytes(x), given[0])
-            return lambda: nothing
-        buffer = on_each_rank(lambda rank, *xs: self._packed(number, rank, xs), *given)
-        group = self._group_of(number)  # which may have been made since the last run
+        operands = [self._operands(member, given) for member in self._members(number)]
+        with watching.exchange(lambda: bundle.received_bytes):
+            return self._shipments[number].start(operands, self._group_of(number))
 
-        def part(rank: int) -> BundlePart:
-            return in_group(self.part(number, rank), group)
-
-        with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at))):
-            return start_exchange(part, buffer, buffer, group, self.meshes[0], number)
-
-    def _packed(self, number: int, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        operands = [[given[k] for k in member.operands] for member in self._members(number)]
-        dtypes = [*map(_dtype, self._members(number))]
-        part = self.part(number, rank)
-        return fill_buffer(part, operands, dtypes, empty_buffer(part, given[0].device))
+    def _operands(self, member: Member, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The operands of an exchange, and its constants."""
+        constants = [self.refit.relation.constants[c] for c in member.constants]
+        values = [torch.tensor([v], dtype=_widest(v)) for v in constants]
+        return [*(given[k] for k in member.operands), *values]
 
     def _members(self, number: int) -> list[Member]:
         return [self.refit.members[i] for i in self.refit.packed[number].members]
@@ -194,44 +175,19 @@ class Running:
         results: list[torch.Tensor],
     ) -> None:
         """Set the results of a bucket to what it brings them."""
+        shipment, group = self._shipments[number], self._group_of(number)
         for i, member in enumerate(self._members(number)):
-            constants = [self.refit.relation.constants[c] for c in member.constants]
-            values = [torch.tensor([v], dtype=_widest(v)) for v in constants]
-            operands = [*(given[k] for k in member.operands), *values]
-
-            def part(rank: int, i: int = i) -> Part:
-                return self.part(number, rank).parts[i]
-
+            operands = self._operands(member, given)
             for k, result in enumerate(member.results):
-                write_it = partial(_written, part, k, _dtype(member))
-                results[result] = on_each_rank(write_it, received, results[result], *operands)
-
-
-def _written(
-    part: Callable[[int], Part],
-    k: int,
-    dtype: torch.dtype,
-    rank: int,
-    received: torch.Tensor,
-    result: torch.Tensor,
-    *operands: torch.Tensor,
-) -> torch.Tensor:
-    """A result, the ``k``-th of an exchange, with what that brings it, on one rank."""
-    mine = part(rank)
-    if mine.target_shapes[k] is not None:
-        flat = received.view(dtype) if mine.unpacks[k] else received
-        unpack(mine, k, flat, list(operands), into=result)
-    return result
+                results[result] = shipment.result(
+                    i, received, operands, results[result], output=k, group=group
+                )
 
 
 def _dtype(member: Member) -> torch.dtype:
     """In which the elements of an exchange are sent."""
     found: torch.dtype = getattr(torch, member.dtype)
     return found
-
-
-def _no_bytes(like: torch.Tensor) -> torch.Tensor:
-    return like.new_empty(0, dtype=torch.uint8)
 
 
 def _widest(value: Any) -> torch.dtype:

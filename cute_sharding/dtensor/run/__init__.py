@@ -9,6 +9,7 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.reading`: the order in which ``_StridedShard`` placements shard
 - :mod:`.packing`, :mod:`.messages`: what each rank sends and receives; sending it, in a group or
   point to point
+- :mod:`.bundles`: the exchange of a bundle: of several tensors, in rounds, or between meshes
 - :mod:`.executor`: the steps of a plan on one mesh; :mod:`.across_meshes`: from one mesh to another
 - :mod:`.together`: steps of several tensors' plans, run at once
 - :mod:`.moving`, :mod:`.windows`: a movement; windows, folds and diagonals of rows

@@ -9,7 +9,7 @@ point-to-point messages.
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -23,30 +23,26 @@ from cute_sharding.dtensor.replaced import (
     watching,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
-from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import Seal, exchange_messages, in_group
+from cute_sharding.dtensor.run.groups import Means, means
 from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.packing import from_wire, in_shape, own_view, unpack
+from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
-from cute_sharding.exchange import Exchange, Network, Part, Placed
-from cute_sharding.exchange.flow import Turn
+from cute_sharding.exchange import Bundle, Item, Network, Placed
 from cute_sharding.exchange.meshes import Crossing, ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
 
 
-@lru_cache(maxsize=1 << 10)
-def _kind_of(plan: ExchangePlan) -> Kind:
-    """What a plan counts as. (torch has no redistribution to compare it with.)"""
+class Prepared(NamedTuple):
+    """A plan from one mesh to another, what it counts as, and its exchange."""
 
-    def moved() -> Moved:
-        received = Received(plan.received_elements, received_by_all(plan.stages))
-        return Moved(plan=1, collectives=plan.collectives, received=received)
-
-    return Kind(None, moved)
+    plan: ExchangePlan
+    kind: Kind
+    shipment: Shipment
 
 
 def move_across(
@@ -67,38 +63,61 @@ def move_across(
             "call cute_sharding.redistribute(tensor, mesh, placements) outside of graphs, on "
             "real tensors"
         )
-    plan = planned_across(current, target, memory_limit)
+    plan, kind, shipment = planned_across(current, target, memory_limit)
     local, current = by_elements(local, current)
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
     if process_groups.this_rank() in plan.exchange:
-        count_moves(_kind_of(plan))
-    return lay_out(
-        _exchange_between(plan.crossing, local, current, target.mesh), target.tensor_meta
-    )
+        count_moves(kind)
+    moved = _exchange_between(plan.crossing, shipment, local, current.mesh, target.mesh)
+    return lay_out(moved, target.tensor_meta)
 
 
-def planned_across(
-    current: DTensorSpec, target: DTensorSpec, memory_limit: int | None
-) -> ExchangePlan:
+def planned_across(current: DTensorSpec, target: DTensorSpec, memory_limit: int | None) -> Prepared:
     """The plan that :func:`move_across` runs.
 
     Raises:
         ValueError: as that.
     """
-    meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
+    by = means(current.mesh)._replace(memory_limit=memory_limit)
+    return _planned(current, target, by, process_groups.this_rank())
+
+
+@lru_cache(maxsize=1 << 10)
+def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) -> Prepared:
+    meshes = meshes_of(current.mesh, target.mesh, rank)
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
     before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
-    by = means(current.mesh)
-    return plan_exchange(
+    plan = plan_exchange(
         Placed(tuple(current.shape), meshes.source, before),
         pending_sums(current),
         Placed(tuple(current.shape), meshes.target, after),
         Network.of_programs(tuple(current.mesh.shape), by.network),
-        memory_limit,
+        by.memory_limit,
         by.groups,
         by.native,
     )
+    return Prepared(plan, Kind(None, partial(_moved_by, plan)), _shipment_of(plan, current))
+
+
+def _moved_by(plan: ExchangePlan) -> Moved:
+    received = Received(plan.received_elements, received_by_all(plan.stages))
+    return Moved(plan=1, collectives=plan.collectives, received=received)
+
+
+def _shipment_of(plan: ExchangePlan, spec: DTensorSpec) -> Shipment:
+    """The exchange of a tensor that lies as ``spec`` says."""
+    source, target, dtype = *plan.crossing.ends, _dtype(spec)
+    bundle = Bundle((Item(plan.exchange, dtype.itemsize),))
+    # torch does not always tell ranks outside of the mesh the placements that an op's result has on
+    # it, so they may expect others. So messages start with a mark of the shardings they are of.
+    is_told = not {*target.mesh.ranks} <= {*source.mesh.ranks}
+    return Shipment(lambda _: bundle, (dtype,), refuse=partial(_refuse, spec) if is_told else None)
+
+
+def _dtype(spec: DTensorSpec) -> torch.dtype:
+    assert spec.tensor_meta is not None, "it has a shape"
+    return spec.tensor_meta.dtype
 
 
 # -- what is pending -------------------------------------------------------------------------------
@@ -134,48 +153,19 @@ def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 # -- the exchange ----------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int, room: int, turn: Turn, group: Any | None) -> Part:
-    return in_group(exchange.part(rank, room=room, turn=turn), group)
-
-
 def _exchange_between(
-    crossing: Crossing, local: torch.Tensor, current: DTensorSpec, other: Any
+    crossing: Crossing, shipment: Shipment, local: torch.Tensor, mesh: Any, other: Any
 ) -> torch.Tensor:
-    exchange, rounds = crossing.exchange, crossing.rounds
-    # torch does not always tell ranks outside of the mesh the placements that an op's result has on
-    # it, so they may expect others. So messages start with a mark of the shardings they are of.
-    source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
-    is_told = not {*target.ranks} <= {*source.ranks}
-    dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
-    seal = Seal(exchange.seal, partial(_refuse, current)) if is_told else None
-    room = -(-len(seal.mark) // dtype.itemsize) if seal else 0
+    exchange, rounds, (dtype,) = crossing.exchange, crossing.rounds, shipment.dtypes
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
         return local.new_empty(0)  # this rank is on neither mesh
-    group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
-
-    received = local = on_each_rank(
-        lambda rank, x: _check_shape(x, exchange.sources[0].local_shape(rank), current),
+    group = None if exchange.is_free else on_which_group(exchange, mesh, other)
+    local = on_each_rank(
+        lambda rank, x: _check_shape(x, exchange.sources[0].local_shape(rank), dtype),
         collective_ops.wait_for(local),
     )
-    made: list[torch.Tensor] = []  # nothing in the first round
-    for k in range(rounds):
-
-        def part(rank: int, turn: Turn = (k, rounds)) -> Part:
-            return _part_of(exchange, rank, room, turn, group)
-
-        if not exchange.is_free:
-            with watching.exchange(
-                lambda: -(-exchange.received_elements // rounds) * dtype.itemsize
-            ):
-                received = exchange_messages(part, [local], group, current.mesh, seal=seal)
-        made = [
-            on_each_rank(
-                lambda rank, *some, part=part: _result(part(rank), *some), received, local, *made
-            )
-        ]
-        received = local  # frees the receive buffer
-    return made[0]
+    with watching.exchange(lambda: -(-exchange.received_elements // rounds) * dtype.itemsize):
+        return shipment.run([local], group, rounds, alias=True)[0]
 
 
 def _refuse(current: DTensorSpec) -> NoReturn:
@@ -188,24 +178,9 @@ def _refuse(current: DTensorSpec) -> NoReturn:
 
 
 def _check_shape(
-    local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec
+    local: torch.Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """The local tensor that a rank sends from, in this shape; None: the rank has none."""
     if shape is None:
-        dtype = local.dtype if spec.tensor_meta is None else spec.tensor_meta.dtype
         return torch.empty(0, dtype=dtype, device=local.device)
     return in_shape(local, shape).resolve_conj().resolve_neg()
-
-
-def _result(
-    part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The local tensor that a rank gets, from what it holds and what it received; with ``into``,
-    written to a tensor that has the earlier rounds.
-    """
-    if part.target_shapes[0] is None:
-        return local.new_empty(0)
-    found = own_view(part, 0, [local]) if into is None else None
-    if found is not None:
-        return found
-    return unpack(part, 0, from_wire(received, local.dtype), [local], into=into)

@@ -16,6 +16,7 @@ import torch
 
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
 from cute_sharding.dtensor.replaced.collective_ops import wait_for
+from cute_sharding.dtensor.run.bundles import shipment_of
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.messages import exchange_messages, needing
 from cute_sharding.dtensor.run.packing import (
@@ -102,7 +103,7 @@ def _keep(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.T
 def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     group = group_of(mesh, step.mesh_dims)
     if step.rounds > 1:
-        return _in_rounds(step, local, mesh, group)
+        return shipment_of((step,), (local.dtype,), mesh).run([local], group, step.rounds)[0]
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
@@ -115,26 +116,11 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
         gathers, part = False, parts_of(step, mesh)
         is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
     is_async = async_op and is_result
-    received = exchange_messages(part, [local], group, mesh, gathers=gathers, async_op=is_async)
+    received = exchange_messages(part, [local], group, gathers=gathers, async_op=is_async)
     result = on_each_rank(
         lambda rank, got, x: unpack(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
     )
     return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
-
-
-def _in_rounds(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    """Run an exchange in rounds, each with a share of every message, so that buffers are small."""
-    made: list[torch.Tensor] = []  # nothing in the first round
-
-    def result(rank: int, got: torch.Tensor, x: torch.Tensor, *made: torch.Tensor) -> torch.Tensor:
-        return unpack(part(rank), 0, from_wire(got, x.dtype), [x], into=made[0] if made else None)
-
-    for turn in range(step.rounds):
-        part = parts_of(step, mesh, turn=turn)
-        received = exchange_messages(part, [local], group, mesh)
-        made = [on_each_rank(result, received, local, *made)]
-        del received
-    return made[0]
 
 
 def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
@@ -247,7 +233,7 @@ def _scatter(
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: each rank sends its contributions, and the receiver reduces them.
-    received = exchange_messages(part, [local], group, mesh)
+    received = exchange_messages(part, [local], group)
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))

@@ -30,7 +30,6 @@ _F = TypeVar("_F")
 # A rank's part, with how much it sends to whom and receives from whom: in one exchange, or in those
 # of many tensors. In a group its peers are all ranks of the group, in the group's order.
 Peers: TypeAlias = "Part | BundlePart"
-OwnT = TypeVar("OwnT", bound=Peers)
 
 
 class Seal(NamedTuple):
@@ -48,23 +47,20 @@ class Seal(NamedTuple):
 def exchange_messages(
     part: Callable[[int], Part],
     operands: Sequence[torch.Tensor],
-    group: Any | None,
-    mesh: Any,
+    group: Any,
     *,
     gathers: bool = False,
     async_op: bool = False,
-    seal: Seal | None = None,
 ) -> torch.Tensor:
-    """The buffer that a rank receives in an exchange.
+    """The buffer that a rank receives in an exchange of a group.
 
     Args:
         part: gives each rank's part.
         operands: local tensors of one dtype.
-        group: None: point to point.
         gathers: whether all ranks of the group get the same buffer from a rank.
         async_op: whether the buffer of the group's collective is returned unwaited.
     """
-    if group is not None and not gathers and seal is None and (rank := only_rank()) is not None:
+    if not gathers and (rank := only_rank()) is not None:
         mine = part(rank)
         pieces = mine.joined(*[x.stride() for x in operands])[-1]
         return exchange_of_this_rank(mine, operands, pieces, group, async_op=async_op)
@@ -75,9 +71,7 @@ def exchange_messages(
     if gathers:
         with dispatch_modes.of_this_rank():
             return collective_ops.all_gather(buffer, group, async_op=async_op)
-    if group is not None and seal is None:
-        return all_to_all(part, buffer, operands[0], group, mesh, async_op=async_op)
-    return start_exchange(part, buffer, operands[0], group, mesh, seal=seal)()
+    return _all_to_all(part, buffer, _width(operands[0]), group, async_op=async_op)
 
 
 def exchange_of_this_rank(
@@ -104,60 +98,54 @@ def needing(
     return after(result, received) if unpacks == () else result
 
 
-def in_group(part: OwnT, group: Any | None) -> OwnT:
+def in_group(part: BundlePart, group: Any | None) -> BundlePart:
     """The part with its messages in the order of the group; unchanged for None."""
     return part if group is None else part_among(part, dist.get_process_group_ranks(group))
 
 
 def start_exchange(
-    part: Callable[[int], Peers],
+    part: Callable[[int], BundlePart],
     buffer: torch.Tensor,
-    local: torch.Tensor,
     group: Any | None,
-    mesh: Any,
     tag: int = 0,
     seal: Seal | None = None,
     into: torch.Tensor | None = None,
+    *,
+    async_op: bool = True,
 ) -> Callable[[], torch.Tensor]:
-    """Send a buffer, and return a function that waits for the received one: the messages in the
-    order of the peers.
+    """Send a buffer of bytes, and return a function that waits for the received one: the messages
+    in the order of the peers.
 
     Args:
-        local: a tensor whose dtype is the unit in which parts count elements.
         group: has all ranks that call this; None: point to point, under ``tag``.
         into: memory for what is received, if each rank is a process.
+        async_op: whether a collective may go on when this returns.
     """
-    width = _width(local)
     if seal is not None:
         mark = seal.mark
-        buffer = on_each_rank(lambda rank, x: _seal(part(rank), x, mark, width), buffer)
+        buffer = on_each_rank(lambda rank, x: _seal(part(rank), x, mark), buffer)
     if group is not None and into is not None and not process_groups.is_fake(group):
         mine = part(process_groups.this_rank())
-        sizes = [n * width for n in mine.receives], [n * width for n in mine.sends]
+        sizes = [*mine.receives], [*mine.sends]
         work: Any = dist.all_to_all_single(into, buffer, *sizes, group=group, async_op=True)
         wait = partial(_wait, [into], [buffer], [work])
     elif group is not None:
-        received = all_to_all(part, buffer, local, group, mesh, async_op=True)
+        received = _all_to_all(part, buffer, 1, group, async_op=async_op)
         wait = partial(_wait, [received], [buffer], [])
     elif dispatch_modes.local_tensor_mode() is not None:
-        found = on_each_rank(lambda rank, _: _take_messages(part, buffer, rank, width), buffer)
+        found = on_each_rank(lambda rank, _: _take_messages(part, buffer, rank), buffer)
         wait = partial(_wait, [found], [], [])
     else:
-        wait = _point_to_point(part(process_groups.this_rank()), buffer, width, tag, into)
-    return wait if seal is None else lambda: _unseal(part, wait(), seal, width)
+        wait = _point_to_point(part(process_groups.this_rank()), buffer, tag, into)
+    return wait if seal is None else lambda: _unseal(part, wait(), seal)
 
 
-def all_to_all(
-    part: Callable[[int], Any],
-    buffer: torch.Tensor,
-    local: torch.Tensor,
-    group: Any,
-    mesh: Any,
-    *,
-    async_op: bool = False,
+def _all_to_all(
+    part: Callable[[int], Peers], buffer: torch.Tensor, width: int, group: Any, *, async_op: bool
 ) -> torch.Tensor:
-    """The buffer that a rank receives, by ``sends`` and ``receives`` of ``part(rank)``."""
-    width = _width(local)
+    """The buffer that a rank receives, by ``sends`` and ``receives`` of ``part(rank)``. ``width``:
+    how many elements of the buffer are one that these count.
+    """
 
     def sizes(rank: int) -> list[int]:
         mine = part(rank)
@@ -232,29 +220,23 @@ def _wait(received: list[torch.Tensor], read: list[torch.Tensor], works: list[An
     return result
 
 
-def _seal(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch.Tensor:
-    """The send buffer, with the mark written in front of each message. ``width``: how many elements
-    of the buffer are one of the tensor.
-    """
+def _seal(part: BundlePart, buffer: torch.Tensor, mark: bytes) -> torch.Tensor:
+    """The send buffer, with the mark written in front of each message."""
     if any(part.sends):
-        buffer = buffer.contiguous()
-        flat, seal = buffer.view(torch.uint8), _bytes(mark, buffer.device)
-        for start in _starts(part.sends, width * buffer.element_size()):
-            flat[start : start + len(mark)] = seal
+        seal = _bytes(mark, buffer.device)
+        for start in _starts(part.sends):
+            buffer[start : start + len(mark)] = seal
     return buffer
 
 
-def _unseal(
-    part: Callable[[int], Peers], received: torch.Tensor, seal: Seal, width: int
-) -> torch.Tensor:
+def _unseal(part: Callable[[int], BundlePart], received: torch.Tensor, seal: Seal) -> torch.Tensor:
     """The received buffer, after a check that each message has the seal."""
 
     def checked(rank: int, got: torch.Tensor) -> torch.Tensor:
         sizes, count = part(rank).receives, len(seal.mark)
         if any(sizes):
-            flat, mark = got.view(torch.uint8), _bytes(seal.mark, got.device)
-            starts = _starts(sizes, width * got.element_size())
-            if not bool(torch.stack([flat[s : s + count] for s in starts]).eq(mark).all()):
+            mark = _bytes(seal.mark, got.device)
+            if not bool(torch.stack([got[s : s + count] for s in _starts(sizes)]).eq(mark).all()):
                 seal.refuse()
         return got
 
@@ -265,23 +247,21 @@ def _bytes(seal: bytes, device: Any) -> torch.Tensor:
     return torch.tensor(list(seal), dtype=torch.uint8, device=device)
 
 
-def _starts(sizes: Sequence[int], width: int) -> list[int]:
-    """The starts of the messages in a buffer, in bytes."""
-    return [s for s, n in zip(accumulate((n * width for n in sizes), initial=0), sizes) if n]
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """The starts of the messages in a buffer."""
+    return [s for s, n in zip(accumulate(sizes, initial=0), sizes) if n]
 
 
 def _point_to_point(
-    part: Peers, buffer: torch.Tensor, width: int, tag: int, into: torch.Tensor | None
+    part: BundlePart, buffer: torch.Tensor, tag: int, into: torch.Tensor | None
 ) -> partial[torch.Tensor]:
-    given = buffer.contiguous()
-    received = buffer.new_empty(sum(part.receives) * width) if into is None else into
+    received = buffer.new_empty(sum(part.receives)) if into is None else into
     letters = []
-    for is_sent, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
-        starts = accumulate((n * width for n in sizes), initial=0)
-        for peer, start, n in zip(part.peers, starts, sizes):
+    for is_sent, flat, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
+        for peer, start, n in zip(part.peers, accumulate(sizes, initial=0), sizes):
             if n:
-                letters.append(Letter(flat.narrow(0, start, n * width), peer, is_sent))
-    return partial(_wait, [received], [given], post_messages(letters, tag=tag))
+                letters.append(Letter(flat.narrow(0, start, n), peer, is_sent))
+    return partial(_wait, [received], [buffer], post_messages(letters, tag=tag))
 
 
 class Letter(NamedTuple):
@@ -309,7 +289,7 @@ def post_messages(letters: Sequence[Letter], group: Any | None = None, tag: int 
 
 
 def _take_messages(
-    part: Callable[[int], Peers], buffer: torch.Tensor, rank: int, width: int
+    part: Callable[[int], BundlePart], buffer: torch.Tensor, rank: int
 ) -> torch.Tensor:
     """The buffer that a rank receives, if all ranks run in this process."""
     found = [local_tensors.local_of(buffer, rank).new_empty(0)]
@@ -317,6 +297,6 @@ def _take_messages(
         if n:
             theirs = part(peer)
             at = theirs.peers.index(rank)
-            start = sum(theirs.sends[:at]) * width
-            found.append(local_tensors.local_of(buffer, peer).narrow(0, start, n * width))
+            start = sum(theirs.sends[:at])
+            found.append(local_tensors.local_of(buffer, peer).narrow(0, start, n))
     return torch.cat(found)

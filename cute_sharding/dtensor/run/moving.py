@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -90,7 +90,8 @@ class Movement:
 
     @cached_property
     def _part(self) -> Callable[[int], Part]:
-        return cache(partial(_part_of, self.exchange, self.mesh, self.dims))
+        """Each rank's part."""
+        return cache(lambda rank: self.exchange.part(*numbers(self.mesh, rank, self.dims)))
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results' local tensors, in memory of their own."""
@@ -163,9 +164,7 @@ class Movement:
         if not self.dims:
             return operands[0]
         with self._told(operands[0]):
-            return exchange_messages(
-                self._part, operands, group_of(self.mesh, self.dims), self.mesh
-            )
+            return exchange_messages(self._part, operands, group_of(self.mesh, self.dims))
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """A context in which observers see what the busiest rank receives."""
@@ -316,11 +315,6 @@ class Movement:
             side = side_of(self.exchange.targets[k], rows, place(self.mesh, rank))
             target = expand(target, rows, side)
         return target.flip(backward) if backward else target
-
-
-@lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) -> Part:
-    return exchange.part(*numbers(mesh, rank, dims))
 
 
 def _slice(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
 from cute_sharding.dtensor.run.ranks import numbers, on_each_rank
-from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange import Part
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.copies import Copy, flat
 from cute_sharding.exchange.pieces import Joined
@@ -37,17 +37,13 @@ WIRE = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
-    """A function for each rank's part in a step, or in one of its rounds, which computes it on the
-    first call.
-    """
+def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Part]:
+    """A function for each rank's part in a step, which computes it on the first call."""
 
     def part(rank: int) -> Part:
         mine, among = numbers(mesh, rank, step.mesh_dims)
         if gathers and isinstance(step, AllToAll):
             return step.gathering(mine, among)
-        if isinstance(step, AllToAll):
-            return step.transfer(mine, among, turn)
         return step.transfer(mine, among)
 
     return cache(part)
@@ -146,29 +142,6 @@ def concatenate(
     return torch.cat(views, pieces.dim) if len(views) > 1 else views[0]
 
 
-def empty_buffer(part: BundlePart, device: torch.device) -> torch.Tensor:
-    """An empty send buffer for several exchanges."""
-    return torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
-
-
-def fill_buffer(
-    part: BundlePart,
-    operands: Sequence[Sequence[torch.Tensor | None]],
-    dtypes: Sequence[torch.dtype],
-    buffer: torch.Tensor,
-) -> torch.Tensor:
-    """The send buffer of several exchanges, in bytes, filled from each one's operands. ``dtypes``
-    are the exchanges' dtypes. An operand is None if this rank has none of it.
-    """
-    for some, dtype, mine in zip(operands, dtypes, part.parts):
-        for x, copies in zip(some, mine.packs):
-            if x is not None and copies:
-                flat = buffer.view(dtype)
-                for copy in copies:
-                    write(copy, x, flat)
-    return buffer
-
-
 def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A result that is one copy from this rank's own operand, as a view of that if possible;
     otherwise None.
@@ -191,7 +164,7 @@ def unpack(
     adds: bool = False,
 ) -> torch.Tensor:
     """A result, from the receive buffer and the parts that this rank keeps of the operands; with
-    ``into``, written to an existing tensor.
+    ``into``, written to an existing tensor. (torch does not copy what is in place there.)
     """
     shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
@@ -365,8 +338,10 @@ def _taken(
 
 
 def to_wire(buffer: torch.Tensor) -> torch.Tensor:
-    if buffer.dtype in WIRE:
-        return buffer
+    return buffer if buffer.dtype in WIRE else as_bytes(buffer)
+
+
+def as_bytes(buffer: torch.Tensor) -> torch.Tensor:
     # A single element is contiguous with any stride; as bytes it is not.
     return (
         buffer if buffer.stride(-1) == 1 else buffer.clone(memory_format=torch.contiguous_format)

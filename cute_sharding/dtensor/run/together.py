@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, watching
+from cute_sharding.dtensor.replaced import (
+    collective_ops,
+    dispatch_modes,
+    process_groups,
+    watching,
+)
 from cute_sharding.dtensor.replaced.collective_ops import wait_for
+from cute_sharding.dtensor.run.bundles import dims_of, shipment_of
 from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_of
 from cute_sharding.dtensor.run.groups import group_of
-from cute_sharding.dtensor.run.messages import all_to_all
-from cute_sharding.dtensor.run.packing import check_shape, empty_buffer, fill_buffer, unpack
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, ranks_beside, slice_with
-from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
-from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.bundle import part_among
+from cute_sharding.dtensor.run.packing import check_shape
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank
 from cute_sharding.exchange.step import Step
 
 # The most bytes that a rank receives in one exchange of several tensors, unless one tensor alone
@@ -79,11 +81,6 @@ def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> I
             room -= size
 
 
-def dims_of(steps: Sequence[Step]) -> tuple[int, ...]:
-    """The largest set of mesh dims of a step."""
-    return max([step.mesh_dims for step in steps], key=len, default=())
-
-
 def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
     """Whether each step is the backend's own all-gather, and all are in one group."""
     return len({step.mesh_dims for step in steps}) == 1 and all(
@@ -113,54 +110,12 @@ def run_together(
     return at
 
 
-# -- one all-to-all -------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1 << 12)
-def _exchange_of(step: AllToAll, mesh: Mesh) -> Exchange:
-    source, target = (Placed(step.shape, mesh, chains) for chains in (step.source, step.target))
-    return Exchange(identity(step.shape), (source,), (target,))
-
-
-@lru_cache(maxsize=1 << 10)
-def _part_of(
-    steps: tuple[AllToAll, ...], sizes: tuple[int, ...], mesh: Any, rank: int
-) -> BundlePart:
-    """A rank's part, its messages in the order of its group."""
-    on = slice_with(mesh, rank)
-    items = [Item(_exchange_of(step, on), size) for step, size in zip(steps, sizes)]
-    return part_among(Bundle(tuple(items)).part(rank), ranks_beside(mesh, rank, dims_of(steps)))
-
-
-def _busiest(steps: Sequence[AllToAll], sizes: Sequence[int]) -> int:
-    """The bytes that the busiest rank receives in all exchanges together."""
-    bundle = Bundle(tuple([Item(step.exchange, size) for step, size in zip(steps, sizes)]))
-    return max(map(bundle.received_by, bundle.looked_at), default=0)
-
-
 def _exchange(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
-    dtypes = [x.dtype for x in given]
-    sizes = tuple([dtype.itemsize for dtype in dtypes])
-
-    def part(rank: int) -> BundlePart:
-        return _part_of(steps, sizes, mesh, rank)
-
-    def sent(rank: int, *some: torch.Tensor) -> torch.Tensor:
-        mine = part(rank)
-        return fill_buffer(mine, [[x] for x in some], dtypes, empty_buffer(mine, some[0].device))
-
-    def result(rank: int, k: int, got: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        own = part(rank).parts[k]
-        return unpack(own, 0, got.view(x.dtype), [x])
-
-    buffer = on_each_rank(sent, *given)
-    group = group_of(mesh, dims_of(steps))
-    with dispatch_modes.of_this_rank(), watching.exchange(lambda: _busiest(steps, sizes)):
-        received = wait_for(all_to_all(part, buffer, buffer, group, mesh))
-    return [
-        on_each_rank(lambda rank, got, x, k=k: result(rank, k, got, x), received, x)
-        for k, x in enumerate(given)
-    ]
+    """All steps in one all-to-all."""
+    shipment = shipment_of(tuple(steps), tuple([x.dtype for x in given]), mesh)
+    bundle = shipment.bundle(process_groups.this_rank())
+    with watching.exchange(lambda: bundle.received_bytes):
+        return shipment.run(given, group_of(mesh, dims_of(steps)))
 
 
 # -- one all-gather -------------------------------------------------------------------------------
