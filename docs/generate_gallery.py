@@ -83,10 +83,10 @@ PATTERNS = (
         "qkv",
         "Fused queries, keys and values",
         "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, "
-        "k and v, so the weight is a _StridedShard with a split factor of 3. The view reads the "
-        "rows as four groups of six rows. The first device has four rows of the first group, but "
-        "two rows of the last group. No placements describe this. PyTorch returns wrong data for "
-        "the view. With this package, the view communicates.",
+        "k and v, so the weight is a _StridedShard of split factor 3. The view reads the rows as "
+        "four groups of six rows. The first device has four rows of the first group, but two rows "
+        "of the last group. No placements describe this. PyTorch returns wrong data for the view. "
+        "With this package, the view communicates.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
