@@ -74,34 +74,36 @@ PATTERNS = (
         "patches",
         "Patches of an image, merged in pairs",
         "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden). The dim "
-        "hidden is sharded. PyTorch gathers the input of the view. But each device already has its "
-        "columns of both patches of a pair. A _StridedShard describes this result, and nothing is "
-        "sent.",
+        "hidden is sharded. PyTorch gathers the input of the view. But each device already has "
+        "its columns of both patches of each pair, so nothing has to be sent. With this package, "
+        "the result is a _StridedShard.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
         "qkv",
         "Fused queries, keys and values",
-        "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, k "
-        "and v, so the weight is a _StridedShard with a split factor of 3. The view reads the rows "
-        "as four groups of six rows. A device has different parts of these groups, which no "
-        "placements describe. So the view communicates. PyTorch returns wrong data for the view.",
+        "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, "
+        "k and v, so the weight is a _StridedShard of split factor 3. The view reads the rows as "
+        "four groups of six rows. The first device has four rows of the first group, but two rows "
+        "of the last group. No placements describe this. PyTorch returns wrong data for the view. "
+        "With this package, the view communicates.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
         "gqa",
         "Grouped-query attention: fewer key heads than devices",
         "With two key heads on four devices, each device has half a head. No placements of a "
-        "tensor (batch, sequence, heads, head size) describe half a head, so the view "
-        "communicates. PyTorch raises an error for the view. The last lines of the picture name "
-        "placements of the input for which the view is free.",
+        "tensor (batch, sequence, heads, head size) describe half a head. PyTorch raises an error "
+        "for the view. With this package, the view communicates. The last lines of the picture "
+        "name placements of the input for which the view is free.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
         "Tensor parallelism shards a weight by columns, and fully_shard shards each of these "
-        "shards again by columns. If an optimizer flattens the weight, PyTorch returns wrong data.",
+        "shards again by columns. If an optimizer flattens the weight, PyTorch returns wrong "
+        "data. With this package, the result is correct, and nothing is sent.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
@@ -109,15 +111,16 @@ PATTERNS = (
         "Context parallelism: striped blocks",
         "Each sequence is divided into two stripes. Each device has a part of both stripes: some "
         "early and some late positions of the sequence. If a view flattens batch and sequence, "
-        "PyTorch raises an error.",
+        "PyTorch raises an error. With this package, the view is free.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight. Two of these ranks, on a smaller mesh, also generate text with "
-        "the weight. They keep the elements that they already have, and receive each missing "
-        "element once. PyTorch raises an error, because the target is on another mesh.",
+        "Four ranks train a weight. Two of these ranks form a smaller mesh, and also generate "
+        "text with the weight. With this package, these two ranks keep the elements that they "
+        "already have, and receive each missing element once. PyTorch raises an error, because "
+        "the target is on another mesh.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -125,17 +128,17 @@ PATTERNS = (
     pattern(
         "redistribution",
         "A redistribution, S(0) to S(1)",
-        "The columns of each device's rows form four blocks. The device keeps one block, and sends "
-        "one block to each other device.",
+        "At first, each device has some rows. It divides its rows into four blocks of columns, "
+        "keeps one block, and sends one block to each other device.",
         *((8, 8), {"tp": 4}, "S(0)"),
         to="S(1)",
     ),
     pattern(
         "heads",
         "Attention heads, split",
-        "A column-parallel projection returns a tensor (batch, sequence, heads * head size), which "
-        "is sharded by columns. The view splits the columns into heads, and each device has whole "
-        "heads.",
+        "A column-parallel projection returns a tensor (batch, sequence, heads * head size), "
+        "which is sharded by columns. The view splits the columns into heads. Each device has "
+        "whole heads, so nothing is sent.",
         *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
     ),
     pattern(
@@ -147,23 +150,23 @@ PATTERNS = (
     pattern(
         "sequence",
         "Sequence parallelism: batch and sequence, flattened",
-        "Each device has a part of each sequence. After the flatten, this part is a run of "
-        "consecutive rows.",
+        "Each device has a part of each sequence. A view flattens batch and sequence. In the "
+        "result, each of these parts is a run of consecutive rows.",
         *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
     ),
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The weights of two projections are stacked in one tensor, and each weight is "
-        "sharded by rows. After the flatten, each device has two runs of consecutive rows, one "
-        "from each weight.",
+        "The weights of two projections are stacked in one tensor, and each weight is sharded by "
+        "rows. A view flattens the two weights into one matrix. In the result, each device has "
+        "two runs of consecutive rows, one from each weight.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
     ),
     pattern(
         "experts",
         "Expert parallelism: experts and their slots in one dim",
         "The mesh dim ep shards the experts, and the mesh dim tp shards the slots of each expert. "
-        "A view flattens the dims of experts and slots into one.",
+        "A view flattens experts and slots into one dim.",
         *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
     ),
     pattern(
@@ -181,14 +184,19 @@ def page(measured: dict[str, Any]) -> str:
     lines = [
         "# Gallery",
         "",
-        "The pictures show patterns of real models, in small sizes. A picture shows which device "
-        "has each element, before and after the op. For the first patterns, PyTorch gathers, "
-        "raises an error or returns wrong data. `make pages` generates this page.",
+        "The pictures show patterns of real models, with small tensors. A picture shows which "
+        "device has each element, before and after the op. The page begins with patterns for "
+        "which PyTorch gathers, raises an error or returns wrong data. For the other patterns, "
+        "PyTorch and this package give the same result. `make pages` generates this page.",
         "",
-        f"The tables compare PyTorch {measured['torch']} without this package and with it. *Free* "
-        "means that the result is correct, and the op sends nothing. *Communicates* means that the "
-        "result is correct, and the op communicates. *Raises* gives the error. *Wrong* means that "
-        "devices do not hold the elements that the placements of the result describe.",
+        f"The tables compare PyTorch {measured['torch']} alone with this package. *Free* means "
+        "that the result is correct, and that nothing is sent. *Communicates* means that the "
+        "result is correct, and that the op communicates. *Raises* means that the op raises the "
+        "given error. *Wrong* means that devices do not hold the elements that the placements "
+        "of the result describe.",
+        "",
+        "In the placements, `S(0)` is `Shard(0)`, `R` is `Replicate()`, and `_S(0,3)` is "
+        "`_StridedShard(0, split_factor=3)`.",
         "",
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
         '--mesh tp=2 --placements "S(1)" --view 24`, or call `cute_sharding.draw(tensor)` '
