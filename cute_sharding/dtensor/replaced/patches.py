@@ -78,8 +78,7 @@ HANDLERS = Patch(
     "- For operators such as __rshift__, which torch treats as in-place ops.\n"
     "- For ops to which autograd passes plain tensors of zeros together with DTensors.\n\n"
     "All other ops still go to the propagator.",
-    until="each op has a rule in the propagator, the dispatcher notices all writes, and autograd "
-    "makes DTensors where an op gets DTensors",
+    until="torch handles all of these ops correctly",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
     lacking="ops would skip the rules of this package",
     entries="the handler of {}",
@@ -123,8 +122,7 @@ DISTRIBUTE = Patch(
     "sends shard n to the rank at mesh coordinate n.\n\n"
     "Programs import the function by name, so the package replaces the code inside the function "
     "object.",
-    until="distribute_tensor redistributes a DTensor, accepts uneven strided shards, uses the "
-    "encoded order of mesh dims, and sends each shard to the rank at its mesh coordinate",
+    until="distribute_tensor is correct in all of these cases",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
 COMPOSITES = Patch(
@@ -145,13 +143,13 @@ TAIL = Patch(
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
     why="A slice of a sharded dim is a copy: torch replicates the input, and slices the replica. "
-    "If a program writes to the slice, only the copy changes, so torch loses the write. The "
-    "package adds statements to the beginning of this function, which apply such writes to the "
-    "sliced tensor. C++ keeps a reference to the function object, so the package replaces the "
-    "code inside this object. Without torch's Python sources, the package logs a warning and "
-    "leaves the function unchanged.",
-    until="a write to a view of a redistributed input reaches the input in torch, or torch raises "
-    "an error",
+    "If a program writes to the slice, torch loses the write. The package adds statements to the "
+    "beginning of this function, which apply such writes to the sliced tensor. C++ keeps a "
+    "reference to the function object, so the package replaces the code inside this object. "
+    "Without torch's Python sources, the package logs a warning and leaves the function "
+    "unchanged.",
+    until="a write to a slice of a sharded dim changes the sliced tensor in torch, or torch "
+    "raises an error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes to slices would be lost",
 )
@@ -165,8 +163,8 @@ LOCAL_TENSOR = Patch(
     "by a property. When the program reads the local tensor of a copy, the property first updates "
     "the copy. At all other times, torch's own attribute stays in place, because every op reads "
     "the attribute, and a property is slower.",
-    until="torch makes no copies for slices, or raises an error if a program writes to a tensor "
-    "that has such copies",
+    until="a slice of a sharded dim is no copy in torch, or torch raises an error if a program "
+    "writes to the sliced tensor",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="a program would read old values from slices",
 )
@@ -216,8 +214,7 @@ UNFLATTEN = Patch(
     "ranks may hold different numbers of rows, the package stores a separate graph for each "
     "rank.\n\n"
     "With this package, the method does not have these faults.",
-    until="the context of __tensor_flatten__ says how to read _StridedShard placements, local "
-    "sizes follow from global sizes, and cache keys include the sizes of local tensors",
+    until="torch does not have these faults",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_what_a_view_made_goes_into_a_compiled_program",
 )
@@ -363,8 +360,8 @@ KERNELS = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="The other collectives are not functional: torch.distributed calls them, and "
-    "DistributedDataParallel calls them for gradients. C++ runs these collectives. Each call "
+    why="C++ runs all collectives that are not functional, for example those of "
+    "torch.distributed, and the all-reduces of gradients by DistributedDataParallel. Each call "
     "passes the dispatch key ADInplaceOrView, for which torch has no kernel. While communication "
     "is recorded, the package adds a kernel for this key. The kernel records the bytes, and then "
     "calls torch's kernel.",
