@@ -240,6 +240,76 @@ def line_of_torch(row: OfTorch) -> str:
     return f"| {names_of(row)} | {'yes' if row.carries_any_cut else ''} | {'; '.join(more)} |"
 
 
+def section_of_views() -> list[str]:
+    """The ops by DimMap, each with an example."""
+    notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
+    return [
+        "## Views",
+        "",
+        "Each row of the table describes one view op. The column *example* has the shape of an "
+        "input, and then the arguments of the op. The last two columns describe the view of "
+        "this example:",
+        "",
+        "- *DimMap* gives, for each dim of the output, the dims of the input that form this dim.",
+        "- *layout* has a layout that maps the flat index of an output element to the flat "
+        "index of an input element. For a permutation, the strides of this layout are "
+        "permuted. For a broadcast or a repeat, the layout has modes of stride 0.",
+        "",
+        "A DimMap is written as follows:",
+        "",
+        "- `in0` is dim 0 of the input.",
+        "- `(in0 in1)` is a dim that flattens dims 0 and 1 of the input.",
+        "- `in1/(3,4)[0]` splits dim 1 of the input into two dims of sizes 3 and 4. `[0]` is "
+        "the first of the two dims, and `[1]` is the second.",
+        "- `1` is a new dim of size 1.",
+        "- `in0 x 2` is dim 0 of the input, which has size 1, broadcast to size 2.",
+        "- `4 times in1` is dim 1 of the input, repeated 4 times.",
+        "",
+        "For `view_as_complex` and `view_as_real`, a complex number counts as two real numbers.",
+        "",
+        "If a view needs communication, its overloads redistribute the input. But with the "
+        'setting `implicit_redistribution="error"`, overloads with the word *strict* raise an '
+        "error instead.",
+        "",
+        "For overloads with the word *signature*, the package derives a signature from the "
+        "DimMap. This signature gives the placements of the result ([Ops](ops.md#signatures)).",
+        "",
+        "| op | aten overloads | example | DimMap | layout, output index -> input index |",
+        "|---|---|---|---|---|",
+        *map(line, views.ROWS),
+        "",
+        *notes,
+        "",
+    ]
+
+
+def section_of_movement() -> list[str]:
+    """The ops by rows, each with an example."""
+    return [
+        "## Movement ops",
+        "",
+        "A movement op copies rows of its operands to rows of its results "
+        "([Movement](movement.md)). The column *example* has the shape of an operand, and then "
+        "the arguments of the op. For this example, the column *rows* tells which row of the "
+        "operand (`in`) becomes a row of the result (`out`).",
+        "",
+        "If several dims change, `.d0` stands for dim 0. `+=` means that the op adds up rows. "
+        "Rows of the result that the column does not list are new: for example, the zeros of a "
+        "pad.",
+        "",
+        "The package derives a signature from the rows, and the last column has this signature "
+        "([Ops](ops.md#signatures)). After the signature, the column lists overloads that "
+        "always use the signature. The other overloads use the rows.",
+        "",
+        "| op | aten overloads | example | rows | signature |",
+        "|---|---|---|---|---|",
+        *map(line_of_movement, movement.ROWS),
+        "",
+        *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
+        "",
+    ]
+
+
 def section_by_names() -> list[str]:
     """The ops without an example."""
     return [
@@ -277,6 +347,11 @@ def section_by_names() -> list[str]:
         "|---|---|---|",
         *[line_by_names(row) for row in TABLE if not (row.is_moved or isinstance(row, OfTorch))],
         "",
+    ]
+
+
+def sections_of_torch_and_kernels() -> list[str]:
+    return [
         "## Ops with PyTorch's rules",
         "",
         "For these ops, the package uses PyTorch's rules. The second column has a *yes* if "
@@ -303,7 +378,6 @@ def section_by_names() -> list[str]:
 
 
 def page() -> str:
-    notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
     return "\n".join(
         [
             "# The rule table",
@@ -311,65 +385,8 @@ def page() -> str:
             "`make pages` generates this page from the files in `cute_sharding/relations/table/`. "
             "A test checks that the page agrees with these files.",
             "",
-            "## Views",
-            "",
-            "Each row of the table describes one view op. The column *example* has the shape of an "
-            "input, and then the arguments of the op. The last two columns describe the view of "
-            "this example:",
-            "",
-            "- *DimMap* gives, for each dim of the output, the dims of the input that form this "
-            "dim.",
-            "- *layout* has a layout that maps the flat index of an output element to the flat "
-            "index of an input element. For a permutation, the strides of this layout are "
-            "permuted. For a broadcast or a repeat, the layout has modes of stride 0.",
-            "",
-            "A DimMap is written as follows:",
-            "",
-            "- `in0` is dim 0 of the input.",
-            "- `(in0 in1)` is a dim that flattens dims 0 and 1 of the input.",
-            "- `in1/(3,4)[0]` splits dim 1 of the input into two dims of sizes 3 and 4. `[0]` is "
-            "the first of the two dims, and `[1]` is the second.",
-            "- `1` is a new dim of size 1.",
-            "- `in0 x 2` is dim 0 of the input, which has size 1, broadcast to size 2.",
-            "- `4 times in1` is dim 1 of the input, repeated 4 times.",
-            "",
-            "For `view_as_complex` and `view_as_real`, a complex number counts as two real "
-            "numbers.",
-            "",
-            "If a view needs communication, its overloads redistribute the input. But with the "
-            'setting `implicit_redistribution="error"`, overloads with the word *strict* raise an '
-            "error instead.",
-            "",
-            "For overloads with the word *signature*, the package derives a signature from the "
-            "DimMap. This signature gives the placements of the result ([Ops](ops.md#signatures)).",
-            "",
-            "| op | aten overloads | example | DimMap | layout, output index -> input index |",
-            "|---|---|---|---|---|",
-            *map(line, views.ROWS),
-            "",
-            *notes,
-            "",
-            "## Movement ops",
-            "",
-            "A movement op copies rows of its operands to rows of its results "
-            "([Movement](movement.md)). The column *example* has the shape of an operand, and then "
-            "the arguments of the op. For this example, the column *rows* tells which row of the "
-            "operand (`in`) becomes a row of the result (`out`).",
-            "",
-            "If several dims change, `.d0` stands for dim 0. `+=` means that the op adds up rows. "
-            "Rows of the result that the column does not list are new: for example, the zeros of a "
-            "pad.",
-            "",
-            "The package derives a signature from the rows, and the last column has this signature "
-            "([Ops](ops.md#signatures)). After the signature, the column lists overloads that "
-            "always use the signature. The other overloads use the rows.",
-            "",
-            "| op | aten overloads | example | rows | signature |",
-            "|---|---|---|---|---|",
-            *map(line_of_movement, movement.ROWS),
-            "",
-            *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
-            "",
+            *section_of_views(),
+            *section_of_movement(),
             "## Ops of several steps",
             "",
             "For the package, each of these ops consists of several views and movement ops, one "
@@ -380,6 +397,7 @@ def page() -> str:
             *[line_by_names(row).rsplit("|", 2)[0] + "|" for row in steps.ROWS],
             "",
             *section_by_names(),
+            *sections_of_torch_and_kernels(),
         ]
     )
 

@@ -42,7 +42,7 @@ def shuffled(x: Shape, factor: int) -> list[Step] | None:
 
 
 def unshuffled(x: Shape, factor: int) -> list[Step] | None:
-    """The op splits rows into (H, r), columns into (W, r), and moves both dims r to the channels."""
+    """The op splits rows into (H, r) and columns into (W, r), and moves the dims r to channels."""
     if len(x) < 3 or factor < 1 or x[-2] % factor or x[-1] % factor:
         return None
     *batch, c, height, width = x
