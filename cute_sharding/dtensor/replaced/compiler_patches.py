@@ -37,8 +37,8 @@ CONTEXTS = Patch(
     module="torch._dynamo.variables.builder",
     attribute="_automatic_dynamic",
     file="torch/_dynamo/variables/builder.py",
-    why="If two sizes are equal in the first call, the compiler uses one symbol for both. A local "
-    "tensor may have as many rows as another dim, but only on one rank. Then the guards of this "
+    why="If two sizes are equal in the first call, the compiler uses one symbol for both. On one "
+    "rank alone, a local tensor may have as many rows as another dim. Then the guards of this "
     "rank differ from the guards of the other ranks, and the other ranks may wait for messages "
     "that this rank does not send. With this package, each size of a local tensor has a symbol of "
     "its own.",
@@ -78,8 +78,8 @@ TRACES = Patch(
     "program with its gradients. The trace may turn such a symbol into a constant, but the graph "
     "does not return constants. Then torch raises one of two errors: `was invalid, but is "
     "output`, or `'NoneType' object cannot be interpreted as an integer`. Sometimes this happens "
-    "only on ranks with at most one row. In all these cases, the package traces the program "
-    "again.",
+    "only on ranks with at most one row. If the trace has turned a symbol into a constant, the "
+    "package traces the program again, so that torch raises neither error.",
     until="the trace no longer turns such symbols into constants",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
@@ -110,9 +110,9 @@ WRITES = Patch(
     attribute="_create_runtime_wrapper",
     file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
     why="A compiled program writes directly to the local tensors of its inputs, so the package "
-    "sees no op on a DTensor that writes. But a slice of a sharded dim is a copy, which must have "
-    "the values of the sliced tensor. So after the program has run, the package updates the "
-    "slices of each tensor that the program wrote to. If the program wrote to a slice, the "
+    "does not see these writes as ops on DTensors. But a slice of a sharded dim is a copy, which "
+    "must have the values of the sliced tensor. So after the program has run, the package updates "
+    "the slices of each tensor that the program wrote to. If the program wrote to a slice, the "
     "package applies the write to the sliced tensor.",
     until="slices of sharded dims are views in torch too",
     test="tests/dtensor/run/test_processes.py::test_compiled_writes",
@@ -125,7 +125,7 @@ EXPRESSIONS = Patch(
     "sizes. torch 2.13 cannot trace powers. torch 2.13 and 2.14 pass all factors of a product to "
     "a function of two arguments, which raises an error for three factors. All releases trace a "
     "maximum to a function that Inductor does not support. With this package, the function traces "
-    "all of these to functions of two arguments that Inductor supports.",
+    "all of these expressions to functions of two arguments that Inductor supports.",
     until="torch traces powers, products and maxima to functions of two arguments that Inductor "
     "supports",
     test="tests/dtensor/compiled/test_compiled.py"
@@ -138,7 +138,7 @@ SLOTS = Patch(
     why="This function stores how a graph computes a symbol. If torch later finds another way to "
     "compute the symbol, it overwrites the first way. The new way may depend on the symbol "
     "itself. For example, if max(s, 1) equals s, torch tries to compute s from max(s, 1), and "
-    "never ends. With this package, the function keeps the first way.",
+    "this never ends. With this package, the function keeps the first way.",
     until="set_proxy_slot keeps the first way to compute a symbol",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
@@ -174,7 +174,7 @@ ORDER = Patch(
     attribute="fx_codegen_and_compile",
     file="torch/_inductor/compile_fx.py",
     why="Inductor may reorder collectives by sizes, which may differ between ranks. A program can "
-    "also turn on `enable_overlap_scheduling`, or one of two similar options, with which Inductor "
+    "also turn on `enable_overlap_scheduling`, or one of two similar options. Then Inductor also "
     "reorders collectives by estimated times. With this package, the collectives of a compiled "
     "graph stay in the order of the program. If ranks may hold different sizes, the package turns "
     "these three options off.",
@@ -189,7 +189,7 @@ CACHE_KEYS = Patch(
     why="A compiled graph depends on the rows that a rank holds and sends, and on the settings of "
     "this package. But torch's cache keys for graphs on disk include neither the rank nor the "
     "settings. The text of this option is part of these cache keys. So the package adds a word to "
-    "the text, which stands for the rank and the settings.",
+    "this text. The word stands for the rank and the settings.",
     until="torch's cache keys include the rank and the settings of this package",
     test="tests/dtensor/run/test_redistribute_in_programs.py"
     "::test_compiled_graphs_of_other_settings_"

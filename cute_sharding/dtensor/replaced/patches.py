@@ -47,7 +47,8 @@ SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
     why="This dict has the same use as `op_to_schema_info`, which the section above describes. "
-    "Its entries are for ops whose rule in torch covers only one mesh dim.",
+    "Its entries are for ops whose rule in torch describes one mesh dim, and is applied to each "
+    "mesh dim.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
@@ -72,8 +73,8 @@ HANDLERS = Patch(
     why="If an op has an entry in this dict, DTensor calls the entry instead of the propagator. "
     "torch has entries for convolutions, argmin and argmax, and the package wraps these entries. "
     "The package also adds entries:\n\n"
-    "- For ops that write to an argument without notice of torch's dispatcher, such as batch "
-    "norms.\n"
+    "- For ops that write to an argument although torch's dispatcher does not notice it. Batch "
+    "norms are an example.\n"
     "- For squeeze_, t_, transpose_ and unsqueeze_, which torch does not handle correctly.\n"
     "- For operators such as __rshift__, which torch treats as in-place ops.\n"
     "- For ops to which autograd passes plain tensors of zeros together with DTensors.\n\n"
@@ -114,12 +115,13 @@ DISTRIBUTE = Patch(
     file="torch/distributed/tensor/_api.py",
     why="The package changes what distribute_tensor does in four cases:\n\n"
     "- The input is a DTensor with other placements than the program requests. torch raises an "
-    "error. If gathers suffice, the package redistributes the input.\n"
-    "- A strided shard is uneven. torch raises an error, and the package distributes the tensor.\n"
+    "error. If a gather gives the requested placements, the package gathers the input.\n"
+    "- The program requests an uneven strided shard. torch raises an error, and the package "
+    "distributes the tensor.\n"
     "- Split factors encode an order of mesh dims. torch ignores the order, and the package uses "
     "it.\n"
-    "- The ranks of the mesh do not ascend. torch sends shards to the wrong ranks. The package "
-    "sends shard n to the rank at mesh coordinate n.\n\n"
+    "- The ranks of the mesh are not in ascending order. torch sends shards to the wrong ranks. "
+    "The package sends shard n to the rank at mesh coordinate n.\n\n"
     "Programs import the function by name, so the package replaces the code inside the function "
     "object.",
     until="distribute_tensor is correct in all of these cases",
@@ -145,8 +147,8 @@ TAIL = Patch(
     why="A slice of a sharded dim is a copy: torch replicates the input, and slices the replica. "
     "If a program writes to the slice, torch loses the write. The package adds statements to the "
     "beginning of this function, which apply such writes to the sliced tensor. C++ keeps a "
-    "reference to the function object, so the package replaces the code inside this object. "
-    "Without torch's Python sources, the package logs a warning and leaves the function "
+    "reference to the function object, so the package replaces the code inside this object. If "
+    "torch's Python sources are missing, the package logs a warning and leaves the function "
     "unchanged.",
     until="a write to a slice of a sharded dim changes the sliced tensor in torch, or torch "
     "raises an error",
@@ -290,9 +292,9 @@ PARTS = Patch(
     module=_TENSOR,
     attribute="DTensor.__get_tensor_shard__",
     file="torch/distributed/tensor/_api.py",
-    why="A checkpoint stores a DTensor as boxes, which have consecutive rows in each dim. For one "
-    "box, this method returns the elements of the local tensor in the box. With this package, the "
-    "method also accepts the boxes of strided shards.",
+    why="A checkpoint stores a DTensor as boxes. A box has consecutive rows in each dim. For one "
+    "box, this method returns the elements of the local tensor that are in the box. With this "
+    "package, the method also accepts the boxes of strided shards.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 STATE_DICTS = Patch(
@@ -360,8 +362,8 @@ KERNELS = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="C++ runs all collectives that are not functional, for example those of "
-    "torch.distributed, and the all-reduces of gradients by DistributedDataParallel. Each call "
+    why="C++ runs all collectives that are not functional. Examples are the collectives of "
+    "torch.distributed, and those by which DistributedDataParallel reduces gradients. Each call "
     "passes the dispatch key ADInplaceOrView, for which torch has no kernel. While communication "
     "is recorded, the package adds a kernel for this key. The kernel records the bytes, and then "
     "calls torch's kernel.",
@@ -386,7 +388,7 @@ NODES = Patch(
     attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
     why="Autograd makes a context object for each call of an autograd.Function that is written in "
-    "Python. DTensor redistributes by such functions. While communication is recorded, this "
+    "Python. A redistribution of a DTensor is such a call. While communication is recorded, this "
     "constructor also notes which line of the program made the call. A report then names this "
     "line for the communication of the backward pass.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
