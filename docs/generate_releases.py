@@ -34,7 +34,7 @@ HEAD = f"""# Releases of torch
 expected failure is a test that shows a known limit of this package.
 
 The last four columns have the results of `python -m benchmarks.views --answers --cases {CASES}`.
-Each of these columns is about random views of one kind of placements. For example,
+Each of these columns is about random views on one kind of placements. For example,
 `100.0% of 165, 0 wrong` means that 165 of the views can run without communication. The package ran
 100% of the 165 views without communication, and no result was wrong.
 

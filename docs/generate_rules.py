@@ -268,11 +268,12 @@ def section_of_views() -> list[str]:
         "For `view_as_complex` and `view_as_real`, a complex number counts as two real numbers.",
         "",
         "If a view needs communication, its overloads redistribute the input. But with the "
-        'setting `implicit_redistribution="error"`, overloads with the word *strict* raise an '
-        "error instead.",
+        'setting `implicit_redistribution="error"`, overloads with the word *strict* in the table '
+        "raise an error instead.",
         "",
-        "For overloads with the word *signature*, the package derives a signature from the "
-        "DimMap. This signature gives the placements of the result ([Ops](ops.md#signatures)).",
+        "For overloads with the word *signature* in the table, the package derives a signature "
+        "from the DimMap. This signature gives the placements of the result "
+        "([Ops](ops.md#signatures)).",
         "",
         "| op | aten overloads | example | DimMap | layout, output index -> input index |",
         "|---|---|---|---|---|",
@@ -328,10 +329,11 @@ def section_by_names() -> list[str]:
         "the signature in words, or with the following signs:",
         "",
         "- `x` stands for all dims of the first operand.",
-        "- `x/[k]` stands for these dims, with the whole dim `k` in place of the dim along which "
-        "the op runs.",
-        "- `x/` leaves this dim out. `x/?` also leaves the dim out, but with `keepdim=True` it has "
-        "size 1.",
+        "- `x/[k]` stands for the same dims, with the whole dim `k` in place of the dim along "
+        "which the op runs.",
+        "- `x/` stands for the same dims, without the dim along which the op runs.",
+        "- `x/?` stands for the same as `x/`. But with `keepdim=True`, the dim stays, and has size "
+        "1.",
         "- `last` stands for the dims that a norm normalizes, and `each` for the dims of its "
         "statistics.",
         "- `?` after an operand: the program may leave this operand out.",
