@@ -272,21 +272,25 @@ def page() -> str:
         [
             "# Views under torch.compile",
             "",
-            "`python -m benchmarks.compiled --write` generates this page. The benchmark "
-            "compiles each pattern, followed by `* 2`, once with `fullgraph=True, dynamic=True` "
-            "and the backend `aot_eager`. The benchmark then runs the compiled code with several "
-            f"shapes on {DEVICES} devices, and compares placements and values with eager mode.",
+            "`python -m benchmarks.compiled --write` generates this page. Each row of the table is "
+            "about one pattern: a function that applies one or more views to its input, and then "
+            "multiplies by 2. The benchmark passes this function to `torch.compile` once, with "
+            "`fullgraph=True, dynamic=True` and the backend `aot_eager`. Then the benchmark calls "
+            f"the compiled function with inputs of several shapes on {DEVICES} devices, and "
+            "compares placements and values with eager mode. The column *shapes* has the number of "
+            "shapes.",
             "",
-            "The column *guards* has the guards that this package adds, written with the dims of "
-            "the input. PyTorch adds more guards, for example on sizes of 0 and 1, and on sizes "
-            "that are equal in the first call.",
+            "The columns with *graphs* tell how many graphs PyTorch compiles for these shapes, "
+            "without the package and with the package. The column *guards* has the guards that the "
+            "package adds. A guard names the dims of the input as the column *input* does. PyTorch "
+            "adds more guards, for example on sizes of 0 and 1, and on sizes that are equal in the "
+            "first call.",
             "",
             "Inside a graph, the split factor of a `_StridedShard` is a symbol, so one graph "
-            "serves all split factors. If the graph returns the `_StridedShard`, the split "
-            "factor becomes "
-            "a number, and PyTorch compiles one graph for each number. For example, if a graph "
-            "returns the flatten of a sharded sequence, PyTorch compiles one graph for each batch "
-            "size.",
+            "serves all split factors. If the graph returns a tensor with a `_StridedShard`, the "
+            "split factor becomes a number, and PyTorch compiles one graph for each number. For "
+            "example, if a graph returns the flatten of a sharded sequence, PyTorch compiles one "
+            "graph for each batch size.",
             "",
             "| pattern | input | shapes | PyTorch: graphs, or error | package: graphs | guards |",
             "|---|---|---|---|---|---|",

@@ -309,32 +309,40 @@ def page(data: Any) -> str:
 
 `python -m benchmarks.ops --write` generates this page, here with torch {data["torch"]}. The
 benchmark runs {data["measured"]} ops with the sample inputs of PyTorch's own tests. For each kind
-of placements, an op runs on {data["samples"]} inputs, forward and backward. The benchmark compares
-the results of every rank with those of one device. The table gives the numbers of runs as
-right/wrong/raises.
+of placements, each op runs on {data["samples"]} inputs, forward and backward. The benchmark
+compares the results of every rank with the results of one device. Each cell of the table has three
+numbers: how many runs were right, how many were wrong, and how many raised an error.
 
 | placements | PyTorch | cute-sharding | replicated first |
 |---|---|---|---|
 {rows}
 
-*Even* is a `Shard` of a size that the two devices divide evenly, *uneven* is a `Shard` of any
-other size, and *strided* is a `_StridedShard`. *Nested* shards one dim by both mesh dims of 2 x 2
-devices, and *pending* is a `Partial` on a mesh of 2 x 2 devices. In the column
-*replicated first*, the program replicates uneven and strided shards before the op, as PyTorch's own
-views do, and then uses PyTorch's rules.
+The kinds of placements are:
 
-For a `_StridedShard`, {by.get("signature", 0)} ops compute placements by a signature,
-{by.get("gate", 0)} ops use the fallback, which replicates the operand, and {by.get("torch", 0)} ops
-are views or use PyTorch's rules ([Who answers](ops.md#who-answers)).
+- *even*: a `Shard` on two devices, of a dim that divides evenly.
+- *uneven*: a `Shard` on two devices, of any dim.
+- *strided*: a `_StridedShard` on two devices.
+- *nested*: a `Shard` or a `_StridedShard` on each mesh dim of 2 x 2 devices, all of one tensor dim.
+- *pending*: a `Partial` on one mesh dim of 2 x 2 devices, and a `_StridedShard` on the other.
+
+In the column *replicated first*, the program replicates uneven and strided shards before the op, as
+PyTorch's own views do. The op then runs with PyTorch's rules.
+
+If an input has a `_StridedShard`, cute-sharding finds the placements of the results in one of three
+ways ([Who answers](ops.md#who-answers)):
+
+- {by.get("signature", 0)} ops use a signature.
+- {by.get("gate", 0)} ops use the fallback, which replicates the operand.
+- {by.get("torch", 0)} ops are views, or use PyTorch's rules.
 
 ## Ops that are not right everywhere
 
-The table has the {len(data["ops"])} ops that gave a wrong result or raised an error at least once,
-with PyTorch alone or with cute-sharding. All other ops were correct on all placements.
-Click on an op to see its counts for each kind of placements.
+The table below lists the {len(data["ops"])} ops that gave a wrong result or raised an error at
+least once, with PyTorch alone or with cute-sharding. All other ops were right in all runs. Click on
+an op to see its numbers for each kind of placements.
 
 <div id="measured-ops" data-source="../measured-ops.json">
-The table is made of <a href="../measured-ops.json">measured-ops.json</a> by a script.
+A script makes this table from <a href="../measured-ops.json">measured-ops.json</a>.
 </div>
 <script src="../measured-ops.js" defer></script>
 """

@@ -41,11 +41,11 @@ def section(row: Patch) -> list[str]:
         f"{', '.join(f'`{file}`' for file in installers(row))}.",
         f"- The replacement can be removed once {row.until}.",
         f"- This test fails without the replacement: `{row.test}`.",
-        "- If a release of torch has no such object, "
+        "- If a release of torch does not have this object, "
         + (
-            f"`enable` raises an error, because without the replacement, {row.lacking}."
+            f"`enable` raises an error. Without the replacement, {row.lacking}."
             if row.lacking
-            else "the package warns once, and torch keeps its own behavior here."
+            else "the package logs one warning, and replaces nothing here."
         ),
         "",
     ]
@@ -56,28 +56,34 @@ def page() -> str:
         [
             "# What is replaced in torch",
             "",
-            "`make pages` generates this page from `cute_sharding/dtensor/replaced/patches.py`, "
-            "and a test compares the page with this file.",
+            "`make pages` generates this page from `patches.py` and `compiler_patches.py` in "
+            "`cute_sharding/dtensor/replaced/`. A test checks that the page agrees with these "
+            "files.",
             "",
             f"While the package is on, it replaces {len(TABLE)} objects of torch: functions, "
-            "methods, attributes, and entries of dicts. Nothing else in torch changes: a test "
-            "compares all objects of torch before `enable`, after `enable` and after `disable`.",
+            "methods, attributes, and entries of dicts. Nothing else in torch changes. To check "
+            "this, a test compares all objects of torch before `enable`, after `enable` and after "
+            "`disable`.",
             "",
             "`enable` replaces the objects that the settings need, and `disable` restores them. If "
-            "`enable` fails, it restores all objects. Some objects belong to modules that many "
-            "programs never import, such as the compiler. The package replaces these objects only "
-            "after the program has imported the module.",
+            "`enable` fails, it undoes all of its changes.",
             "",
-            "Each section names one object, and describes what torch does and what this package "
-            "does instead.",
+            "Some objects belong to modules that many programs never import, such as the compiler, "
+            "`torch.distributed.tensor.parallel` and `local_map`. `enable` does not import these "
+            "modules. If the program imports such a module later, the package then replaces the "
+            "objects of the module.",
+            "",
+            "Each section below is about one object. It describes what torch does, and what this "
+            "package does instead.",
             "",
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",
             "",
-            "Inside `profile()`, `no_communication()` and a dry run of `estimate`, the package "
-            f"replaces {len(WATCHED)} more objects, even if the package is switched off. The "
-            "replacements record the ops and collectives that run, and otherwise do the same as "
-            "torch. When the last such block ends, the package restores the objects.",
+            "Inside `profile()` and `no_communication()`, and while `estimate` runs a program, the "
+            f"package replaces {len(WATCHED)} more objects. It does so even if the package is "
+            "switched off. The replacements record the ops and collectives that run, and "
+            "otherwise do the same as torch. When the last recording ends, the package restores "
+            "the objects.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]

@@ -29,11 +29,14 @@ KINDS = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, 
 COLUMNS = ("torch", "Python", "commit", "passed", "failed", "skipped", "expected failures")
 HEAD = f"""# Releases of torch
 
-`make releases` generates this page. For each release of torch, `make releases` runs all tests on
-CPUs (`make thorough TORCH=...`), and `python -m benchmarks.views --answers --cases {CASES}`. The
-last four columns have the results of this benchmark. For
-example, `100.0% of 165, 0 wrong` means: of the random views, 165 can run without communication,
-100% of these did, and no result was wrong.
+`make releases` generates this page. For each release of torch, it runs all tests on CPUs
+(`make thorough TORCH=...`). The columns from *passed* to *expected failures* count these tests. An
+expected failure is a test that shows a known limit of this package.
+
+The last four columns have the results of `python -m benchmarks.views --answers --cases {CASES}`.
+Each of these columns is about random views on one kind of placements. For example,
+`100.0% of 165, 0 wrong` means that 165 of the views can run without communication. The package ran
+100% of the 165 views without communication, and no result was wrong.
 
 | {" | ".join(COLUMNS)} | views: {" | ".join(KINDS)} |
 |{"---|" * (len(COLUMNS) + len(KINDS))}

@@ -234,10 +234,81 @@ def names_of(row: Row) -> str:
 def line_of_torch(row: OfTorch) -> str:
     more = [row.note]
     if row.writes:
-        more.append(f"also writes to {', '.join([f'`{name}`' for name in row.writes])}")
+        more.append(f"writes to {', '.join([f'`{name}`' for name in row.writes])}")
     if row.made_of:
-        more.append(f"made of `{row.made_of}`")
+        more.append(f"PyTorch decomposes it to `{row.made_of}`")
     return f"| {names_of(row)} | {'yes' if row.carries_any_cut else ''} | {'; '.join(more)} |"
+
+
+def section_of_views() -> list[str]:
+    """The ops by DimMap, each with an example."""
+    notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
+    return [
+        "## Views",
+        "",
+        "Each row of the table describes one view op. The column *example* has the shape of an "
+        "input, and then the arguments of the op. The last two columns describe the view of "
+        "this example:",
+        "",
+        "- *DimMap* gives, for each dim of the output, the dims of the input that form this dim.",
+        "- *layout* has a layout that maps the flat index of an output element to the flat "
+        "index of an input element. For a permutation, the strides of this layout are "
+        "permuted. For a broadcast or a repeat, the layout has modes of stride 0.",
+        "",
+        "A DimMap is written as follows:",
+        "",
+        "- `in0` is dim 0 of the input.",
+        "- `(in0 in1)` is a dim that flattens dims 0 and 1 of the input.",
+        "- `in1/(3,4)[0]` splits dim 1 of the input into two dims of sizes 3 and 4. `[0]` is "
+        "the first of the two dims, and `[1]` is the second.",
+        "- `1` is a new dim of size 1.",
+        "- `in0 x 2` is dim 0 of the input, which has size 1, broadcast to size 2.",
+        "- `4 times in1` is dim 1 of the input, repeated 4 times.",
+        "",
+        "For `view_as_complex` and `view_as_real`, a complex number counts as two real numbers.",
+        "",
+        "If a view needs communication, its overloads redistribute the input. But with the "
+        'setting `implicit_redistribution="error"`, overloads with the word *strict* in the table '
+        "raise an error instead.",
+        "",
+        "For overloads with the word *signature* in the table, the package derives a signature "
+        "from the DimMap. This signature gives the placements of the result "
+        "([Ops](ops.md#signatures)).",
+        "",
+        "| op | aten overloads | example | DimMap | layout, output index -> input index |",
+        "|---|---|---|---|---|",
+        *map(line, views.ROWS),
+        "",
+        *notes,
+        "",
+    ]
+
+
+def section_of_movement() -> list[str]:
+    """The ops by rows, each with an example."""
+    return [
+        "## Movement ops",
+        "",
+        "A movement op copies rows of its operands to rows of its results "
+        "([Movement](movement.md)). The column *example* has the shape of an operand, and then "
+        "the arguments of the op. For this example, the column *rows* tells which row of the "
+        "operand (`in`) becomes a row of the result (`out`).",
+        "",
+        "If several dims change, `.d0` stands for dim 0. `+=` means that the op adds up rows. "
+        "Rows of the result that the column does not list are new: for example, the zeros of a "
+        "pad.",
+        "",
+        "The package derives a signature from the rows, and the last column has this signature "
+        "([Ops](ops.md#signatures)). After the signature, the column lists overloads that "
+        "always use the signature. The other overloads use the rows.",
+        "",
+        "| op | aten overloads | example | rows | signature |",
+        "|---|---|---|---|---|",
+        *map(line_of_movement, movement.ROWS),
+        "",
+        *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
+        "",
+    ]
 
 
 def section_by_names() -> list[str]:
@@ -245,19 +316,48 @@ def section_by_names() -> list[str]:
     return [
         "## Ops by names",
         "",
-        "The second column has the signature of the op, in a notation like einsum's "
-        "([Ops](ops.md#signatures)). The signatures of some ops depend on the arguments. For these "
-        "ops, the column describes the rule. If a contracted dim is sharded, the result is a "
-        "`Partial`, and the third column names its reduction.",
+        "The column *signature* has the signature of the op, in a notation like einsum's "
+        "([Ops](ops.md#signatures) explains the notation). In a signature, each dim has one of "
+        "three kinds:",
+        "",
+        "- A *free* dim may be sharded.",
+        "- A *contracted* dim may be sharded if the column *Partial* names a reduction, or a "
+        "function that returns one. The result is then a `Partial` with this reduction.",
+        "- A *whole* dim is never sharded. It stands in brackets.",
+        "",
+        "The signature of some ops depends on the arguments. For these ops, the column describes "
+        "the signature in words, or with the following signs:",
+        "",
+        "- `x` stands for all dims of the first operand.",
+        "- `x/[k]` stands for the same dims, with the whole dim `k` in place of the dim along "
+        "which the op runs.",
+        "- `x/` stands for the same dims, without the dim along which the op runs.",
+        "- `x/?` stands for the same as `x/`. But with `keepdim=True`, the dim stays, and has size "
+        "1.",
+        "- `last` stands for the dims that a norm normalizes, and `each` for the dims of its "
+        "statistics.",
+        "- `?` after an operand: the program may leave this operand out.",
+        "- `{v}` is a contracted dim. For each row of the result, the op reads only the row of "
+        "`v` that the next operand names.",
+        "- `0` is a dim without rows. Such a result has no elements.",
+        "- For ops on windows, such as pools, the last dims of `x` have the sizes of the image, "
+        "and the last dims of `y` have one row for each window.",
+        "- For attention, a signature has the names of tensors instead of the names of dims. A "
+        "`.` stands for an argument that the signature ignores.",
         "",
         "| aten overloads | signature | `Partial` |",
         "|---|---|---|",
         *[line_by_names(row) for row in TABLE if not (row.is_moved or isinstance(row, OfTorch))],
         "",
-        "## Ops that torch answers for",
+    ]
+
+
+def sections_of_torch_and_kernels() -> list[str]:
+    return [
+        "## Ops with PyTorch's rules",
         "",
         "For these ops, the package uses PyTorch's rules. The second column has a *yes* if "
-        "PyTorch's rule gives correct results for all placements ([Ops](ops.md)).",
+        "PyTorch's rule gives correct results for all placements ([Ops](ops.md#who-answers)).",
         "",
         "| aten overloads | correct for all placements | notes |",
         "|---|---|---|",
@@ -265,10 +365,12 @@ def section_by_names() -> list[str]:
         "",
         "## Arguments of kernels",
         "",
-        "The kernel of an op runs on shards. For these ops, the kernel needs arguments that differ "
-        "from the arguments of the program: for example, the sizes of the shard instead of the "
-        "sizes of the whole tensor. The second column names the class that converts the "
-        "arguments. Numbers in this column are positions of arguments, from 0.",
+        "On each device, the kernel of an op runs on the local tensors. The kernels of the ops "
+        "below need other arguments than the program passes. For example, a kernel may need the "
+        "sizes of the local tensor in place of the sizes of the whole tensor. The second column "
+        "describes how the package converts the arguments: it has a class of "
+        "`cute_sharding/relations/table/kernels.py`, with the positions of the arguments, counted "
+        "from 0.",
         "",
         "| aten overloads | conversion |",
         "|---|---|",
@@ -278,59 +380,26 @@ def section_by_names() -> list[str]:
 
 
 def page() -> str:
-    notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
     return "\n".join(
         [
             "# The rule table",
             "",
-            "`make pages` generates this page from `cute_sharding/relations/table/`, and a test "
-            "compares the page with these files.",
+            "`make pages` generates this page from the files in `cute_sharding/relations/table/`. "
+            "A test checks that the page agrees with these files.",
             "",
-            "## Views",
-            "",
-            "Each row of the table has one view op, with an example: the shape of the input, and "
-            "the arguments. The column *DimMap* gives, for each dim of the output, the dims of the "
-            "input that it is made of. The last column has the same view as a layout, from the "
-            "flat index of the output to the flat index of the input. Permutations permute the "
-            "strides of the layout, and broadcasts and repeats add modes of stride 0.",
-            "",
-            "In a DimMap, `in0` is dim 0 of the input, and `(in0 in1)` is dims 0 and 1, "
-            "flattened. `x/(3,4)[0]` is the first of the two dims into which x is split, of sizes "
-            "3 and 4. `1` is a new dim of size 1. For `view_as_complex` and `view_as_real`, a "
-            "complex number counts as two real numbers.",
-            "",
-            "If a view needs communication, most overloads redistribute their input. Overloads "
-            'with the word *strict* raise an error instead if `implicit_redistribution="error"` is '
-            "set. Overloads with the word *signature* find placements by the signature that "
-            "follows from the DimMap ([Ops](ops.md)).",
-            "",
-            "| op | aten overloads | example | DimMap | layout, output index -> input index |",
-            "|---|---|---|---|---|",
-            *map(line, views.ROWS),
-            "",
-            *notes,
-            "",
-            "## Movement ops",
-            "",
-            "For each movement op, the column *rows* tells from which rows of the operand (`in`) "
-            "each row of the result (`out`) is made ([Movement](movement.md)). `.d0` is dim 0. "
-            "Rows of the result that the column does not name are new: for example, the zeros of a "
-            "pad. The last column has the signature that follows from these rows "
-            "([Ops](ops.md)). Some overloads use only this signature: the column names them.",
-            "",
-            "| op | aten overloads | example | rows | signature |",
-            "|---|---|---|---|---|",
-            *map(line_of_movement, movement.ROWS),
-            "",
-            *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
-            "",
+            *section_of_views(),
+            *section_of_movement(),
             "## Ops of several steps",
+            "",
+            "For the package, each of these ops consists of several views and movement ops, one "
+            "after the other. The column *steps* describes what the steps do together.",
             "",
             "| aten overloads | steps |",
             "|---|---|",
             *[line_by_names(row).rsplit("|", 2)[0] + "|" for row in steps.ROWS],
             "",
             *section_by_names(),
+            *sections_of_torch_and_kernels(),
         ]
     )
 

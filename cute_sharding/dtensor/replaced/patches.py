@@ -35,19 +35,20 @@ _RULES: dict[str, Any] = {
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
-    why="torch caches the placements of an op in C++, separately for each thread. For each op, "
-    "this dict names the arguments that are part of the cache key. This package adds a "
-    "keyword that no call passes to each entry, so its cache keys differ from torch's. When "
-    "the program switches the package on or off, no thread finds placements that the other "
-    "rules computed.",
+    why="torch caches the placements of an op in C++, in a separate cache for each thread. A "
+    "thread cannot clear the cache of another thread. For each op, this dict says which "
+    "arguments are part of the key in the cache. The package replaces the entries of this dict, "
+    "so an op has another key than in torch. If the program then switches the package on or off, "
+    "no thread finds placements that the other rules computed.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
-    why="This dict has the same use as op_to_schema_info, but for ops whose rule covers only "
-    "one mesh dim. The dict op_to_schema_info has all other ops.",
+    why="This dict has the same use as `op_to_schema_info`, which the section above describes. "
+    "Its entries are for ops whose rule in torch describes one mesh dim, and is applied to each "
+    "mesh dim.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
@@ -59,8 +60,8 @@ PROPAGATION = Patch(
     attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
     file="torch/distributed/tensor/_sharding_prop.py",
     why="torch's rules give wrong results for some _StridedShard placements, and for averages "
-    "over shards of different sizes. The package first applies its own rules. It uses "
-    "torch's rules only for ops and placements for which torch is correct.",
+    "over shards of different sizes. With this package, the method first applies the rules of the "
+    "package. It uses a rule of torch only for ops and placements for which the rule is correct.",
     until="`tests/dtensor/decide/test_ops.py` passes with the setting `ops=False`",
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops would also run on placements for which torch's rules are wrong",
@@ -70,13 +71,15 @@ HANDLERS = Patch(
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
     why="If an op has an entry in this dict, DTensor calls the entry instead of the propagator. "
-    "torch has entries for convolutions, argmin and argmax, which this package wraps. The "
-    "package adds entries for batch norms and max(dim, out=), because they write to "
-    "arguments although their schemas do not say so. It also adds entries for squeeze_, t_, "
-    "transpose_ and unsqueeze_; for ops by which autograd makes zeros; and for ops such as "
-    "__rshift__, which torch treats as in-place ops.",
-    until="each op has a rule in the propagator, schemas name all arguments that ops write to, "
-    "and autograd fills in a missing gradient of a DTensor with a DTensor of zeros",
+    "torch has entries for convolutions, argmin and argmax, and the package wraps these entries. "
+    "The package also adds entries:\n\n"
+    "- For ops that write to an argument although torch's dispatcher does not notice it. Batch "
+    "norms are an example.\n"
+    "- For squeeze_, t_, transpose_ and unsqueeze_, which torch does not handle correctly.\n"
+    "- For operators such as __rshift__, which torch treats as in-place ops.\n"
+    "- For ops to which autograd passes plain tensors of zeros together with DTensors.\n\n"
+    "All other ops still go to the propagator.",
+    until="torch handles all of these ops correctly",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
     lacking="ops would skip the rules of this package",
     entries="the handler of {}",
@@ -86,10 +89,10 @@ LOSSES = Patch(
     attribute="customized_loss_ops",
     file="torch/distributed/tensor/parallel/loss.py",
     entries="the handler of {}",
-    why="loss_parallel uses the functions in this dict. They raise an error for strided shards, "
-    "and for targets that are sharded differently from the logits. Slices and views of this "
-    "package can return such placements, where torch would return replicas. The package "
-    "replaces the functions once the program imports torch's module.",
+    why="Inside loss_parallel, torch computes losses by the functions in this dict. These "
+    "functions raise an error for strided shards, and for targets that are sharded differently "
+    "from the logits. Slices and views of this package can return such placements, where torch "
+    "would replicate. So the package first redistributes the logits and the targets.",
     until="loss_parallel redistributes its inputs to placements that it supports",
     test="tests/dtensor/replaced/test_given_placements.py::test_loss_parallel_of_next_tokens",
 )
@@ -98,10 +101,10 @@ LOCAL_MAP = Patch(
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
     why="local_map raises an error if the placements of an input differ from in_placements. "
-    "Slices and views of this package keep shards where torch replicates, so the package "
-    "redistributes the inputs first. For uneven shards, torch also computes a wrong global "
-    "size: it multiplies the number of rows of one rank by the number of ranks. The package "
-    "replaces local_map once the program imports it.",
+    "Slices and views of this package keep shards where torch replicates. So the package gathers "
+    "an input if local_map needs a replica of the input. For uneven shards, torch also computes a "
+    "wrong global size of the result: it multiplies the number of rows of one rank by the number "
+    "of ranks. With this package, the ranks exchange their sizes.",
     until="local_map redistributes its inputs by default, and computes the global size of uneven "
     "shards correctly",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
@@ -110,24 +113,29 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="If distribute_tensor gets a DTensor whose placements differ from the requested "
-    "placements, torch raises an error, and this package redistributes. For uneven strided "
-    "shards, torch raises an error. torch also ignores the order of mesh dims that split "
-    "factors encode. And torch sends shard n to rank n instead of the rank at mesh "
-    "coordinate n. Programs import the function by name, so the package replaces the code "
-    "inside the function object.",
-    until="distribute_tensor redistributes a DTensor, pads strided shards, and sends each shard "
-    "to the rank at its mesh coordinate",
+    why="The package changes what distribute_tensor does in four cases:\n\n"
+    "- The input is a DTensor with other placements than the program requests. torch raises an "
+    "error. If a gather gives the requested placements, the package gathers the input.\n"
+    "- The program requests an uneven strided shard. torch raises an error, and the package "
+    "distributes the tensor.\n"
+    "- Split factors encode an order of mesh dims. torch ignores the order, and the package uses "
+    "it.\n"
+    "- The ranks of the mesh are not in ascending order. torch sends shards to the wrong ranks. "
+    "The package sends shard n to the rank at mesh coordinate n.\n\n"
+    "Programs import the function by name, so the package replaces the code inside the function "
+    "object.",
+    until="distribute_tensor is correct in all of these cases",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
 COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="torch decomposes tensor_split into slices before DTensor gets the op. If DTensor gets "
-    "tensor_split as one op, all parts can share one exchange. So the package adds a kernel "
-    "at the dispatch key PythonTLSSnapshot, which only tensors of Python subclasses have. "
-    "The kernel records the op, and then decomposes the op as torch does.",
+    why="torch decomposes tensor_split into slices before DTensor gets the op, so each slice "
+    "would communicate by itself. With this package, all slices of a tensor_split share one "
+    "exchange. For this, the package adds a kernel at the dispatch key PythonTLSSnapshot, which "
+    "only tensors of Python subclasses have. The kernel plans the exchange, and then decomposes "
+    "the op as torch does.",
     until="torch passes tensor_split to DTensor as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel of {}",
@@ -136,14 +144,14 @@ TAIL = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
-    why="If a program writes to a slice of a sharded dim, torch loses the write: torch "
-    "replicates the input of the slice, and only the copy changes. The package adds "
-    "statements at the beginning of this function, which apply such writes to the sliced "
-    "tensor. C++ keeps a reference to the function object, so the package replaces the code "
-    "inside this object. If torch is installed without its Python sources, the package "
-    "warns once and leaves the function unchanged.",
-    until="a write to a view of a redistributed input reaches the input in torch, or torch raises "
-    "an error",
+    why="A slice of a sharded dim is a copy: torch replicates the input, and slices the replica. "
+    "If a program writes to the slice, torch loses the write. The package adds statements to the "
+    "beginning of this function, which apply such writes to the sliced tensor. C++ keeps a "
+    "reference to the function object, so the package replaces the code inside this object. If "
+    "torch's Python sources are missing, the package logs a warning and leaves the function "
+    "unchanged.",
+    until="a write to a slice of a sharded dim changes the sliced tensor in torch, or torch "
+    "raises an error",
     test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes to slices would be lost",
 )
@@ -152,13 +160,13 @@ LOCAL_TENSOR = Patch(
     module=_TENSOR,
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
-    why="A slice of a sharded dim is a copy. If a program later writes to the sliced tensor, "
-    "the copy still has the old values. While such copies exist, this package replaces the "
-    "attribute by a property, which updates a copy before the program reads it. Otherwise "
-    "torch's own attribute stays in place, because every op reads the attribute and a "
-    "property is slower.",
-    until="torch makes no copies for slices, or raises an error if a program writes to a tensor "
-    "that has such copies",
+    why="A slice of a sharded dim is a copy. If a program later writes to the sliced tensor, the "
+    "copy still has the old values. While such copies exist, the package replaces this attribute "
+    "by a property. When the program reads the local tensor of a copy, the property first updates "
+    "the copy. At all other times, torch's own attribute stays in place, because every op reads "
+    "the attribute, and a property is slower.",
+    until="a slice of a sharded dim is no copy in torch, or torch raises an error if a program "
+    "writes to the sliced tensor",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="a program would read old values from slices",
 )
@@ -176,9 +184,9 @@ REDISTRIBUTE = Patch(
     attribute="redistribute_local_tensor.__code__",
     file="torch/distributed/tensor/_redistribute.py",
     why="This function redistributes a local tensor. DTensor.redistribute, full_tensor and "
-    "from_local call it, and the dispatcher calls it for the arguments of ops. All callers "
-    "import the function by name, so the package replaces the code inside the function "
-    "object.",
+    "from_local call it, and the dispatcher calls it for the arguments of ops. With this package, "
+    "the function runs the steps that the package plans. All callers import the function by name, "
+    "so the package replaces the code inside the function object.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
@@ -186,9 +194,9 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher.redistribute_local_args",
     file="torch/distributed/tensor/_dispatch.py",
-    why="The dispatcher calls this method to redistribute the arguments of an op. This package "
-    "plans these redistributions, and also redistributes keyword arguments such as masks. "
-    "torch does neither.",
+    why="The dispatcher calls this method to redistribute the arguments of an op. torch does not "
+    "redistribute keyword arguments, such as masks. With this package, the method also "
+    "redistributes keyword arguments, and the package plans all of these redistributions.",
     test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
 )
 
@@ -198,14 +206,17 @@ UNFLATTEN = Patch(
     module=_TENSOR,
     attribute="DTensor.__tensor_unflatten__",
     file="torch/distributed/tensor/_api.py",
-    why="torch reads some _StridedShard placements of views as an order of mesh dims, so a "
-    "DTensor with these placements cannot enter or leave a compiled program. torch also "
-    "makes a new symbol for each size of a local tensor, although the placements determine "
-    "the size. And torch may load a graph from disk that a rank with different local sizes "
-    "compiled. If ranks may hold different numbers of rows, this package stores a separate "
-    "graph for each rank.",
-    until="the context of __tensor_flatten__ says how to read _StridedShard placements, and keys "
-    "of graphs include the sizes of local tensors",
+    why="A compiled program makes DTensors from local tensors by this method. In torch, it has "
+    "three faults:\n\n"
+    "- torch reads some _StridedShard placements of views as an order of mesh dims, so a DTensor "
+    "with these placements cannot enter or leave a compiled program.\n"
+    "- torch makes a new symbol for each size of a local tensor, although the global size and the "
+    "placements determine the local size.\n"
+    "- torch may load a graph from disk that another rank compiled for other local sizes. If "
+    "ranks may hold different numbers of rows, the package stores a separate graph for each "
+    "rank.\n\n"
+    "With this package, the method does not have these faults.",
+    until="torch does not have these faults",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_what_a_view_made_goes_into_a_compiled_program",
 )
@@ -213,9 +224,9 @@ LOCAL_SHAPES = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="When torch computes local sizes from symbolic global sizes, it adds guards. With this "
-    "package, the computation adds no guards.",
-    until="torch computes local shapes of SymInts without guards",
+    why="This function computes local sizes from global sizes. If the global sizes are symbols, "
+    "torch adds guards for this computation. With this package, the function adds no guards.",
+    until="torch computes local sizes from symbols without guards",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_sequences_that_divide_and_others_have_one_graph",
 )
@@ -223,11 +234,12 @@ LOCAL_ORDERS = Patch(
     module=_TENSOR + "._utils",
     attribute="_compute_local_shape_and_global_offset",
     file="torch/distributed/tensor/_utils.py",
-    why="Factory functions (such as zeros) and new_zeros compute the local sizes of uneven "
-    "strided shards from left to right over the mesh dims. If split factors encode another "
-    "order of mesh dims, a redistribution uses the encoded order, and its local sizes "
-    "differ. With this package, both use the encoded order.",
-    until="factories and redistribution compute local shapes in the same order",
+    why="torch uses this function to compute the local sizes of new tensors, for example of zeros "
+    "and new_zeros. The function shards by the mesh dims from left to right. But split factors "
+    "may encode another order of the mesh dims, and a redistribution uses this encoded order. For "
+    "uneven shards, the two orders give different local sizes. With this package, the function "
+    "also uses the encoded order.",
+    until="torch uses one order of mesh dims for new tensors and for redistributions",
     test="tests/dtensor/door/test_reading.py::test_what_is_made_has_the_sizes_of_the_order",
 )
 EXPANSION = Patch(
@@ -235,12 +247,13 @@ EXPANSION = Patch(
     attribute="_expand_single_dim_strategy_to_mesh",
     file="torch/distributed/tensor/_ops/single_dim_strategy.py",
     why="torch compares the costs of all combinations of placements that the inputs of an op "
-    "could have, even if the inputs can keep their placements. Each cost adds guards on "
-    "symbolic sizes. For _StridedShard placements, each cost needs a search, and a mesh of "
-    "three dims has about a thousand combinations. So detach takes half a minute from torch "
-    "2.14 on. This package first tries the placements that the inputs already have.",
-    until="torch first tries the placements that the inputs have, or plans for _StridedShard "
-    "without a search",
+    "could have, even if the inputs can keep their placements. Each comparison adds guards on "
+    "symbolic sizes. For _StridedShard placements, each comparison also needs a search, and a "
+    "mesh of three dims has about a thousand combinations. So with torch 2.14 and later, detach "
+    "of such a tensor takes half a minute. This package first tries the placements that the "
+    "inputs already have.",
+    until="torch first tries the placements that the inputs have, or computes the costs of "
+    "_StridedShard placements without a search",
     test="tests/dtensor/decide/test_strategies.py"
     "::test_an_op_on_what_a_view_made_is_not_weighed_against_"
     "every_other_placement",
@@ -258,9 +271,10 @@ SAVED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_write_items__",
     file="torch/distributed/tensor/_api.py",
-    why="This method lists the part of a DTensor that a rank saves in a checkpoint. torch lists "
-    "one box, but the rows of a strided shard may form several boxes. With this package, "
-    "the method lists one box for each run of consecutive rows.",
+    why="This method lists the boxes of a DTensor that a rank saves in a checkpoint. A box has "
+    "consecutive rows in each dim. torch lists one box for each rank, but the rows of a strided "
+    "shard may form several boxes. With this package, the method lists one box for each run of "
+    "consecutive rows.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 LOADED = Patch(
@@ -268,8 +282,9 @@ LOADED = Patch(
     module=_TENSOR,
     attribute="DTensor.__create_chunk_list__",
     file="torch/distributed/tensor/_api.py",
-    why="This method lists the part of a DTensor that a rank loads from a checkpoint. With this "
-    "package, the method lists one box for each run of consecutive rows.",
+    why="This method lists the boxes of a DTensor that a rank loads from a checkpoint. A box has "
+    "consecutive rows in each dim. torch lists one box for each rank. With this package, the "
+    "method lists one box for each run of consecutive rows of a strided shard.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 PARTS = Patch(
@@ -277,17 +292,19 @@ PARTS = Patch(
     module=_TENSOR,
     attribute="DTensor.__get_tensor_shard__",
     file="torch/distributed/tensor/_api.py",
-    why="For one box of a checkpoint, this method returns the part of the local tensor. With "
-    "this package, the method also accepts the boxes of strided shards.",
+    why="A checkpoint stores a DTensor as boxes. A box has consecutive rows in each dim. For one "
+    "box, this method returns the elements of the local tensor that are in the box. With this "
+    "package, the method also accepts the boxes of strided shards.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",
     attribute="_distribute_tensors",
     file="torch/distributed/_state_dict_utils.py",
-    why="After all ranks have received a whole state dict, each rank keeps its own part by this "
-    "function. torch keeps one box, but the rows of a strided shard may form several boxes. "
-    "The package replaces the function once the program imports it.",
+    why="If a program broadcasts a whole state dict to all ranks, this function takes the part of "
+    "each tensor that a rank keeps. torch takes one box of consecutive rows, but the rows of a "
+    "strided shard may form several boxes. With this package, the function takes all of these "
+    "boxes.",
     until="torch keeps all runs of rows of a strided shard",
     test="tests/dtensor/extras/test_state.py::test_state_dicts",
 )
@@ -295,9 +312,10 @@ PICTURES = Patch(
     module=_TENSOR + ".debug._visualize_sharding",
     attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
-    why="visualize_sharding draws only one box for each device, even if a strided shard "
-    "consists of several boxes. Programs import the function by name, so the package "
-    "replaces the code inside the function object, once the program imports torch's module.",
+    why="visualize_sharding draws which device holds which elements. torch draws only one box for "
+    "each device, even if the elements of a strided shard form several boxes. With this package, "
+    "the function draws all boxes. Programs import the function by name, so the package replaces "
+    "the code inside the function object.",
     until="visualize_sharding draws several boxes for a device",
     test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
@@ -319,10 +337,11 @@ CLASS_RULES = Patch(
     module="torch._library.simple_registry",
     attribute="find_torch_dispatch_rule.__code__",
     file="torch/_library/simple_registry.py",
-    why="torch can store a rule for a pair of an op and a tensor class, and calls the rule "
-    "before it calls the class. While communication is recorded, every op has a rule for "
-    "DTensor, which records the op and then lets DTensor run it. C++ keeps a reference to "
-    "this function, so the package replaces the code inside the function object.",
+    why="torch can store a rule for a pair of an op and a tensor class, and applies the rule "
+    "before it calls the class. This function finds the rule. While communication is recorded, "
+    "the function returns a rule for every op on a DTensor. This rule records the op, and then "
+    "lets DTensor run it. C++ keeps a reference to the function object, so the package replaces "
+    "the code inside this object.",
     test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
 CALLS = Patch(
@@ -330,10 +349,11 @@ CALLS = Patch(
     module="torch._ops",
     attribute="OpOverload._op",
     file="torch/_ops.py",
-    why="When Python calls an op, this attribute of the op runs. While communication is "
-    "recorded, the attribute of each functional collective records the bytes that the "
-    "collective sends, and then runs the collective as torch does. (A kernel of the "
-    "dispatcher could record the same bytes, but would take ten times as long.)",
+    why="When Python calls an op, torch calls the function that this attribute of the op holds. "
+    "While communication is recorded, the attribute of each functional collective holds a "
+    "function of the package. This function records the bytes that the collective sends, and then "
+    "runs the collective as torch does. (A kernel of the dispatcher could record the same bytes, "
+    "but would take ten times as long.)",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the caller of {}",
 )
@@ -342,11 +362,11 @@ KERNELS = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="C++ calls all collectives that are not functional: those of torch.distributed, and "
-    "those of DistributedDataParallel for gradients. The calls pass the dispatch key "
-    "ADInplaceOrView, for which torch has no kernel. While communication is recorded, the "
-    "package adds a kernel for this key. The kernel records the bytes, and then continues "
-    "to torch's kernel.",
+    why="C++ runs all collectives that are not functional. Examples are the collectives of "
+    "torch.distributed, and those by which DistributedDataParallel reduces gradients. Each call "
+    "passes the dispatch key ADInplaceOrView, for which torch has no kernel. While communication "
+    "is recorded, the package adds a kernel for this key. The kernel records the bytes, and then "
+    "calls torch's kernel.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
@@ -355,9 +375,9 @@ GROUPS = Patch(
     module="torch.distributed",
     attribute="ProcessGroup",
     file="torch/csrc/distributed/c10d/init.cpp",
-    why="In inference mode, tensors do not have the dispatch key ADInplaceOrView, so the "
-    "kernels that record bytes (see torch.library._impls above) would not run. "
-    "While communication is recorded, the methods of ProcessGroup add this key to the call.",
+    why="In inference mode, tensors do not have the dispatch key ADInplaceOrView, so the kernels "
+    "that record bytes (see `torch.library._impls` above) would not run. While communication is "
+    "recorded, each method of ProcessGroup that starts a collective adds this key to the call.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
@@ -367,9 +387,10 @@ NODES = Patch(
     module="torch.autograd.function",
     attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
-    why="Autograd makes a context object for each call of an autograd.Function that is written "
-    "in Python. Redistributions are such functions. While communication is recorded, the "
-    "package notes which line of the program made the call.",
+    why="Autograd makes a context object for each call of an autograd.Function that is written in "
+    "Python. A redistribution of a DTensor is such a call. While communication is recorded, this "
+    "constructor also notes which line of the program made the call. A report then names this "
+    "line for the communication of the backward pass.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 

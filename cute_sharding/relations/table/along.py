@@ -12,7 +12,7 @@ from cute_sharding.relations.table.row import Row
 
 
 def pointwise(*args: Any, **kwargs: Any) -> str | None:
-    """One operand for each tensor argument, each broadcast; all results have the same dims."""
+    """``..., ... -> ...``, with an operand for each tensor argument; the operands are broadcast."""
     given = (*args, *kwargs.values())
     if any(
         isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg))
@@ -51,7 +51,8 @@ def along(template: str, where: int = 1, default: Any = None, *, whole: bool = T
         keeps = args[where + 1] if len(args) > where + 1 else kwargs.get("keepdim", False)
         return None if dims is None else written(template, args[0], dims, keeps, whole=whole)
 
-    rule.__doc__ = f"``{template}``: along a dim, or some, {'whole' if whole else 'contracted'}."
+    kind = "whole" if whole else "contracted"
+    rule.__doc__ = f"``{template}``; the dims along which the op runs are {kind}."
     return rule
 
 
@@ -88,14 +89,12 @@ def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
             dims = range(len(x))
         return written(template, x, dims, keeps, whole=False)
 
-    rule.__doc__ = f"``{template}``: along some dims, or all."
+    rule.__doc__ = f"``{template}``; the reduced dims are contracted."
     return rule
 
 
 def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
-    """A Fourier transform between real and complex numbers: the size of the last of its dims
-    changes.
-    """
+    """The dims of the Fourier transform are whole, and the last of them changes its size."""
     if not over:
         return None
     names = named(x, over)
@@ -103,14 +102,14 @@ def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
 
 
 def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
-    """Two tensors along ``dim``; the other dims are broadcast if ``dim`` is the last."""
+    """``dim`` is whole; the other dims are broadcast if ``dim`` is the last dim."""
     if x == y:
         return written("x, x -> x", x, dim)
     return "... [d], ... [d] -> ... [d]" if dim % max(len(x), 1) == len(x) - 1 else None
 
 
 def each_row(x: Shape, _: Any, dim: int, *__: Any) -> str | None:
-    """An op that computes each row of the dim from the whole row."""
+    """The op computes each row of ``dim`` from this row alone, so all other dims are whole."""
     return written("x -> x", x, [d for d in range(len(x)) if d != dim % len(x)])
 
 
@@ -118,7 +117,7 @@ def each_row(x: Shape, _: Any, dim: int, *__: Any) -> str | None:
 
 
 def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
-    """The tensors, one after the other, along a new dim, which is whole."""
+    """All operands have the same dims, and the new dim of the result is whole."""
     names = named(tensors[0])
     at = dim % (len(names) + 1)
     operands = ", ".join([text(names)] * len(tensors))
@@ -126,7 +125,7 @@ def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
 
 
 def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
-    """The source replaces rows of ``dim``, which is whole, or free if it replaces them all."""
+    """If the source replaces all rows of ``dim``, this dim is free, and otherwise whole."""
     if named_:
         return None
     return written("x, x/[part] -> x", x, [] if is_whole(*which) else dim)
@@ -135,7 +134,7 @@ def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: 
 def diagonal_scatter(
     x: Shape, source: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> str | None:
-    """The source, along its last dim, replaces a diagonal of two dims, which are whole."""
+    """The two dims of the diagonal are whole, and so is the last dim of the source."""
     return written("x, x/ [diagonal] -> x", x, [dim1, dim2])
 
 

@@ -58,7 +58,7 @@ def kernel(parameters: str, results: str, *, shares_heads: bool = False) -> Rule
         operands = [dims[name] for name, _ in (*given, *of_mask) if name in dims]
         return f"{', '.join(operands)} -> {', '.join([dims[name] for name in results.split()])}"
 
-    rule.__doc__ = f"``{parameters} -> {' '.join(results.split())}``: batch and heads are free."
+    rule.__doc__ = f"``{parameters} -> {' '.join(results.split())}``; batch and heads are free."
     return rule
 
 

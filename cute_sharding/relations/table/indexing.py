@@ -11,9 +11,9 @@ from cute_sharding.relations.table.row import Row
 
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
-    """The index picks rows of ``dim``: x is whole there, and the index may be cut. If it picks one
-    row for each result, every device returns those that it has. Other dims in which the index has
-    fewer rows than x are whole.
+    """The index picks rows of ``dim``: x is whole in ``dim``, and the index may be sharded. If it
+    picks one row for each result, every device returns those that it has. Other dims in which the
+    index has fewer rows than x are whole.
 
     >>> gather((6, 5, 4), 0, (3, 5, 2))
     '[d0] d1 [d2], k d1 [i2] -> k d1 [i2]'
@@ -29,8 +29,8 @@ def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
-    """The index names the rows of ``dim`` to write: x, index and source are whole there, and in
-    other dims in which the index has fewer rows than x.
+    """All tensors are whole in ``dim``, and in dims in which the index has fewer rows than x. The
+    index names the rows of ``dim`` to write.
 
     >>> scatter((6, 5, 4), 0, (3, 5, 2), (3, 5, 4))
     '[d0] d1 [d2], [i0] d1 [i2], [s0] d1 [s2] -> [d0] d1 [d2]'
@@ -48,16 +48,14 @@ def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__:
 
 
 def sought(x: Shape, among: Shape, *, invert: bool = False, **_: bool) -> str:
-    """Whether each element is among others: it is if it is among some device's; with ``invert``
-    each device needs all others.
-    """
+    """The second tensor, in which the op searches, is contracted; with ``invert`` it is whole."""
     others = named(among, range(len(among)) if invert else (), "other")
     return f"{text(named(x))}, {text(others)} -> {text(named(x))}"
 
 
 def searched(rows: Shape, x: Any, *, sorter: Shape | None = None, **_: Any) -> str | None:
-    """The place of each element, or of a number, among sorted rows, which are whole: one list of
-    rows for all, or one for each row of x.
+    """The sorted rows, in which the op searches, are whole. There is one list of rows for all
+    elements, or one for each row of x.
     """
     names = named(x) if isinstance(x, tuple) else []
     if len(rows) != 1 and (not names or rows[:-1] != x[:-1]):
@@ -76,12 +74,12 @@ def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
         given = [text(named(x, range(len(x)), of)) for x, of in zip(args[:tensors], "abc")]
         return f"{', '.join(given)} -> {text([f'[r{d}]' for d in range(dims(*args))])}"
 
-    rule.__doc__ = "all elements in their order: whole."
+    rule.__doc__ = "All dims are whole, because the result depends on the order of all elements."
     return rule
 
 
 def taken(x: Shape, index: Shape) -> str:
-    """Elements of x, which is whole, by their flat index."""
+    """All dims of x are whole, and the index may be sharded."""
     chosen = text(named(index, letter="k"))
     return f"{text(named(x, range(len(x))))}, {chosen} -> {chosen}"
 
@@ -103,7 +101,7 @@ def _indexed(
 
 
 def indexed(x: Shape, indices: Sequence[Shape | None]) -> str | None:
-    """Rows that index tensors of one shape pick: x is whole there, and the index may be cut."""
+    """Indexed dims of x are whole, and the index tensors, all of one shape, may be sharded."""
     found = _indexed(x, indices)
     if found is None:
         return None
@@ -112,8 +110,8 @@ def indexed(x: Shape, indices: Sequence[Shape | None]) -> str | None:
 
 
 def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any) -> str | None:
-    """The index tensors name the rows to write: x is whole in these dims, and so is the index. The
-    values must not be broadcast.
+    """Indexed dims of x are whole, and the index tensors, all of one shape, are whole. The values
+    must not be broadcast.
     """
     found = _indexed(x, indices)
     if found is None:
@@ -163,7 +161,7 @@ def written_by_mask(
 def embedding_backward(
     gradient: Shape, index: Shape, rows: int, padding: int, by_frequency: bool = False
 ) -> str:
-    """The sum of each row's gradients; if scaled by frequency, it needs all of them at once."""
+    """``... e, ... -> [v] e``, or ``[...] e, [...] -> [v] e`` with scale_grad_by_freq."""
     return "[...] e, [...] -> [v] e" if by_frequency else "... e, ... -> [v] e"
 
 
@@ -176,8 +174,8 @@ def _most(mode: int) -> str:
 
 
 def bags(table: Shape, index: Shape, offsets: Shape, *given: Any) -> str | None:
-    """Sums, means or maxima of rows of a table, column by column; what is kept for the gradient has
-    the indices' dims. If gradients are sparse there is no signature.
+    """Only the columns of the table and of the first result are free. What is kept for the gradient
+    has the indices' dims. If gradients are sparse there is no signature.
     """
     _, mode, sparse, weights = (*given, *(False, 0, False, None)[len(given) :])[:4]
     of_each = "" if weights is None else ", [i]"
@@ -185,7 +183,7 @@ def bags(table: Shape, index: Shape, offsets: Shape, *given: Any) -> str | None:
 
 
 def bags_backward(gradient: Shape, *given: Any) -> str | None:
-    """The sum of each row's gradients, column by column; no signature if it is sparse."""
+    """Only the columns are free; sparse gradients have no signature."""
     mode, sparse, weights = given[7:10]
     of_each = "" if weights is None else ", [i]"
     return None if sparse else f"[b] e, [i], [o], [bag], [size], {_most(mode)}{of_each} -> [v] e"

@@ -10,7 +10,7 @@ from cute_sharding.relations.table.row import Row
 
 
 def loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
-    """A loss with a weight or without; it has a result for each element, or one for all."""
+    """``..., ... -> ...``, or ``..., ... ->`` for a mean or a sum; a weight is one more operand."""
     tensors = ["...", "...", *["..." for arg in args if isinstance(arg, tuple)]]
     return f"{', '.join(tensors)} -> {'...' if _reduction(*args, **kwargs) == 0 else ''}"
 
@@ -28,8 +28,8 @@ def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str
 
 
 def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
-    """Each element's own gradient; for a mean, the op is told to divide by the number of all
-    elements (dtensor/decide/local_arguments.py).
+    """All operands are broadcast, and no dim is whole. For a mean, the op is told to divide by the
+    number of all elements (dtensor/decide/local_arguments.py).
     """
     operands = [
         "..." if gradient else "",
@@ -48,7 +48,7 @@ def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
 
 
 def nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
-    """The loss, and as the second result the sum of the rows' weights."""
+    """The classes are whole; the second result is the sum of the weights of all rows."""
     names, rows = _of_classes(x)
     operands = [text(names), text(rows), *["[c]" for given in (weight,) if given is not None]]
     return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''},"
@@ -62,7 +62,7 @@ def reduction_of_classes(x: Shape, target: Shape, weight: Any, reduction: int, *
 def nll_loss_backward(
     gradient: Shape, x: Shape, target: Shape, weight: Any, reduction: int, *_: Any
 ) -> str:
-    """Each row's own gradient; the op reads the weights' sum only if the loss is a mean."""
+    """The classes are whole; the op reads the sum of the weights only if the loss is a mean."""
     names, rows = _of_classes(x)
     operands = [
         text(rows) if reduction == 0 else "",
@@ -75,7 +75,7 @@ def nll_loss_backward(
 
 
 def margins(x: Shape, target: Shape, *given: Any) -> str:
-    """The sum over the classes, which are whole, for each row; there is a weight for each class."""
+    """The classes are whole, and there may be a weight for each class."""
     names, rows = _of_classes(x)
     *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
     operands = [text(names), text(rows), *["[c]" for shape in (weight,) if shape is not None]]
@@ -88,7 +88,7 @@ def reduction_of_margins(x: Shape, target: Shape, *given: Any) -> str | None:
 
 
 def margins_backward(gradient: Shape, x: Shape, target: Shape, *given: Any) -> str:
-    """Each row's own gradient."""
+    """The classes are whole."""
     names, rows = _of_classes(x)
     *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
     of_each = text(rows) if reduction == 0 else ""

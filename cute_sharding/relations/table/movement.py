@@ -190,7 +190,7 @@ ROWS: tuple[Row, ...] = (
         op="Tensor.__getitem__",
         linear=COPIES,
         by_names=("slice_copy.Tensor",),
-        note="only slices; torch.narrow and torch.tensor_split also use this row",
+        note="this row is only for slices; torch.narrow and torch.tensor_split also use it",
     ),
     Row(("slice_backward.default",), gradient(sliced), op="slice's gradient"),
     Row(("narrow_copy.default",), narrowed, op="torch.narrow_copy"),

@@ -32,13 +32,13 @@ def over_last(template: str, where: int) -> Rule:
         pattern = without_missing(template, [*args[:where], *args[where + 1 :]])
         return sub(r"\w+", lambda name: of[name[0]], pattern)
 
-    rule.__doc__ = f"``{template}``: over the last dims, which are whole."
+    rule.__doc__ = f"``{template}``; the normalized dims are whole."
     return rule
 
 
 def batch_norm(x: Shape, *given: Any) -> str:
-    """Each channel by itself: if the statistics, which the op writes to, are cut, all else is cut.
-    The values kept for the gradient exist only in training.
+    """Only the channels are free. If the statistics, which the op writes to, are sharded, all
+    tensors are. The values kept for the gradient exist only in training.
     """
     kept = "c" if given[4] else "0"
     pattern = f"[n] c [...], c?, c?, c?, c? -> [n] c [...], {kept}, {kept}"
@@ -46,14 +46,17 @@ def batch_norm(x: Shape, *given: Any) -> str:
 
 
 def batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str:
-    """Each channel by itself. ``given``: weight, mean, variance, both as they were kept, others."""
+    """Only the channels are free.
+
+    ``given``: weight, mean, variance, both as they were kept, others.
+    """
     images = "[n] c [...]"
     others = ["c" if shape == x[1:2] else "[e]" for shape in given[:5] if shape is not None]
     return f"{', '.join([images, images, *others])} -> {images}, c, c"
 
 
 def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> str:
-    """As :func:`batch_norm_backward`; the last operand is what a backend has kept."""
+    """Only the channels are free; the last operand, which a backend has saved, is whole."""
     return batch_norm_backward(gradient, x, *given).replace(" ->", ", [r] ->")
 
 
@@ -74,7 +77,7 @@ def scaled(template: str) -> Rule:
         of = {"x": text(names), "each": text(each)}
         return sub(r"\w+", lambda name: of[name[0]], template)
 
-    rule.__doc__ = f"``{template}``: over all dims but one; the others are whole."
+    rule.__doc__ = f"``{template}``; the dim that ``each`` has is free, and the others are whole."
     return rule
 
 

@@ -23,7 +23,7 @@ def sum_and_product(product: str) -> Rule:
         broadcast = ["1" if n == 1 != sizes.get(name) else name for n, name in zip(term, of_term)]
         return f"+{text(broadcast)}, {product}"
 
-    rule.__doc__ = f"``+term, {product}``: the term may lack leading dims."
+    rule.__doc__ = f"``+term, {product}``; the term may lack leading dims of the result."
     return rule
 
 
@@ -35,13 +35,12 @@ def rows_of_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> fro
 
 
 def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
-    """A term, which is broadcast, plus the outer product of two vectors."""
+    """``m n, m, n -> m n``; the first operand may lack leading dims of the result."""
     return f"{text(['m', 'n'][2 - len(term) :])}, m, n -> m n"
 
 
 def trilinear(first: Shape, second: Shape, third: Shape, *given: Any) -> str | None:
-    """Sums, over some dims, of products of three tensors; each lacks the dims along which it is
-    repeated.
+    """The summed dims are contracted; a tensor lacks the dims along which the op repeats it.
 
     >>> trilinear((8, 3), (5, 3, 4), (8, 4), [1, 3], [0], [1, 2], [2, 3])  # of F.bilinear
     'd0 d2, d1 d2 d3, d0 d3 -> d0 d1'
@@ -59,9 +58,8 @@ def trilinear(first: Shape, second: Shape, third: Shape, *given: Any) -> str | N
 
 
 def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, **_: Any) -> str:
-    """The solutions of triangular systems: each reads its whole triangle; the columns of the sides
-    are solved independently, or their rows if the triangles are at the right. Batch dims are
-    broadcast.
+    """The triangles are whole, and the columns of the right-hand sides are free (with left=False,
+    their rows). Batch dims are broadcast.
     """
     matrix = ["[k]", "n"] if left else ["m", "[k]"]
     given = [["[i]", "[j]"], [*matrix]]
@@ -79,16 +77,16 @@ def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, 
 def solved_with_factors(
     factors: Shape, pivots: Shape, sides: Shape, *, left: bool = True, **_: Any
 ) -> str:
-    """The solutions of systems with factorized matrices, column by column; row by row if these are
-    at the right.
+    """The factors are whole, and the columns of the right-hand sides are free (with left=False,
+    their rows).
     """
     matrix = "[k] n" if left else "m [k]"
     return f"... [i] [j], ... [p], ... {matrix} -> ... {matrix}"
 
 
 def solved(matrices: Shape, sides: Shape, **_: Any) -> str | None:
-    """The solutions of systems with one side or several for each matrix, and the factors. The op
-    tells the two apart by shapes: no signature if local shapes could mean the other.
+    """Only batch dims are free. A matrix has one right-hand side or several. The op tells the two
+    apart by shapes: no signature if local shapes could mean the other.
     """
     if len(sides) == len(matrices) - 1 and sides != matrices[:-1]:
         return None
@@ -139,15 +137,15 @@ def _of_convolution(
 
 
 def convolution(x: Shape, weight: Shape, bias: Any, *options: Any) -> str:
-    """A convolution of images and kernels; the bias is a term of the sum."""
+    """The input channels are contracted (with one group), and the bias is added."""
     given, kernel, result = _of_convolution(x, weight, *options)
     pattern = f"{text(given)}, {text(kernel)}, +{result[1]}? -> {text(result)}"
     return without_missing(pattern, [x, weight, bias])
 
 
 def convolution_backward(gradient: Shape, x: Shape, weight: Shape, bias: Any, *options: Any) -> str:
-    """The gradient of the bias has no input channels and is no sum over them: if it is wanted,
-    these are whole. A gradient that is not wanted gets all names, so that it restricts nothing.
+    """If the program needs the gradient of the bias, the input channels are whole. (It is no sum
+    over them.) A gradient that is not wanted gets all names, so that it restricts nothing.
     """
     *how, wanted = options
     given, kernel, result = _of_convolution(x, weight, *how)

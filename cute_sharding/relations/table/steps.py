@@ -29,7 +29,7 @@ def _regrouped(onto: Shape, order: Sequence[int], result: Shape) -> list[Step]:
 
 
 def shuffled(x: Shape, factor: int) -> list[Step] | None:
-    """Channels (C, r, r) go to rows and columns (H, r), (W, r)."""
+    """The op splits channels into (C, r, r), and moves them to rows (H, r) and columns (W, r)."""
     if len(x) < 3 or factor < 1 or x[-3] % factor**2:
         return None
     *batch, channels, height, width = x
@@ -42,7 +42,7 @@ def shuffled(x: Shape, factor: int) -> list[Step] | None:
 
 
 def unshuffled(x: Shape, factor: int) -> list[Step] | None:
-    """Rows and columns (H, r), (W, r) go to channels (C, r, r)."""
+    """The op splits rows into (H, r) and columns into (W, r), and moves the dims r to channels."""
     if len(x) < 3 or factor < 1 or x[-2] % factor or x[-1] % factor:
         return None
     *batch, c, height, width = x
@@ -55,7 +55,7 @@ def unshuffled(x: Shape, factor: int) -> list[Step] | None:
 
 
 def interleaved(x: Shape, groups: int) -> list[Step] | None:
-    """The channels of several groups, interleaved: the first of each group, and so on."""
+    """The op takes the first channel of each group, then the second of each, and so on."""
     if len(x) < 3 or groups < 1 or x[1] % groups:
         return None
     images, channels, *sizes = x
@@ -64,7 +64,7 @@ def interleaved(x: Shape, groups: int) -> list[Step] | None:
 
 
 def squeezed(x: Shape, *dims: int | Sequence[int]) -> list[Step]:
-    """A copy without the dims of size 1 of the whole tensor (not of a local tensor)."""
+    """The op removes dims of which the global size is 1, even if others have local size 1."""
     return [_step("torch.squeeze", *dims)]
 
 
@@ -86,7 +86,7 @@ def columns(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> list[Step] | None:
-    """Windows of both dims, each a column: (C, kh, kw) by (rows, columns)."""
+    """Each window of the last two dims becomes one column, with its elements in all channels."""
     if len(x) < 3 or any(n > 1 and size > 1 for n, size in zip(dilation, kernel)):
         return None
     *batch, c, height, width = x
@@ -111,7 +111,7 @@ def of_columns(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> list[Step] | None:
-    """The sum, for each element, over the windows that contain it."""
+    """For each element of the result, the op adds up all windows that contain the element."""
     per = kernel[0] * kernel[1]
     if len(x) < 2 or x[-2] % per or any(n > 1 and s > 1 for n, s in zip(dilation, kernel)):
         return None

@@ -21,7 +21,7 @@ ROWS: tuple[OfTorch, ...] = (
             "_to_copy.default",
         ),
         carries_any_cut=True,
-        note="the same elements",
+        note="the result has the elements of the operand",
     ),
     OfTorch(
         (
@@ -39,18 +39,18 @@ ROWS: tuple[OfTorch, ...] = (
             "new_empty_strided.default",
         ),
         carries_any_cut=True,
-        note="new values",
+        note="the result has new values",
     ),
     OfTorch(
         ("empty_like.default", "fill_.Scalar"),
         carries_any_cut=True,
         leaves_pending=True,
-        note="new values; a Partial if the operand is a Partial",
+        note="the result has new values, and is a Partial if the operand is a Partial",
     ),
     OfTorch(
         ("equal.default", "is_same_size.default"),
         carries_any_cut=True,
-        note="one value of Python",
+        note="the result is a bool of Python",
     ),
     OfTorch(
         (
@@ -61,7 +61,7 @@ ROWS: tuple[OfTorch, ...] = (
             "_foreach_powsum.Scalar",
         ),
         carries_any_cut=True,
-        note="norms",
+        note="the result is a norm, or a sum of powers",
     ),
     OfTorch(
         tuple(
@@ -75,22 +75,22 @@ ROWS: tuple[OfTorch, ...] = (
     OfTorch(
         ("masked_fill_.Scalar",),
         smooths_labels=True,
-        note="used by label smoothing, on a sum over classes",
+        note="cross_entropy with label smoothing calls it on a Partial",
     ),
     OfTorch(
         ("cudnn_batch_norm.default", "miopen_batch_norm.default"),
         writes=("running_mean", "running_var"),
-        note="batch norms of backends",
+        note="batch norm of one backend",
     ),
-    OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="saves its random slopes"),
+    OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="saves the random slopes"),
     OfTorch(
         ("pow.Scalar",),
         own_order=True,
-        note="makes contiguous rows from any strides of the operand",
+        note="the local result is always contiguous",
     ),
     OfTorch(
         ("tensor_split.sections", "tensor_split.indices"),
         made_of="slice.Tensor",
-        note="decomposed before DTensor sees it",
+        note="DTensor does not get this op",
     ),
 )

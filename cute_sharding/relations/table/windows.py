@@ -31,7 +31,8 @@ def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
         come_out = [names[form] for form in results]
         return f"{', '.join(come_in)} -> {', '.join(come_out)}"
 
-    rule.__doc__ = f"``{operands} -> {results}`` of the last {spatial} dims: images x, windows y."
+    last = "dim is" if spatial == 1 else f"{spatial} dims are"
+    rule.__doc__ = f"``{operands} -> {results}``; the last {last} whole."
     return rule
 
 
