@@ -287,7 +287,7 @@ cute_sharding: no plan from R to P(sum) on mesh dim 0: a plan cannot create a Pa
 exit code 2
 cute_sharding: unknown links ['pigeon']: use nvlink, infiniband or Link(alpha, beta)
 exit code 2
-cute_sharding: no plan for (64, 64) on mesh (4,) holds at most 1,000 elements on every device:
- > the smallest possible limit is memory_limit=2144
+cute_sharding: no plan for (64, 64) on mesh (4,) keeps every device within 1,000 elements: the
+ > smallest possible limit is memory_limit=2144
 exit code 2""",
     )

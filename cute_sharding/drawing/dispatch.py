@@ -148,7 +148,7 @@ def _picture_of_ranks(x: ExchangePlan | Exchange | Placed, names: Sequence[str] 
         )
     if names is not None:
         raise ValueError(
-            f"names= names the dims of one mesh, and a {type(x).__name__} has two meshes: draw "
+            f"names= is for the dims of one mesh, but a {type(x).__name__} has two meshes: draw "
             "plan.named(names, target_names)"
         )
     return exchange_picture(x) if isinstance(x, Exchange) else exchange_plan_picture(x)

@@ -85,8 +85,8 @@ class Network:
     def __post_init__(self) -> None:
         if self.within is not None and any(w < 1 for w in self.within):
             raise ValueError(
-                f"within={self.within}: give the number of devices of each mesh dim in one host, "
-                "1 or more"
+                f"within={self.within}: for each mesh dim, give the number of its devices that "
+                "share a host, 1 or more"
             )
 
     @classmethod

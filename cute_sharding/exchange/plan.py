@@ -211,7 +211,7 @@ def within_memory(
             for stages in ways
         )
         raise ValueError(
-            f"no plan for {what} holds at most {limit:,} elements on every device: the smallest "
+            f"no plan for {what} keeps every device within {limit:,} elements: the smallest "
             f"possible limit is memory_limit={least}"
         )
     return fitting

@@ -238,8 +238,8 @@ def _check_each_element_once(
     everything = from_leaves(sorted(leaves, key=lambda leaf: -leaf[1]))
     if coalesce(everything) != (Layout(elements, 1) if elements > 1 else Layout(1, 0)):
         raise LayoutError(
-            f"{layout!r} does not hold each of the {elements} elements of shape {shape} once, "
-            "replicas aside"
+            f"{layout!r} without its replicas does not hold each of the {elements} elements of "
+            f"shape {shape} exactly once"
         )
 
 

@@ -249,7 +249,7 @@ def test_ranks_left_out_of_the_legend():
     [
         (lambda plan, of: draw(plan, to="R"), "view= and to= need a tensor"),
         (lambda plan, of: draw(plan.exchange, view=(24,)), "not a Exchange"),
-        (lambda plan, of: draw(plan, names=("dp",)), "and a ExchangePlan has two meshes: draw"),
+        (lambda plan, of: draw(plan, names=("dp",)), "but a ExchangePlan has two meshes: draw"),
         (lambda plan, of: draw(of, mesh=(3,)), "mesh= needs to="),
         (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows one change"),
         (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh must not be a Partial"),

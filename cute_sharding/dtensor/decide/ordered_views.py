@@ -75,10 +75,11 @@ def with_whole_input(
         raise RuntimeError(
             f"{name}: a tensor of shape {tuple(spec.shape)} with placements "
             f"{text(spec.placements)} on mesh "
-            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} is sharded in another "
-            "order of mesh dims than from left to right. For uneven shards, the two orders give "
-            "devices different elements. First redistribute the tensor to placements without "
-            f"_StridedShard: .redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} is not sharded "
+            "from left to right: a later mesh dim divides the rows before an earlier one. For "
+            "uneven shards, the order of the mesh dims changes which elements a device has. First "
+            "redistribute the tensor to placements without _StridedShard: "
+            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )
     source = without((tensor_specs.Shard, tensor_specs.StridedShard), decision.source)
     return Decision(source, source, "redistribution")

@@ -85,9 +85,9 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
             copy.check("a compiled program", tensor)
     if _are_of_one(memories):
         raise RuntimeError(
-            "a compiled program writes to several inputs that are views, and copies, of one "
-            "tensor. A write to one input would not reach the others. Pass the tensor, and "
-            "take the views inside the program."
+            "a compiled program writes to several inputs that are views of one tensor, and each "
+            "view is a copy. A write to one input would not reach the others. Pass the tensor, "
+            "and take the views inside the program."
         )
 
     def after() -> None:

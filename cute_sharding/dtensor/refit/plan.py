@@ -317,7 +317,8 @@ def plan_refit(
     specs = {name: spec_of(name, given) for name, given in source.items()}
     if not specs:
         raise ValueError(
-            "the refit has no source tensors: pass as source the tensors that the generator reads"
+            "the refit has no source tensors: pass as source the tensors from which the results "
+            "are made"
         )
     found = trace(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
     results = {

@@ -55,8 +55,8 @@ def spec_of(name: str, given: Any) -> Spec:
     if chains_of_spec(spec) != chains_of_placements(*said):
         raise RuntimeError(
             f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} is "
-            "sharded in another order of mesh dims than from left to right: redistribute the "
-            "tensor to Shard or Replicate first"
+            "not sharded from left to right, because a later mesh dim divides the rows before an "
+            "earlier one: redistribute the tensor to Shard or Replicate first"
         )
     return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)
 

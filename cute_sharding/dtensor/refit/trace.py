@@ -71,19 +71,22 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
         if "meta" not in str(error):
             raise
         raise NotOnlyMoved(
-            "the generator reads values, or moves tensors to a device, while it is traced on "
-            f"tensors without values ({error}). A generator must only move elements: {_MOVES}"
+            "the generator (the function that makes the results) reads values, or moves tensors "
+            "to a device. But it is traced on tensors without values "
+            f"({error}). A generator must only move elements: {_MOVES}"
         ) from error
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
         for name, result in results.items()
     ):
         raise TypeError(
-            f"the generator gives {_kind(results)}: let it return a dict from names to tensors"
+            "the generator (the function that makes the results) returns "
+            f"{_kind(results)}: let it return a dict from names to tensors"
         )
     if not results:
         raise ValueError(
-            "the generator gives no tensor: let it return a dict from names to tensors"
+            "the generator (the function that makes the results) returns no tensor: let it return "
+            "a dict from names to tensors"
         )
     relations = [mode.result(name, result) for name, result in results.items()]
     dtypes = tuple([result.dtype for result in results.values()])
@@ -147,16 +150,15 @@ class _Tracing(TorchDispatchMode):
         name = func.__name__
         if ours and func._schema.is_mutable:
             raise NotOnlyMoved(
-                f"the program that makes the target weights writes into a tensor: aten.{name}, of "
-                f"{self._named(ours)}. Build "
-                "the result of its parts instead, by torch.cat, torch.stack or "
-                "torch.nn.functional.pad"
+                "the generator (the function that makes the results) writes into a tensor: "
+                f"aten.{name}, of {self._named(ours)}. Make the result from its parts instead, by "
+                "torch.cat, torch.stack or torch.nn.functional.pad"
             )
         if ours and not any("Tensor" in str(x.type) for x in func._schema.returns):
             raise NotOnlyMoved(
-                f"the generator reads values: aten.{name}, of {self._named(ours)}, while it is "
-                "traced on tensors without values. Let the generator depend on shapes only, or "
-                "read the values before the refit"
+                "the generator (the function that makes the results) reads values: "
+                f"aten.{name}, of {self._named(ours)}. But it is traced on tensors without values. "
+                "Let it depend on shapes only, or read the values before the refit"
             )
 
     def _on_sources(
@@ -318,7 +320,7 @@ class _Tracing(TorchDispatchMode):
                 f"({self._names(said.sources)}): "
                 f"{said.why}. A refit only moves elements ({_MOVES}). Apply the op to the "
                 "sources before the refit, or to the results after the refit, and remove it "
-                "from the generator"
+                "from the generator (the function that makes the results)"
             )
         return said
 

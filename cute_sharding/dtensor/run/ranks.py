@@ -90,7 +90,7 @@ def slice_with(mesh: Any, rank: int) -> Mesh:
             return on
     raise ValueError(
         f"rank {rank} is not on the mesh {mesh}, nor on another slice of the same larger mesh: "
-        "give a mesh that has this rank, or call this on the ranks of the mesh alone"
+        "give a mesh that has this rank, or call this only on the ranks of the mesh"
     )
 
 

@@ -317,7 +317,7 @@ def _changes(
         if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
             raise ValueError(
                 f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: "
-                f"equal terms on all devices cannot reduce to a given value by {after[m]}"
+                f"the package cannot split a value into terms that reduce to it by {after[m]}"
             )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     return _Changes(pending, foreign, made)

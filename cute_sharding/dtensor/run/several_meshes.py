@@ -61,8 +61,8 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
                 raise ValueError(
                     f"{mesh} and {other} are slices of larger meshes, but the ranks {[*one.ranks]} "
                     f"of one slice are on several slices of the other mesh, {[*theirs.ranks]} and "
-                    f"{[*seen.ranks]}, so the pair of slices is not clear. Redistribute on the "
-                    "larger mesh"
+                    f"{[*seen.ranks]}, so it is not clear which slices form a pair. Redistribute "
+                    "on the larger mesh"
                 )
     return Meshes(source, target)
 

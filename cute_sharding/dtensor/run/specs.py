@@ -47,8 +47,8 @@ class OfThisProcess:
         if any(isinstance(mesh, DeviceMesh) for mesh in self._meshes):
             raise TypeError(
                 "a plan on DeviceMeshes cannot be pickled, because it has the rank and the "
-                "process groups of this process. Make the plan on each rank, which sends "
-                "nothing; or pickle plan.to_dict()"
+                "process groups of this process. Make the plan on each rank: this sends nothing. "
+                "Or pickle plan.to_dict()"
             )
         return vars(self)
 

@@ -278,7 +278,8 @@ class ByRows(_Derived):
         move = self.move(*args, **kwargs)
         if move is None:
             raise NotOnlyMoved(
-                f"{self.op} of {args}: the package has no map of rows for these arguments"
+                f"{self.op} of {args}: the package does not know which rows the op reads for "
+                "these arguments"
             )
         return relation_of_move(move)
 
@@ -336,7 +337,8 @@ class BySteps(_Derived):
         if steps is None:
             name = self.overloads[0]
             raise NotOnlyMoved(
-                f"{name} of {args}: the package has no map of rows for these arguments"
+                f"{name} of {args}: the package does not know which rows the op reads for "
+                "these arguments"
             )
 
         def then(first: Relation, step: Step) -> Relation:

@@ -168,7 +168,7 @@ def test_views_are_in_the_order():
         with pytest.raises(RuntimeError, match="cannot be done without"):
             laid(full).view(27)  # rows that are flattened would not be free in any order
         with pytest.raises(
-            RuntimeError, match="another order of mesh dims than from left to right"
+            RuntimeError, match="a later mesh dim divides the rows before an earlier one"
         ):
             laid(full).view(9, 3, 1)
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution="cheapest"):

@@ -62,7 +62,7 @@ def test_plans_of_this_process_stay_in_it():
         cute_sharding.plan_reshard(state, "R, S(1)"),
         cute_sharding.plan_refit(turned, state, {"w": (square, "R, S(1)")}),
     ):
-        with pytest.raises(TypeError, match="Make the plan on each rank, which sends nothing"):
+        with pytest.raises(TypeError, match="Make the plan on each rank: this sends nothing"):
             pickle.dumps(plan)
         assert copy.copy(plan) is copy.deepcopy([plan])[0] is plan
 

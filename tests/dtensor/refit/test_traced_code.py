@@ -127,7 +127,7 @@ COMPUTED = {
     "mm": (lambda x: x @ x.mT, "aten.mm.default computes"),
     "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
     "bits": (lambda x: x.view(torch.int32), "aten.view.dtype computes"),
-    "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "computes"),
+    "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "adds up"),
     "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "the generator's own"),
     "numbers": (lambda x: torch.complex(x, x), "aten.complex.default computes"),
     "list of rows": (lambda x: x[[0, 2]], "torch.tensor"),
@@ -166,25 +166,23 @@ READ = {
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", READ)
 def test_values_are_not_there_to_be_read(name):
-    with pytest.raises(NotOnlyMoved, match="the generator reads values"):
+    with pytest.raises(NotOnlyMoved, match=r"the generator \(.*\) reads values"):
         relation_of(lambda w: {"y": READ[name](w["x"])}, x=(4, 6))
 
 
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.__setitem__(0, x[1])])
 def test_writes_are_refused(write):
-    with pytest.raises(
-        NotOnlyMoved, match="the program that makes the target weights writes into a tensor: aten"
-    ):
+    with pytest.raises(NotOnlyMoved, match=r"the generator \(.*\) writes into a tensor: aten"):
         relation_of(lambda w: {"x": w["x"], "n": write(w["x"])}, x=(4, 6))
 
 
 def test_what_a_generator_gives():
-    with pytest.raises(TypeError, match="the generator gives a list"):
+    with pytest.raises(TypeError, match=r"the generator \(.*\) returns a list"):
         relation_of(lambda w: [w["x"]], x=(4,))
     with pytest.raises(TypeError, match="a mapping of str to int"):
         relation_of(lambda w: {"x": 1}, x=(4,))
-    with pytest.raises(ValueError, match="gives no tensor"):
+    with pytest.raises(ValueError, match="returns no tensor"):
         relation_of(lambda w: {}, x=(4,))
     with pytest.raises(RuntimeError, match="shape"):  # the program's own mistake, as torch has it
         relation_of(lambda w: {"x": w["x"].view(5)}, x=(4,))
