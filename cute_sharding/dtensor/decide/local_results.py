@@ -19,11 +19,7 @@ from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, TensorMeta
-from cute_sharding.dtensor.run.order import (
-    lay_out,
-    lies_row_by_row,
-    long_dims,
-)
+from cute_sharding.dtensor.run.order import is_order_of_all, lay_out, lies_row_by_row
 from cute_sharding.relations.table import ROWS
 from cute_sharding.relations.table.along import pointwise
 
@@ -81,4 +77,4 @@ def _may_lie_otherwise(schema: OpSchema, results: Sequence[TensorMeta]) -> bool:
         return row is None or row.own_order
     if row is not None and row.own_order:
         return True
-    return any(long_dims(meta.shape, [meta]) != long_dims(meta.shape, operands) for meta in results)
+    return not all(is_order_of_all(meta, operands) for meta in results)

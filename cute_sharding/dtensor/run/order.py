@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -96,15 +97,17 @@ def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Seq
     return 0
 
 
-def long_dims(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]:
-    """The dims with more than one row, from the outermost to the innermost, of a pointwise op's
-    result of this shape, from broadcast operands.
+def is_order_of_all(result: TensorMeta, operands: Sequence[TensorMeta]) -> bool:
+    """Whether a pointwise op of broadcast operands lays out its result in the order of its strides,
+    whichever dims have a single row on a device: the operands then order each two dims like the
+    result. (TensorIterator compares dims in pairs, so one dim may decide the order of two others.)
 
     >>> row = TensorMeta(torch.Size((3,)), (1,), torch.float32)
     >>> matrix = TensorMeta(torch.Size((2, 3)), (1, 2), torch.float32)
-    >>> long_dims((2, 3), [row, matrix])
-    [1, 0]
+    >>> is_order_of_all(matrix, [row, matrix])
+    True
     """
+    shape = tuple(result.shape)
     strides = [
         (
             *[0] * (len(shape) - len(meta.shape)),
@@ -117,7 +120,11 @@ def long_dims(shape: Sequence[int], operands: Sequence[TensorMeta]) -> list[int]
         )
         for meta in operands
     ]
-    return [d for d in memory_order(tuple(shape), *strides) if shape[d] > 1]
+    long = [d for d in memory_order(shape, tuple(result.stride)) if shape[d] > 1]
+    return all(
+        (found := _compared(inner, dim, shape, strides)) < 0 or (found == 0 and dim < inner)
+        for dim, inner in combinations(long, 2)
+    )
 
 
 def lies_row_by_row(meta: TensorMeta) -> bool:
