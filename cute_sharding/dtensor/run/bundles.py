@@ -110,9 +110,11 @@ class Shipment:
             each = [[*islice(remaining, len(some))] for some in operands]
             return _packed(self.part(rank, group, turn), each, self.dtypes, buffer)
 
-        sent = on_each_rank(packed, *flat)
         if self.bundle(process_groups.this_rank()).is_free:
-            return lambda: sent
+            first = next(x for x in flat if x is not None)
+            nothing = on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), first)
+            return lambda: nothing
+        sent = on_each_rank(packed, *flat)
         return start_exchange(
             lambda rank: self.part(rank, group, turn),
             sent,
