@@ -322,7 +322,7 @@ The kinds of placements are:
 - *even*: a `Shard` on two devices, of a dim that divides evenly.
 - *uneven*: a `Shard` on two devices, of any dim.
 - *strided*: a `_StridedShard` on two devices.
-- *nested*: a `Shard` or a `_StridedShard` on each mesh dim of 2 x 2 devices, all of one tensor dim.
+- *nested*: on 2 x 2 devices, both mesh dims shard one tensor dim, by `Shard` or `_StridedShard`.
 - *pending*: a `Partial` on one mesh dim of 2 x 2 devices, and a `_StridedShard` on the other.
 
 In the column *replicated first*, the program replicates uneven and strided shards before the op, as

@@ -219,10 +219,8 @@ class Settings:
         found = cls(**{name: TABLE[name].taken(name, value) for name, value in arguments.items()})
         for name, setting in TABLE.items():
             if getattr(found, name) and not all(getattr(found, need) for need in setting.needs):
-                raise ValueError(
-                    f"{name}=True with {' or '.join(f'{need}=False' for need in setting.needs)}: "
-                    f"{setting.because}; leave {' and '.join(setting.needs)} on"
-                )
+                needs = " and ".join(setting.needs)
+                raise ValueError(f"{name}=True needs {needs}: {setting.because}; leave {needs} on")
         return found
 
     @property

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 SHAPES = "torch/fx/experimental/symbolic_shapes.py"
 TEST = "test/distributed/tensor/test_compiled_global_sizes.py"
 
-MESSAGE = """[dynamo][DTensor] Guard the sizes of tensor subclasses that are constants
+MESSAGE = """[dynamo][DTensor] Guard constant sizes of tensor subclasses
 
 Of sizes that are constants of a graph produce_guards writes no guard, because
 check_tensor_fn compares them. It is not run on a traceable wrapper subclass,

@@ -37,11 +37,11 @@ CONTEXTS = Patch(
     module="torch._dynamo.variables.builder",
     attribute="_automatic_dynamic",
     file="torch/_dynamo/variables/builder.py",
-    why="If two sizes are equal in the first call, the compiler uses one symbol for both. On one "
-    "rank alone, a local tensor may have as many rows as another dim. Then the guards of this "
-    "rank differ from the guards of the other ranks, and the other ranks may wait for messages "
-    "that this rank does not send. With this package, each size of a local tensor has a symbol of "
-    "its own.",
+    why="If two sizes are equal in the first call, the compiler uses one symbol for both. On "
+    "some ranks only, the number of rows of a local tensor may equal the size of another dim. "
+    "Then the guards of such a rank differ from the guards of the other ranks, and the other "
+    "ranks may wait for messages that this rank does not send. With this package, each size of a "
+    "local tensor has a symbol of its own.",
     until="torch uses a separate symbol for each size of a local tensor",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
