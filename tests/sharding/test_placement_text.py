@@ -13,5 +13,5 @@ def test_dims_that_count_from_the_end_are_read():
     ("ndim", "said"), [(2, "2 dims"), (None, "an unknown number"), (0, "0 dims")]
 )
 def test_there_are_not_so_many(ndim, said):
-    with pytest.raises(ValueError, match=rf"S\(-3\).*from the end, but the tensor has {said}"):
+    with pytest.raises(ValueError, match=rf"S\(-3\).*from the last dim, but the tensor has {said}"):
         parse_placements("S(-3)", ndim=ndim)
