@@ -111,8 +111,8 @@ class Shipment:
             return _packed(self.part(rank, group, turn), each, self.dtypes, buffer)
 
         if self.bundle(process_groups.this_rank()).is_free:
-            first = next(x for x in flat if x is not None)
-            nothing = on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), first)
+            like = next((x for x in (buffer, *flat) if x is not None), torch.empty(0))
+            nothing = on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), like)
             return lambda: nothing
         sent = on_each_rank(packed, *flat)
         return start_exchange(
