@@ -110,6 +110,7 @@ def test_an_op_that_torch_takes_apart_for_its_rule_runs(checks):
     assert found["error"] is None and Traffic.from_data(found["step"]).collectives == 1
 
 
+@pytest.mark.costly
 def test_a_process_for_each_setting():
     """Layers that each send more are all run; and the rest of the way from a function to text."""
     found = cute_sharding.estimate(

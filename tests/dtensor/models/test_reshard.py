@@ -34,6 +34,7 @@ def test_drawn_models(prepared, limited, long, share, tmp_path):
     run(4, tmp_path, (reshard_worker.drawn_models, 0, share(200, 10), prepared, limited, long))
 
 
+@pytest.mark.costly
 @pytest.mark.processes
 @pytest.mark.one_in(1)
 def test_programs(tmp_path):

@@ -127,6 +127,7 @@ def test_all_bytes_go_straight():
     assert all(plan.received_by(rank) == needed[rank] - padding[rank] for rank in needed)
 
 
+@pytest.mark.costly
 @pytest.mark.processes
 @pytest.mark.one_in(1)
 def test_the_program():

@@ -18,6 +18,7 @@ def test_replicas_stages_and_threads(tmp_path):
     run(8, tmp_path, ("replicas_out_of_step",), ("stages_alone",))
 
 
+@pytest.mark.costly
 def test_threads(tmp_path):
     run(5, tmp_path, ("threads",), ("averages",))
 

@@ -10,6 +10,7 @@ from gloo import run, spawn
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.costly
 def test_views_on_three(share, tmp_path):
     run(3, tmp_path, ("views", [0, 1, 2], share(60, 12)))
 
