@@ -272,25 +272,31 @@ def page() -> str:
         [
             "# Views under torch.compile",
             "",
-            "`python -m benchmarks.compiled --write` generates this page. Each row of the table is "
-            "about one pattern: a function that applies one or more views to its input, and then "
-            "multiplies by 2. The benchmark passes this function to `torch.compile` once, with "
-            "`fullgraph=True, dynamic=True` and the backend `aot_eager`. Then the benchmark calls "
-            f"the compiled function with inputs of several shapes on {DEVICES} devices, and "
-            "compares placements and values with eager mode. The column *shapes* has the number of "
-            "shapes.",
+            "`python -m benchmarks.compiled --write` generates this page. The benchmark "
+            "compiles functions that apply views to an input and multiply the result by 2. The "
+            "benchmark compiles each function with the following call:",
             "",
-            "The columns with *graphs* tell how many graphs PyTorch compiles for these shapes, "
-            "without the package and with the package. The column *guards* has the guards that the "
-            "package adds. A guard names the dims of the input as the column *input* does. PyTorch "
-            "adds more guards, for example on sizes of 0 and 1, and on sizes that are equal in the "
-            "first call.",
+            "```text",
+            'compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")',
+            "```",
             "",
-            "Inside a graph, the split factor of a `_StridedShard` is a symbol, so one graph "
-            "serves all split factors. If the graph returns a tensor with a `_StridedShard`, the "
-            "split factor becomes a number, and PyTorch compiles one graph for each number. For "
-            "example, if a graph returns the flatten of a sharded sequence, PyTorch compiles one "
-            "graph for each batch size.",
+            "| column | meaning |",
+            "|---|---|",
+            "| pattern | the views of the function |",
+            "| input | dims, placements and mesh of the input |",
+            "| shapes | number of input shapes |",
+            "| PyTorch: graphs, or error | number of graphs that PyTorch alone compiles |",
+            "| package: graphs | number of graphs with the package |",
+            "| guards | guards that the package adds, on the dims in *input* |",
+            "",
+            "The benchmark calls each compiled function with several input shapes on "
+            f"{DEVICES} ranks. The benchmark compares placements and values with eager mode."
+            " The column *guards* omits guards of PyTorch, for example on sizes of 0 and 1.",
+            "",
+            "Inside a compiled graph, the split factor of a `_StridedShard` is a symbol, not a "
+            "constant. If a function returns a `_StridedShard`, PyTorch compiles one graph "
+            "for each split factor. For example, `x.flatten(0, 1)` of a (batch, sequence) "
+            "tensor with `Shard(1)` has the split factor `batch`.",
             "",
             "| pattern | input | shapes | PyTorch: graphs, or error | package: graphs | guards |",
             "|---|---|---|---|---|---|",

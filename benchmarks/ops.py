@@ -307,42 +307,44 @@ def page(data: Any) -> str:
     by = data["by"]
     return f"""# Measured: every op of PyTorch
 
-`python -m benchmarks.ops --write` generates this page, here with torch {data["torch"]}. The
+`python -m benchmarks.ops --write` generates this page, here with PyTorch {data["torch"]}. The
 benchmark runs {data["measured"]} ops with the sample inputs of PyTorch's own tests. For each kind
-of placements, each op runs on {data["samples"]} inputs, forward and backward. The benchmark
-compares the results of every rank with the results of one device. Each cell of the table has three
-numbers: how many runs were right, how many were wrong, and how many raised an error.
+of placements, each op runs on {data["samples"]} inputs, forward and backward. The results of every
+rank are compared with the results on one device.
+
+A cell such as 893/8/210 means 893 correct runs, 8 runs with wrong results and 210 errors:
 
 | placements | PyTorch | cute-sharding | replicated first |
 |---|---|---|---|
 {rows}
 
-The kinds of placements are:
+| placements | mesh | input |
+|---|---|---|
+| even | 2 | a `Shard` of a dim that divides evenly |
+| uneven | 2 | a `Shard` of any dim |
+| strided | 2 | a `_StridedShard` |
+| nested | 2 x 2 | one tensor dim on both mesh dims, by `Shard` or `_StridedShard` |
+| pending | 2 x 2 | a `Partial` on one mesh dim, a `_StridedShard` on the other mesh dim |
 
-- *even*: a `Shard` on two devices, of a dim that divides evenly.
-- *uneven*: a `Shard` on two devices, of any dim.
-- *strided*: a `_StridedShard` on two devices.
-- *nested*: on 2 x 2 devices, both mesh dims shard one tensor dim, by `Shard` or `_StridedShard`.
-- *pending*: a `Partial` on one mesh dim of 2 x 2 devices, and a `_StridedShard` on the other.
+For the column *replicated first*, the benchmark replicates uneven and strided shards before each
+PyTorch op.
 
-In the column *replicated first*, the program replicates uneven and strided shards before the op, as
-PyTorch's own views do. The op then runs with PyTorch's rules.
+If an input is a `_StridedShard`, the output placements come from the following sources ([Who
+answers](ops.md#who-answers)):
 
-If an input has a `_StridedShard`, cute-sharding finds the placements of the results in one of three
-ways ([Who answers](ops.md#who-answers)):
-
-- {by.get("signature", 0)} ops use a signature.
-- {by.get("gate", 0)} ops use the fallback, which replicates the operand.
-- {by.get("torch", 0)} ops are views, or use PyTorch's rules.
+| number of ops | source of the output placements |
+|---|---|
+| {by.get("signature", 0)} | a signature |
+| {by.get("gate", 0)} | the fallback, which replicates the input |
+| {by.get("torch", 0)} | the package's rules for views, or PyTorch's rules |
 
 ## Ops that are not right everywhere
 
-The table below lists the {len(data["ops"])} ops that gave a wrong result or raised an error at
-least once, with PyTorch alone or with cute-sharding. All other ops were right in all runs. Click on
-an op to see its numbers for each kind of placements.
+The following {len(data["ops"])} ops were wrong or raised an error at least once, with or without
+cute-sharding. A click on an op shows the numbers of the op for each kind of placements.
 
 <div id="measured-ops" data-source="../measured-ops.json">
-A script makes this table from <a href="../measured-ops.json">measured-ops.json</a>.
+A script reads the numbers of all ops from <a href="../measured-ops.json">measured-ops.json</a>.
 </div>
 <script src="../measured-ops.js" defer></script>
 """

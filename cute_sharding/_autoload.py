@@ -64,10 +64,11 @@ def _give_up(error):  # type: ignore[no-untyped-def]
     global report
     import warnings
 
-    report = f"not switched on: {type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {error}"
+    report = f"not switched on: {said}"
     message = (
-        f"cute_sharding is {report}. The program runs with torch's own rules. For details, run "
-        "`python -m cute_sharding status`."
+        f"cute_sharding is not switched on, because of {said}. The program runs with PyTorch's own "
+        "rules. For details, run `python -m cute_sharding status`."
     )
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -76,19 +77,22 @@ def _give_up(error):  # type: ignore[no-untyped-def]
 
 
 def _say_unknown(flags):  # type: ignore[no-untyped-def]
-    """One warning of variables that are named as flags are and are none, by rank 0 of those that
+    """A warning of each variable that is named as flags are and is none, by rank 0 of those that
     torchrun starts; as a line where warnings are errors.
     """
     if not flags or os.environ.get("RANK", "0") != "0":
         return
     import warnings
 
-    asked = "; ".join(f"{name}: did you mean {near}?" for name, near in flags.items())
-    message = f"cute_sharding has no such flag, and ignores it: {asked}"
-    try:
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    except RuntimeWarning:
-        _print(message)
+    for name, near in flags.items():
+        message = (
+            f"cute_sharding ignores the environment variable {name}, which is not a flag. Did you "
+            f"mean {near}?"
+        )
+        try:
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        except RuntimeWarning:
+            _print(message)
 
 
 def _print(message):  # type: ignore[no-untyped-def]

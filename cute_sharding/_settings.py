@@ -97,10 +97,10 @@ class Setting(NamedTuple):
         if self.choices:
             raise ValueError(
                 f"{self.flag}={text!r} is not one of "
-                f"{', '.join(self.choices)}{_meant(word, self)}; 1 means {self.on}, 0 means "
-                f"{self.off}"
+                f"{', '.join(self.choices)}{_meant(word, self)}. The value 1 means {self.on}, "
+                f"and 0 means {self.off}"
             )
-        raise ValueError(f"{self.flag}={text!r} is neither on nor off: set it to 1 or 0")
+        raise ValueError(f"{self.flag}={text!r} is neither on nor off: set {self.flag} to 1 or 0")
 
     def taken(self, name: str, value: Any) -> Any:
         """What the argument ``name`` of ``enable`` says.
@@ -117,8 +117,8 @@ class Setting(NamedTuple):
         if value not in self.choices:
             raise ValueError(
                 f"{name}={value!r} is not one of "
-                f"{', '.join(map(repr, self.choices))}{_meant(value, self)}; True means "
-                f"{self.on!r}, False means {self.off!r}"
+                f"{', '.join(map(repr, self.choices))}{_meant(value, self)}. The value True "
+                f"means {self.on!r}, and False means {self.off!r}"
             )
         return value
 
@@ -190,8 +190,8 @@ class Settings:
             "shown": "movement ops",
             "in_everything": True,
             "needs": ("views", "ops"),
-            "because": "the result of a movement op may have a _StridedShard, for which torch's "
-            "own rules of other ops can be wrong",
+            "because": "the result of a movement op may have a _StridedShard, for which PyTorch's "
+            "rules can be wrong",
         },
     )
 
@@ -218,9 +218,15 @@ class Settings:
         """
         found = cls(**{name: TABLE[name].taken(name, value) for name, value in arguments.items()})
         for name, setting in TABLE.items():
-            if getattr(found, name) and not all(getattr(found, need) for need in setting.needs):
-                needs = " and ".join(setting.needs)
-                raise ValueError(f"{name}=True needs {needs}: {setting.because}; leave {needs} on")
+            off = [need for need in setting.needs if not getattr(found, need)]
+            if getattr(found, name) and off:
+                given, needed = [
+                    " and ".join(f"{need}={on}" for need in off) for on in (False, True)
+                ]
+                raise ValueError(
+                    f"{name}=True does not work with {given}, because {setting.because}. Pass "
+                    f"{needed}"
+                )
         return found
 
     @property
@@ -279,20 +285,21 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
     asked = {name: asked_of(name, setting) for name, setting in TABLE.items()}
     for name, setting in TABLE.items():
-        if asked[name] and not all(asked[need] for need in setting.needs):
+        off = [TABLE[need].flag for need in setting.needs if not asked[need]]
+        if asked[name] and off:
             if found[name]:
-                flags = " and ".join(TABLE[need].flag for need in setting.needs)
+                given = " and ".join(f"{flag}={environment[flag]!r}" for flag in off)
                 raise ValueError(
-                    f"{setting.flag}={environment[setting.flag]!r} needs "
-                    f"{' and '.join(setting.needs)}: leave {flags} unset"
+                    f"{setting.flag}={environment[setting.flag]!r} does not work with {given}: "
+                    f"unset {' and '.join(off)}"
                 )
             asked[name] = False
     for name, setting in TABLE.items():
         is_on = asked[name] not in (setting.default, setting.off)
         if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
-                f"{setting.flag}={environment[setting.flag]!r} has no effect while views are "
-                f"off: also set {TABLE['views'].flag}=1 or {EVERYTHING}=1"
+                f"{setting.flag}={environment[setting.flag]!r} has no effect without "
+                f"{TABLE['views'].flag}=1 or {EVERYTHING}=1: also set one of these two flags"
             )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None

@@ -73,54 +73,50 @@ PATTERNS = (
     pattern(
         "patches",
         "Patches of an image, merged in pairs",
-        "A view turns (batch, patches, hidden) into (batch, patches / 2, 2 * hidden). The dim "
-        "hidden is sharded. PyTorch gathers the input of the view. But each device already has "
-        "its columns of both patches of each pair, so nothing has to be sent. With this package, "
-        "the result is a _StridedShard.",
+        "For a view that merges two image patches into one image patch, PyTorch gathers all "
+        "features. With cute-sharding, each rank keeps its features, so a view that merges image "
+        "patches sends nothing.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
         "qkv",
         "Fused queries, keys and values",
-        "A fused weight has the rows of q, then of k, then of v. Each device has its heads of q, "
-        "k and v, so the weight is a _StridedShard of split factor 3. The view reads the rows as "
-        "four groups of six rows. The first device has four rows of the first group, but two rows "
-        "of the last group. No placements describe this. PyTorch returns wrong data for the view. "
-        "With this package, the view communicates.",
+        "In a fused weight, each rank has the rows of its heads of q, k and v. "
+        "For a view that divides the rows of a fused weight into four groups, PyTorch returns "
+        "wrong data. With cute-sharding, a view that divides a fused weight into four groups "
+        "communicates.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
         "gqa",
         "Grouped-query attention: fewer key heads than devices",
-        "With two key heads on four devices, each device has half a head. No placements of a "
-        "tensor (batch, sequence, heads, head size) describe half a head. PyTorch raises an error "
-        "for the view. With this package, the view communicates. The last lines of the picture "
-        "name placements of the input for which the view is free.",
+        "If two key heads are sharded over four ranks, each rank has half a head. No placements "
+        "of a tensor (batch, sequence, heads, head size) describe half a head.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
-        "Tensor parallelism shards a weight by columns, and fully_shard shards each of these "
-        "shards again by columns. If an optimizer flattens the weight, PyTorch returns wrong "
-        "data. With this package, the result is correct, and nothing is sent.",
+        "Tensor parallelism shards a weight by columns, and `fully_shard` shards each shard again "
+        "by columns. If an optimizer flattens a weight that is sharded twice, PyTorch returns "
+        "wrong data. With cute-sharding, a flattened weight that is sharded twice is correct, and "
+        "needs no communication.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
         "context",
         "Context parallelism: striped blocks",
-        "Each sequence is divided into two stripes. Each device has a part of both stripes: some "
-        "early and some late positions of the sequence. If a view flattens batch and sequence, "
-        "PyTorch raises an error. With this package, the view is free.",
+        "In context parallelism with two stripes, each rank has some early and some late "
+        "positions of each sequence. If a view flattens batch and sequence, PyTorch raises an "
+        "error. With cute-sharding, a view that flattens batch and sequence sends nothing.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight. Two of these ranks form a smaller mesh, and also generate "
-        "text with the weight. With this package, these two ranks keep the elements that they "
-        "already have, and receive each missing element once. PyTorch raises an error, because "
-        "the target is on another mesh.",
+        "Four ranks train a weight, and two of the four ranks also generate text with the weight. "
+        "For a redistribution to another mesh, PyTorch raises an error. With cute-sharding, a "
+        "rank of the new mesh receives each missing element only once.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -128,8 +124,8 @@ PATTERNS = (
     pattern(
         "redistribution",
         "A redistribution, S(0) to S(1)",
-        "At first, each device has some rows. It divides its rows into four blocks of columns, "
-        "keeps one block, and sends one block to each other device.",
+        "For a redistribution from S(0) to S(1), each rank sends some of its columns to every "
+        "other rank.",
         *((8, 8), {"tp": 4}, "S(0)"),
         to="S(1)",
     ),
@@ -137,29 +133,29 @@ PATTERNS = (
         "heads",
         "Attention heads, split",
         "A column-parallel projection returns a tensor (batch, sequence, heads * head size), "
-        "which is sharded by columns. The view splits the columns into heads. Each device has "
-        "whole heads, so nothing is sent.",
+        "sharded by columns. If each rank has whole heads, a view that splits columns into heads "
+        "sends nothing.",
         *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
     ),
     pattern(
         "merge",
         "Attention heads, merged",
-        "After attention, a view merges the dims of heads and of head size into columns again.",
+        "After attention, a view merges the dims of heads and of head size into columns.",
         *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
     ),
     pattern(
         "sequence",
         "Sequence parallelism: batch and sequence, flattened",
-        "Each device has a part of each sequence. A view flattens batch and sequence. In the "
-        "result, each of these parts is a run of consecutive rows.",
+        "After a view flattens batch and sequence, each rank has consecutive rows of each "
+        "sequence.",
         *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
     ),
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The weights of two projections are stacked in one tensor, and each weight is sharded by "
-        "rows. A view flattens the two weights into one matrix. In the result, each device has "
-        "two runs of consecutive rows, one from each weight.",
+        "The weights of two projections are stacked in one tensor, and sharded by rows. After a "
+        "view flattens stacked weights into one matrix, each rank has consecutive rows of each "
+        "weight.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
     ),
     pattern(
@@ -172,9 +168,9 @@ PATTERNS = (
     pattern(
         "vocabulary",
         "An uneven vocabulary",
-        "A vocabulary of eleven words is sharded on four devices: three devices have three words, "
-        "and the last device has two words. A beam search picks from all words of all beams, so a "
-        "view turns (batch, beams, words) into (batch, beams * words).",
+        "Four ranks share a vocabulary of eleven words: three ranks have three words, and one "
+        "rank has two words. In a beam search, a view turns (batch, beams, words) "
+        "into (batch, beams * words).",
         *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
     ),
 )
@@ -184,23 +180,26 @@ def page(measured: dict[str, Any]) -> str:
     lines = [
         "# Gallery",
         "",
-        "The pictures show patterns of real models, with small tensors. A picture shows which "
-        "device has each element, before and after the op. The page begins with patterns for "
-        "which PyTorch gathers, raises an error or returns wrong data. For the other patterns, "
-        "PyTorch and this package give the same result. `make pages` generates this page.",
+        "The pictures show patterns of real models, with small tensors. Each picture shows which "
+        "rank has each element, before and after an op. For the last seven patterns of the page, "
+        "PyTorch and cute-sharding give the same result. `make pages` generates the gallery.",
         "",
-        f"The tables compare PyTorch {measured['torch']} alone with this package. *Free* means "
-        "that the result is correct, and that nothing is sent. *Communicates* means that the "
-        "result is correct, and that the op communicates. *Raises* means that the op raises the "
-        "given error. *Wrong* means that devices do not hold the elements that the placements "
-        "of the result describe.",
+        f"The tables compare PyTorch {measured['torch']} alone with cute-sharding:",
         "",
-        "In the placements, `S(0)` is `Shard(0)`, `R` is `Replicate()`, and `_S(0,3)` is "
-        "`_StridedShard(0, split_factor=3)`.",
+        "```text",
+        "free          the result is correct, and no rank sends data",
+        "communicates  the result is correct, and ranks send data",
+        "raises        the op raises an error",
+        "wrong         ranks have other elements than the placements of the result describe",
+        "S(0)          Shard(0)",
+        "R             Replicate()",
+        "_S(0,3)       _StridedShard(0, split_factor=3)",
+        "```",
         "",
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
-        '--mesh tp=2 --placements "S(1)" --view 24`, or call `cute_sharding.draw(tensor)` '
-        "in a program ([reference](reference/index.md#cute_sharding.drawing.draw)).",
+        '--mesh tp=2 --placements "S(1)" --view 24`. In a program, call '
+        "`cute_sharding.draw(tensor)` "
+        "([reference](reference/index.md#cute_sharding.drawing.draw)).",
         "",
     ]
     for p in PATTERNS:
@@ -208,7 +207,7 @@ def page(measured: dict[str, Any]) -> str:
         if p.view is not None:
             change = f"`.view{p.view}`"
         else:
-            change = f"a redistribution to `{format_placements(p.to)}`"
+            change = f"redistribution to `{format_placements(p.to)}`"
         if p.to_mesh is not None:
             change += f" on {p.to_mesh.text(p.to_names)}"
         mesh = ", ".join(f"{name}={n}" for name, n in zip(p.names, p.sharding.mesh))
@@ -218,12 +217,10 @@ def page(measured: dict[str, Any]) -> str:
             "",
             p.text,
             "",
-            f"The tensor has the shape `{p.sharding.shape}` and the placements {before} on mesh "
-            f"({mesh}). The op is {change}:",
-            "",
-            "| PyTorch | cute-sharding |",
-            "|---|---|",
-            f"| {found['torch']} | {found['ours']} |",
+            "| shape | placements | mesh | op | PyTorch | cute-sharding |",
+            "|---|---|---|---|---|---|",
+            f"| `{p.sharding.shape}` | {before} | {mesh} | {change} | {found['torch']} "
+            f"| {found['ours']} |",
             "",
             f"![{p.picture().title}](gallery/{p.name}.svg)",
             "",

@@ -1,4 +1,4 @@
-"""Writes docs/patches.md from the table of what is replaced in torch.
+"""Writes docs/patches.md from the table of what is replaced in PyTorch.
 
 python docs/generate_patches.py          # write it
 python docs/generate_patches.py --check  # fail if it is not what the code says
@@ -16,7 +16,8 @@ from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.replaced.patches import TABLE, WATCHED
 
 PAGE = Path(__file__).with_name("patches.md")
-ADAPTER = Path(__file__).parent.parent / "cute_sharding" / "dtensor"
+ROOT = Path(__file__).parent.parent
+ADAPTER = ROOT / "cute_sharding" / "dtensor"
 
 
 def installers(row: Patch) -> list[str]:
@@ -31,22 +32,21 @@ def installers(row: Patch) -> list[str]:
 
 
 def section(row: Patch) -> list[str]:
+    files = ", ".join(f"`{(ADAPTER / file).relative_to(ROOT)}`" for file in installers(row))
+    refuses = "the recording" if row in WATCHED else "`enable`"
     return [
         f"## `{row.name}`",
         "",
         row.why,
         "",
-        f"- File in torch {versions.RANGE}: `{row.file}`.",
-        f"- File in `cute_sharding/dtensor` that replaces the object: "
-        f"{', '.join(f'`{file}`' for file in installers(row))}.",
-        f"- The replacement can be removed once {row.until}.",
-        f"- This test fails without the replacement: `{row.test}`.",
-        "- If a release of torch does not have this object, "
-        + (
-            f"`enable` raises an error. Without the replacement, {row.lacking}."
-            if row.lacking
-            else "the package logs one warning, and replaces nothing here."
-        ),
+        "| fact | value |",
+        "|---|---|",
+        f"| file in PyTorch {versions.RANGE} | `{row.file}` |",
+        f"| replaced in | {files} |",
+        f"| needed until | {row.until} |",
+        f"| test that fails without the replacement | `{row.test}` |",
+        "| if PyTorch lacks the object | "
+        f"{f'{refuses} raises: {row.lacking}' if row.lacking else 'one warning'} |",
         "",
     ]
 
@@ -54,36 +54,29 @@ def section(row: Patch) -> list[str]:
 def page() -> str:
     return "\n".join(
         [
-            "# What is replaced in torch",
+            "# What is replaced in PyTorch",
             "",
             "`make pages` generates this page from `patches.py` and `compiler_patches.py` in "
-            "`cute_sharding/dtensor/replaced/`. A test checks that the page agrees with these "
-            "files.",
+            "`cute_sharding/dtensor/replaced/`.",
             "",
-            f"While the package is on, it replaces {len(TABLE)} objects of torch: functions, "
-            "methods, attributes, and entries of dicts. Nothing else in torch changes. To check "
-            "this, a test compares all objects of torch before `enable`, after `enable` and after "
-            "`disable`.",
+            f"While `cute_sharding` is on, it replaces {len(TABLE)} objects of PyTorch: functions, "
+            "methods, attributes and entries of dicts. A test checks that `enable` changes only "
+            "objects on this page, and that `disable` undoes all changes.",
             "",
-            "`enable` replaces the objects that the settings need, and `disable` restores them. If "
-            "`enable` fails, it undoes all of its changes.",
+            "`enable` replaces only the objects that the settings of `cute_sharding` need. If "
+            "`enable` raises an error, no object of PyTorch stays replaced.",
             "",
-            "Some objects belong to modules that many programs never import, such as the compiler, "
-            "`torch.distributed.tensor.parallel` and `local_map`. `enable` does not import these "
-            "modules. If the program imports such a module later, the package then replaces the "
-            "objects of the module.",
+            "`cute_sharding` replaces `local_map` and functions of PyTorch's compiler only after "
+            "the program imports their modules.",
             "",
-            "Each section below is about one object. It describes what torch does, and what this "
-            "package does instead.",
+            "If `cute_sharding` replaces `function.__code__`, modules that imported the function "
+            "earlier also run the new code.",
             "",
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",
             "",
-            "Inside `profile()` and `no_communication()`, and while `estimate` runs a program, the "
-            f"package replaces {len(WATCHED)} more objects. It does so even if the package is "
-            "switched off. The replacements record the ops and collectives that run, and "
-            "otherwise do the same as torch. When the last recording ends, the package restores "
-            "the objects.",
+            "To record communication, `profile()`, `no_communication()` and `estimate` temporarily "
+            f"replace {len(WATCHED)} more objects of PyTorch, even without `enable`.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]

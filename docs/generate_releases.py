@@ -27,19 +27,28 @@ CASES = 1000
 
 KINDS = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, uneven")
 COLUMNS = ("torch", "Python", "commit", "passed", "failed", "skipped", "expected failures")
-HEAD = f"""# Releases of torch
+HEAD = f"""# Releases of PyTorch
 
-`make releases` generates this page. For each release of torch, it runs all tests on CPUs
-(`make thorough TORCH=...`). The columns from *passed* to *expected failures* count these tests. An
-expected failure is a test that shows a known limit of this package.
+`make releases` generates this page. For each release of PyTorch, `make thorough TORCH=...` runs all
+tests on CPUs. The columns from *passed* to *expected failures* count tests. An expected failure is
+a test of a known limit of cute-sharding.
 
-The last four columns have the results of `python -m benchmarks.views --answers --cases {CASES}`.
-Each of these columns is about random views on one kind of placements. For example,
-`100.0% of 165, 0 wrong` means that 165 of the views can run without communication. The package ran
-100% of the 165 views without communication, and no result was wrong.
+The last four columns show the results of `python -m benchmarks.views --answers --cases {CASES}`:
+
+```text
+100.0% of 165, 0 wrong
+165          random views that can run without communication
+100.0%       of these views run without communication with cute-sharding
+0 wrong      views with a wrong result
+```
 
 | {" | ".join(COLUMNS)} | views: {" | ".join(KINDS)} |
 |{"---|" * (len(COLUMNS) + len(KINDS))}
+"""
+
+SKIPPED = """
+| torch | reason for skipped tests |
+|---|---|
 """
 
 VERSIONS = "import platform, torch; print(platform.python_version(), torch.__version__)"
@@ -136,13 +145,10 @@ def write(rows: dict[str, Any]) -> None:
                 f"{' | '.join(row['views'])} |"
             )
     skips = [
-        f"- {name}: {skip}" for name in RELEASES if name in rows for skip in rows[name]["skips"]
+        f"| {name} | {skip} |" for name in RELEASES if name in rows for skip in rows[name]["skips"]
     ]
     PAGE.write_text(
-        HEAD
-        + "\n".join(lines)
-        + "\n"
-        + ("\nSkipped:\n\n" + "\n".join(skips) + "\n" if skips else "")
+        HEAD + "\n".join(lines) + "\n" + (SKIPPED + "\n".join(skips) + "\n" if skips else "")
     )
     print(lines[-1])
 

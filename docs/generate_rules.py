@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cute_sharding.relations import Diagonal, Fold, Link, Move, Window
@@ -173,10 +174,10 @@ def line_of_movement(row: ByRows) -> str:
 def signature(row: ByRows) -> str:
     """What follows from the map for the example, and the overloads that go by it alone."""
     if not row.signed:
-        return ""
+        return " | "
     shape, args = MOVED[row.op]
-    also = "".join(f", `{name}`" for name in row.by_names)
-    return f"`{row.pattern(shape, *args)}`{also}"
+    also = ", ".join([f"`{name}`" for name in row.by_names])
+    return f"`{row.pattern(shape, *args)}` | {also}"
 
 
 def spec_text(spec: DimSpec) -> str:
@@ -242,46 +243,44 @@ def line_of_torch(row: OfTorch) -> str:
 
 def section_of_views() -> list[str]:
     """The ops by DimMap, each with an example."""
-    notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
+    noted = [row for row in views.ROWS if row.note and row.overloads]
     return [
         "## Views",
         "",
-        "Each row of the table describes one view op. The column *example* has the shape of an "
-        "input, and then the arguments of the op. The last two columns describe the view of "
-        "this example:",
+        "The column *example* contains an input shape, followed by the arguments of a view op. The "
+        "column *DimMap* has one entry for each output dim of the view op:",
         "",
-        "- *DimMap* gives, for each dim of the output, the dims of the input that form this dim.",
-        "- *layout* has a layout that maps the flat index of an output element to the flat "
-        "index of an input element. For a permutation, the strides of this layout are "
-        "permuted. For a broadcast or a repeat, the layout has modes of stride 0.",
+        "| entry | output dim |",
+        "|---|---|",
+        "| `in0` | dim 0 of the input |",
+        "| `(in0 in1)` | dims 0 and 1 of the input, flattened |",
+        "| `in1/(3,4)[0]` | the dim of size 3, if dim 1 of the input is unflattened to `(3, 4)` |",
+        "| `in1/(3,4)[1]` | the dim of size 4, if dim 1 of the input is unflattened to `(3, 4)` |",
+        "| `1` | a new dim of size 1 |",
+        "| `in0 x 2` | dim 0 of the input, expanded from size 1 to size 2 |",
+        "| `4 times in1` | dim 1 of the input, repeated 4 times |",
         "",
-        "A DimMap is written as follows:",
+        "For each view op, a CuTe layout maps the flat index of an output element to the flat "
+        "input index. In the CuTe layout of `view_as_complex`, a complex number counts as two "
+        "elements.",
         "",
-        "- `in0` is dim 0 of the input.",
-        "- `(in0 in1)` is a dim that flattens dims 0 and 1 of the input.",
-        "- `in1/(3,4)[0]` splits dim 1 of the input into two dims of sizes 3 and 4. `[0]` is "
-        "the first of the two dims, and `[1]` is the second.",
-        "- `1` is a new dim of size 1.",
-        "- `in0 x 2` is dim 0 of the input, which has size 1, broadcast to size 2.",
-        "- `4 times in1` is dim 1 of the input, repeated 4 times.",
-        "",
-        "For `view_as_complex` and `view_as_real`, a complex number counts as two real numbers.",
-        "",
-        "If a view needs communication, its overloads redistribute the input. But with the "
-        'setting `implicit_redistribution="error"`, overloads with the word *strict* in the table '
-        "raise an error instead.",
-        "",
-        "For overloads with the word *signature* in the table, the package derives a signature "
-        "from the DimMap. This signature gives the placements of the result "
-        "([Ops](ops.md#signatures)).",
+        "| word after an overload | meaning |",
+        "|---|---|",
+        '| *strict* | with `implicit_redistribution="error"`, raises an error instead of '
+        "communication |",
+        "| *signature* | the output placements come from a [signature](ops.md#signatures) |",
         "",
         "| op | aten overloads | example | DimMap | layout, output index -> input index |",
         "|---|---|---|---|---|",
         *map(line, views.ROWS),
         "",
-        *notes,
-        "",
+        *notes_of(noted),
     ]
+
+
+def notes_of(rows: Sequence[ByDimMap | ByRows]) -> list[str]:
+    """A table of what rows say of their ops."""
+    return ["| op | note |", "|---|---|", *[f"| `{row.op}` | {row.note} |" for row in rows], ""]
 
 
 def section_of_movement() -> list[str]:
@@ -289,25 +288,26 @@ def section_of_movement() -> list[str]:
     return [
         "## Movement ops",
         "",
-        "A movement op copies rows of its operands to rows of its results "
-        "([Movement](movement.md)). The column *example* has the shape of an operand, and then "
-        "the arguments of the op. For this example, the column *rows* tells which row of the "
-        "operand (`in`) becomes a row of the result (`out`).",
+        "A [movement op](movement.md) copies rows of its inputs to rows of its outputs. The column "
+        "*example* contains an input shape, followed by the arguments of the op. In the column "
+        "*rows*, `in` is the input and `out` is the output of the op:",
         "",
-        "If several dims change, `.d0` stands for dim 0. `+=` means that the op adds up rows. "
-        "Rows of the result that the column does not list are new: for example, the zeros of a "
-        "pad.",
+        "| rows | meaning |",
+        "|---|---|",
+        "| `out[j] = in[j + 2], j < 5` | output rows 0 to 4 are input rows 2 to 6 |",
+        "| `out[j] += in[j]` | the op adds up rows of the input |",
+        "| `.d0` | dim 0, if the op changes several dims |",
+        "| no entry for an output row | a new row, such as the zeros of a pad |",
         "",
-        "The package derives a signature from the rows, and the last column has this signature "
-        "([Ops](ops.md#signatures)). After the signature, the column lists overloads that "
-        "always use the signature. The other overloads use the rows.",
+        "The column *signature* shows the [signature](ops.md#signatures) of the op for the example "
+        "input.",
         "",
-        "| op | aten overloads | example | rows | signature |",
-        "|---|---|---|---|---|",
+        "| op | aten overloads | example | rows | signature "
+        "| overloads that always use the signature |",
+        "|---|---|---|---|---|---|",
         *map(line_of_movement, movement.ROWS),
         "",
-        *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
-        "",
+        *notes_of([row for row in movement.ROWS if row.note]),
     ]
 
 
@@ -316,34 +316,35 @@ def section_by_names() -> list[str]:
     return [
         "## Ops by names",
         "",
-        "The column *signature* has the signature of the op, in a notation like einsum's "
-        "([Ops](ops.md#signatures) explains the notation). In a signature, each dim has one of "
-        "three kinds:",
+        "A [signature](ops.md#signatures) has three kinds of tensor dims:",
         "",
-        "- A *free* dim may be sharded.",
-        "- A *contracted* dim may be sharded if the column *Partial* names a reduction, or a "
-        "function that returns one. The result is then a `Partial` with this reduction.",
-        "- A *whole* dim is never sharded. It stands in brackets.",
+        "| dim | in the signature | placement |",
+        "|---|---|---|",
+        "| free | in inputs and outputs | may be sharded |",
+        "| contracted | missing in an output | may be sharded, if *Partial* has an entry |",
+        "| whole | in brackets | never sharded |",
         "",
-        "The signature of some ops depends on the arguments. For these ops, the column describes "
-        "the signature in words, or with the following signs:",
+        "The column *Partial* has the reduction of a `Partial` output, or a function that returns "
+        "the reduction.",
         "",
-        "- `x` stands for all dims of the first operand.",
-        "- `x/[k]` stands for the same dims, with the whole dim `k` in place of the dim along "
-        "which the op runs.",
-        "- `x/` stands for the same dims, without the dim along which the op runs.",
-        "- `x/?` stands for the same as `x/`. But with `keepdim=True`, the dim stays, and has size "
-        "1.",
-        "- `last` stands for the dims that a norm normalizes, and `each` for the dims of its "
-        "statistics.",
-        "- `?` after an operand: the program may leave this operand out.",
-        "- `{v}` is a contracted dim. For each row of the result, the op reads only the row of "
-        "`v` that the next operand names.",
-        "- `0` is a dim without rows. Such a result has no elements.",
-        "- For ops on windows, such as pools, the last dims of `x` have the sizes of the image, "
-        "and the last dims of `y` have one row for each window.",
-        "- For attention, a signature has the names of tensors instead of the names of dims. A "
-        "`.` stands for an argument that the signature ignores.",
+        "If a signature depends on arguments of the op, the column *signature* has words or the "
+        "following signs:",
+        "",
+        "| sign | meaning |",
+        "|---|---|",
+        "| `x` | all dims of the first input |",
+        "| `x/[k]` | the dims of `x`; the whole dim `k` replaces the dim of the op |",
+        "| `x/` | the dims of `x` without the dim of the op |",
+        "| `x/?` | as `x/`; with `keepdim=True`, the dim stays, with size 1 |",
+        "| `last` | the dims that a norm normalizes |",
+        "| `each` | the dims of the statistics of a norm |",
+        "| `?` after an input | an optional input |",
+        "| `{v}` | a contracted dim; the next input has the row of `v` for each output row |",
+        "| `0` | a dim of size 0 |",
+        "| `x -> y`, for pools and other ops on windows | last dims of `x`: image sizes; last dims "
+        "of `y`: one row for each window |",
+        "| `query key value`, for attention | names of tensors, not of dims |",
+        "| `.`, for attention | an argument that the signature ignores |",
         "",
         "| aten overloads | signature | `Partial` |",
         "|---|---|---|",
@@ -356,8 +357,8 @@ def sections_of_torch_and_kernels() -> list[str]:
     return [
         "## Ops with PyTorch's rules",
         "",
-        "For these ops, the package uses PyTorch's rules. The second column has a *yes* if "
-        "PyTorch's rule gives correct results for all placements ([Ops](ops.md#who-answers)).",
+        "The package uses PyTorch's sharding rules for the following ops. A *yes* means that "
+        "PyTorch's sharding rule is correct for all placements.",
         "",
         "| aten overloads | correct for all placements | notes |",
         "|---|---|---|",
@@ -365,12 +366,10 @@ def sections_of_torch_and_kernels() -> list[str]:
         "",
         "## Arguments of kernels",
         "",
-        "On each device, the kernel of an op runs on the local tensors. The kernels of the ops "
-        "below need other arguments than the program passes. For example, a kernel may need the "
-        "sizes of the local tensor in place of the sizes of the whole tensor. The second column "
-        "describes how the package converts the arguments: it has a class of "
-        "`cute_sharding/relations/table/kernels.py`, with the positions of the arguments, counted "
-        "from 0.",
+        "For the following ops, the package converts arguments for local tensors, for example "
+        "global to local sizes. The column *conversion* names a class of "
+        "`cute_sharding/relations/table/kernels.py`. In the column *conversion*, the arguments of "
+        "an op are counted from 0.",
         "",
         "| aten overloads | conversion |",
         "|---|---|",
@@ -384,15 +383,13 @@ def page() -> str:
         [
             "# The rule table",
             "",
-            "`make pages` generates this page from the files in `cute_sharding/relations/table/`. "
-            "A test checks that the page agrees with these files.",
+            "`make pages` generates this page from the files in `cute_sharding/relations/table/`.",
             "",
             *section_of_views(),
             *section_of_movement(),
             "## Ops of several steps",
             "",
-            "For the package, each of these ops consists of several views and movement ops, one "
-            "after the other. The column *steps* describes what the steps do together.",
+            "The package runs each of the following ops as several views and movement ops.",
             "",
             "| aten overloads | steps |",
             "|---|---|",

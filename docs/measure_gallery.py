@@ -81,7 +81,7 @@ def outcome(
             ):
                 y = changed(x, view, to, mesh if to_mesh is None else device_mesh_of(to_mesh), ours)
                 # Of ranks that hold nothing LocalTensor makes no view.
-                local = y.to_local() if to_mesh is None else y._local_tensor
+                local: Any = y.to_local() if to_mesh is None else y._local_tensor
         except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
             return f"raises {type(error).__name__}"
         got = dict(local._local_tensors)
@@ -91,7 +91,8 @@ def outcome(
     if any(not torch.equal(got[rank], right[rank]) for rank in right):
         return f"wrong: {placements}, but devices hold something else"
     # Messages from rank to rank are no collectives.
-    received = cute_sharding.stats().get("redistribute", {}).get("received_by_all", 0)
+    counts = cute_sharding.stats()
+    received = "redistribute" in counts and counts["redistribute"].get("received_by_all", 0)
     if communication.get_total_counts() or received:
         return f"communicates: {placements}"
     return f"free: {placements}"
@@ -101,7 +102,7 @@ def device_mesh_of(mesh: Mesh) -> DeviceMesh:
     return DeviceMesh("cpu", torch.tensor([*mesh.ranks]).reshape(mesh.sizes))
 
 
-def changed(x: DTensor, view: Any, to: Any, mesh: DeviceMesh, ours: bool) -> DTensor:
+def changed(x: DTensor, view: Any, to: Any, mesh: DeviceMesh, ours: bool) -> Any:
     """The view of a tensor, or the tensor redistributed on that mesh."""
     if to is None:
         return x.view(view)

@@ -12,30 +12,33 @@ from typing import NamedTuple
 FILLED = "…"
 # Exceptions that make their own message of what they are given.
 OWN_WORDS = {
-    "Undecided": "the answer depends on the fact `…`; if the fact is true, state it: with "
-    "assuming(…): ..."
+    "Undecided": "the answer depends on the fact `…`. If the fact is true, put the call inside: "
+    "with assuming(…): ..."
 }
 # Functions that build one of several lines: how it begins, and words of it to look for there.
 BUILT = {
     "explain": (
-        "… of a DTensor of shape … to … on mesh (…) with placements … cannot be done without "
+        "… of a DTensor from shape … to … on mesh (…) with placements … cannot be done without "
         "communication: no Shard or _StridedShard of the output gives the … devices of … the "
         "elements that … gives them.",
         "cannot be done without communication",
     ),
     "explain_unknown": (
-        "… of a DTensor of shape … to … on mesh … with placements …: whether the op is free "
-        "depends on sizes that have no value while the program is compiled.",
-        "whether the op is free depends on sizes",
+        "… of a DTensor from shape … to … on mesh … with placements … may need communication, "
+        "which depends on sizes without a value while the program is compiled. If … is true for "
+        "every input, write torch._check(…) before the view.",
+        "depends on sizes without a value",
     ),
     "communicates": (
         "… at … communicates inside a no_communication() block: … among … ranks.",
         "communicates inside a no_communication() block",
     ),
     "in_words": (
-        "… of …: the shape of the result depends on the values of the tensor, and each device "
-        "has only some of these values, so the result has no placements.",
-        "the shape of the result depends on the values of the tensor",
+        "… of … is not possible, because the shape of the result depends on the values of the "
+        "tensor, and each device has only some of the values. Use an op whose result has the shape "
+        "of the tensor: torch.where(mask, x, 0), masked_fill, or mask.sum() for a count. Or call "
+        "the op on .full_tensor() on each rank.",
+        "depends on the values of the tensor, and each device has only some of the values",
     ),
 }
 

@@ -20,10 +20,10 @@ def run(capsys, command):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("train", "'train' names no function: write module:function or file.py:function"),
+        ("train", "'train' is not the name of a function: write module:function or"),
         ("train:f --mesh dp:2", "--mesh 'dp:2': write name=size"),
-        ("train:f --settings stock", "--settings stock: give some of PyTorch, views"),
-        ("train:f --settings views --details all", "--details all: give some of views"),
+        ("train:f --settings stock", "--settings stock: give one or more of PyTorch, views"),
+        ("train:f --settings views --details all", "--details all: give one or more of views"),
         ("train:f --network pigeon", "unknown links"),
         ("train:f --rank 9", "rank=9: the mesh (2, 4) has the ranks 0 to 7"),
         ("train:f --layers 0", "layers=0: a model has at least one layer"),

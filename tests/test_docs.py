@@ -314,8 +314,8 @@ def test_messages_are_read_from_the_source(tmp_path):
         "shape … has a negative size",
         "the signature … has no ->",
         messages.OWN_WORDS["Undecided"],
-        "cute_sharding is …. The program runs with torch's own rules. For details, run `python "
-        "-m cute_sharding status`.",
+        "cute_sharding is not switched on, because of …. The program runs with PyTorch's own "
+        "rules. For details, run `python -m cute_sharding status`.",
     ):
         assert text in texts
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))

@@ -40,13 +40,13 @@ def test_of_a_sharding_and_where_a_view_is_not_free():
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(TypeError, match="takes one op, such as view"):
+    with pytest.raises(TypeError, match="takes exactly one op, such as view"):
         explain(shape=(4,), mesh=(2,), placements="S(0)")
-    with pytest.raises(TypeError, match="takes one op, not turn; it knows view"):
+    with pytest.raises(TypeError, match="takes exactly one op, not turn: use one of view"):
         explain(shape=(4,), mesh=(2,), placements="S(0)", turn=1)
-    with pytest.raises(TypeError, match="give a DTensor or a Sharding, or shape="):
+    with pytest.raises(TypeError, match="needs a DTensor, a Sharding, or all of shape="):
         explain(shape=(4,), view=(2, 2))
-    with pytest.raises(TypeError, match="takes a DTensor or a Sharding, and not a list"):
+    with pytest.raises(TypeError, match="takes a DTensor or a Sharding, not a list"):
         explain([4], view=(2, 2))
     with pytest.raises(ValueError, match="write DIM,START,STOP,STEP"):
         explain(shape=(4,), mesh=(2,), placements="S(0)", slice=0)

@@ -110,8 +110,8 @@ def test_explain_blocks_of_two_sizes():
 view(28,) on mesh (mesh0=3)
 
 before: shape (7, 4), placements [S(1)]
-  (7, 4) on mesh (3,) as [S(1)] has no layout: in dim 1, mesh dim 0 divides 4 rows into 1 x 3
- > blocks of different sizes. Use local_shape, global_offset or rows
+  (7, 4) on mesh (3,) as [S(1)] has no layout: in tensor dim 1, mesh dim 0 cannot divide 4 rows
+ > into 1 x 3 blocks of one size. Use local_shape, global_offset or rows
   rows of each dim, by device:
     mesh0=0: local (7, 2)  [0:7] x [0:2]
     mesh0=1: local (7, 2)  [0:7] x [2:4]
@@ -120,8 +120,8 @@ before: shape (7, 4), placements [S(1)]
 the view, output index -> input index: (7,4):(4,1)
 
 after: shape (28,), placements [_S(0,7)]
-  (28,) on mesh (3,) as [_S(0,7)] has no layout: in dim 0, mesh dim 0 divides 28 rows into 7 x 3
- > blocks of different sizes. Use local_shape, global_offset or rows
+  (28,) on mesh (3,) as [_S(0,7)] has no layout: in tensor dim 0, mesh dim 0 cannot divide 28
+ > rows into 7 x 3 blocks of one size. Use local_shape, global_offset or rows
   rows of each dim, by device:
     mesh0=0: local (14,)  [0:2, 4:6, 8:10, 12:14, ... 3 more]
     mesh0=1: local (14,)  [2:4, 6:8, 10:12, 14:16, ... 3 more]
@@ -278,12 +278,13 @@ exit code 2
 cute_sharding: --placements: cannot read the placement 'Q(0)': write S(dim),
  > _S(dim,split_factor), R or P(op), separated by commas
 exit code 2
-cute_sharding: --placements: placement S(1) names dim 1; shape (4,) has 1 dims
+cute_sharding: --placements: placement S(1) is for tensor dim 1, but the shape (4,) has only 1
+ > dims
 exit code 2
 cute_sharding: shape (5,) has 5 elements, but the tensor has 4
 exit code 2
 cute_sharding: no plan from R to P(sum) on mesh dim 0: a plan cannot create a Partial, and
- > reduces only torch's own Partial
+ > cannot reduce a subclass of Partial
 exit code 2
 cute_sharding: unknown links ['pigeon']: use nvlink, infiniband or Link(alpha, beta)
 exit code 2

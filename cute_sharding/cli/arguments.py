@@ -40,7 +40,7 @@ def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple
     """The names and the sizes of mesh dims."""
     if "@" in text:
         raise UsageError(
-            f"{option} {text!r}: ranks after @ have no effect here: write "
+            f"{option} {text!r}: the ranks after @ would not be used: write "
             f"{text.partition('@')[0].strip()}"
         )
     names, sizes = [], []
@@ -78,16 +78,16 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     many, first = sum(map(len, runs)), runs[0].start
     if many != prod(sizes):
         raise UsageError(
-            f"{option} {text!r}: the number of ranks after @ is {many:,}, but the mesh has "
-            f"{prod(sizes):,} places: write one rank for each place, such as "
-            f"{before.strip()}@{first}-{first + prod(sizes) - 1}"
+            f"{option} {text!r} has {many:,} ranks after @ for a mesh of {prod(sizes):,} devices: "
+            f"write one rank for each device, such as {before.strip()}@{first}-"
+            f"{first + prod(sizes) - 1}"
         )
     if len(runs) == 1:
         return names, Mesh(sizes, runs[0])
     ranks = [rank for run in runs for rank in run]
     for rank, times in Counter(ranks).items():
         if times > 1:
-            raise UsageError(f"{option} {text!r}: rank {rank} is given twice: write it once")
+            raise UsageError(f"{option} {text!r}: rank {rank} is given twice: write each rank once")
     return names, Mesh(sizes, ranks)
 
 
@@ -134,7 +134,7 @@ def read_sharding(
         for p in placements:
             if isinstance(p, Partial) and p.reduce_op not in REDUCTIONS:
                 raise UsageError(
-                    f"{option}: unknown reduction {p}: use one of {', '.join(REDUCTIONS)}"
+                    f"{option}: the reduction of {p} is unknown: use one of {', '.join(REDUCTIONS)}"
                 )
         return Sharding(shape, mesh, placements)
     except ValueError as error:
@@ -152,8 +152,8 @@ def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
     unknown = [name for name in text.split("+") if name not in known]
     if unknown:
         raise UsageError(
-            f"--groups {text}: the mesh has no dim {', '.join(unknown)}; give sets of "
-            f"{', '.join(names)}, such as {'+'.join(names[:2])}, or none"
+            f"--groups {text}: the mesh has no dim {', '.join(unknown)}: join dims of "
+            f"{', '.join(names)} by +, such as {'+'.join(names[:2])}, or write none"
         )
     return tuple([known[name] for name in text.split("+")])
 
@@ -169,7 +169,7 @@ def read_itemsize(text: str) -> int:
     found = itemsize_of(text.strip())
     if found is None:
         raise UsageError(
-            f"--itemsize {text!r} is neither a number of bytes nor a dtype of torch, such as "
+            f"--itemsize {text!r} is neither a number of bytes nor a PyTorch dtype, such as "
             "bfloat16"
         )
     return found

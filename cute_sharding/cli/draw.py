@@ -59,18 +59,21 @@ def _picture(arguments: argparse.Namespace) -> Picture:
     shape = None if arguments.shape is None else read_sizes(arguments.shape, "--shape")
     views = [name for name in VIEWS if getattr(arguments, name) is not None]
     if arguments.to_mesh is not None and arguments.to is None:
-        raise UsageError("--to-mesh needs --to, the placements on that mesh")
+        raise UsageError("--to-mesh needs --to: give the placements on the mesh of --to-mesh")
     if len(views) + (arguments.to is not None) > 1:
         raise UsageError(
-            "give one of --view, --permute, --expand, --repeat, --to: a picture shows one change"
+            "give only one of --view, --permute, --expand, --repeat, --to: a picture shows only "
+            "one change"
         )
     if arguments.layout is not None:
         if views or arguments.to is not None or arguments.placements is not None:
-            raise UsageError("with --layout, leave out all options other than --shape")
+            raise UsageError(f"with --layout, leave out --placements, --to, --{', --'.join(VIEWS)}")
         return draw(Layout.parse(arguments.layout), shape=shape)
     missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
     if shape is None or missing:
-        raise UsageError(f"give --{', --'.join(missing)}; or give --layout")
+        raise UsageError(
+            f"draw needs --{', --'.join(missing)}: give all of these options, or only --layout"
+        )
     if views:
         names, sizes = read_mesh(arguments.mesh)
         sharding = read_sharding(arguments.placements, "--placements", shape, sizes)

@@ -58,10 +58,12 @@ def run_estimate(arguments: argparse.Namespace) -> dict[str, Any]:
     has_names = "=" in arguments.mesh
     chosen = [*SETTINGS] if arguments.settings is None else _names(arguments.settings)
     if not {*chosen} <= {*SETTINGS}:
-        raise UsageError(f"--settings {arguments.settings}: give some of {', '.join(SETTINGS)}")
+        raise UsageError(
+            f"--settings {arguments.settings}: give one or more of {', '.join(SETTINGS)}"
+        )
     details = [] if arguments.details is None else _names(arguments.details)
     if not {*details} <= {*chosen}:
-        raise UsageError(f"--details {arguments.details}: give some of {', '.join(chosen)}")
+        raise UsageError(f"--details {arguments.details}: give one or more of {', '.join(chosen)}")
     found = estimate(
         arguments.step,
         dict(zip(names, sizes)) if has_names else sizes,

@@ -38,9 +38,7 @@ RUNS_SHOWN = 4
 def run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
     if not any(getattr(arguments, name) is not None for name in (*VIEWS, *moves.OPTIONS)):
         views, movements = (", --".join(known) for known in (VIEWS, moves.OPTIONS))
-        raise UsageError(
-            f"explain takes an op: a view (--{views}) or a movement op (--{movements})"
-        )
+        raise UsageError(f"explain needs one op: give one of the options --{views}, --{movements}")
     names, mesh = read_mesh(arguments.mesh)
     shape = read_sizes(without_names(arguments.shape), "--shape")
     before = read_sharding(arguments.placements, "--placements", shape, mesh)

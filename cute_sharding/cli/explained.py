@@ -98,7 +98,7 @@ def explain(
     known = (*VIEWS, *moves.OPTIONS)
     if len(op) != 1 or next(iter(op)) not in known:
         said = f"not {', '.join(op)}" if op else "such as view=(4, 8)"
-        raise TypeError(f"explain takes one op, {said}; it knows {', '.join(known)}")
+        raise TypeError(f"explain takes exactly one op, {said}: use one of {', '.join(known)}")
     ((name, numbers),) = op.items()
     sharding, names = _sharding(x, shape, mesh, placements)
     options = {
@@ -121,9 +121,11 @@ def _sharding(x: Any, shape: Any, mesh: Any, placements: Any) -> tuple[Sharding,
             )
         if isinstance(x, Sharding):
             return x, names_of(None, x.mesh)
-        raise TypeError(f"explain takes a DTensor or a Sharding, and not a {type(x).__name__}")
+        raise TypeError(f"explain takes a DTensor or a Sharding, not a {type(x).__name__}")
     if shape is None or mesh is None or placements is None:
-        raise TypeError("explain: give a DTensor or a Sharding, or shape=, mesh= and placements=")
+        raise TypeError(
+            "explain needs a DTensor, a Sharding, or all of shape=, mesh= and placements="
+        )
     named = mesh if isinstance(mesh, Mapping) else None
     sizes = tuple(mesh.values()) if named is not None else tuple(mesh)
     names = names_of(None if named is None else tuple(named), sizes)

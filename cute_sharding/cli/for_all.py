@@ -44,8 +44,8 @@ class _Numbers:
         }
         if unknown:
             raise UsageError(
-                f"{', '.join(sorted(unknown))}: each size with a name needs a number in --shape, "
-                "such as b=2"
+                f"--shape has no number for {', '.join(sorted(unknown))}: write each name with a "
+                "number, such as b=2"
             )
         return exprs
 
@@ -74,11 +74,13 @@ def explain_for_all(
     sizes = _Numbers(arguments.shape)
     if 0 in sizes.numbers.values():
         raise UsageError(
-            f"--shape {arguments.shape!r}: a size with a name must be 1 or more: write 0 without "
-            "a name"
+            f"--shape {arguments.shape!r}: a size with a name must be 1 or more; write the size 0 "
+            "without a name"
         )
     if arguments.view is None:
-        raise UsageError("sizes with names need --view, such as --shape b=2,s=8,16 --view b*s,16")
+        raise UsageError(
+            "names in --shape work only with --view, such as --shape b=2,s=8,16 --view b*s,16"
+        )
 
     named = sizes.read(re.sub(r"=\s*\d+", "", arguments.shape)), sizes.read(arguments.view)
     _, mesh = read_mesh(arguments.mesh)

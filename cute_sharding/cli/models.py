@@ -50,9 +50,11 @@ def _read(path: str) -> dict[str, Shape]:
     try:
         found = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"--model {path!r}: cannot be read as JSON ({error})") from error
+        raise UsageError(f"--model {path!r} cannot be read as JSON ({error})") from error
     if not isinstance(found, dict):
-        raise UsageError(f"--model {path!r}: write an object with dtype, sizes and tensors")
+        raise UsageError(
+            f"--model {path!r} is not a JSON object: write an object with dtype, sizes and tensors"
+        )
     return shapes_of(found)
 
 
@@ -69,7 +71,7 @@ def _placed(
         fits = [said for pattern, said in patterns if fnmatchcase(name, pattern.strip())]
         if not fits:
             raise UsageError(
-                f"{option} {text!r}: no pattern matches {name}: separate PATTERN=PLACEMENTS by "
+                f"no pattern of {option} {text!r} matches {name}: separate PATTERN=PLACEMENTS by "
                 "semicolons, and end with *=PLACEMENTS for all other tensors"
             )
         try:

@@ -30,9 +30,11 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.model is not None:
         return run_model_plan(arguments)
     if arguments.output is not None:
-        raise UsageError("--output needs --model: for a picture of one tensor, write draw --to")
+        raise UsageError(
+            "plan --output needs --model: for a picture of one tensor, use draw --to --output"
+        )
     if arguments.shape is None:
-        raise UsageError("plan: give --shape, or --model FILE")
+        raise UsageError("plan needs --shape, or --model FILE")
     shape = read_sizes(arguments.shape, "--shape")
     if arguments.to_mesh is not None:
         names, on = read_mesh_of_ranks(arguments.mesh)

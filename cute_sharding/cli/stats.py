@@ -33,7 +33,9 @@ def run_stats(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     program = arguments.program
     if not arguments.is_module and not os.path.exists(program):
-        raise UsageError(f"there is no program {program!r}")
+        raise UsageError(
+            f"the file {program!r} does not exist: give a Python file, or -m and a module name"
+        )
     code = _run(program, arguments.arguments, is_module=arguments.is_module)
     import cute_sharding
 

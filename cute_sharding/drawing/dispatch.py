@@ -120,7 +120,7 @@ def draw(
             return _picture_between(x, mesh_of(x.mesh), to, mesh, named)
         return _sharding_picture(x, view, to, named)
     raise TypeError(
-        "draw takes a DTensor, a Sharding, a Placed, a Layout, a plan or an Exchange, and not a "
+        "draw takes a DTensor, a Sharding, a Placed, a Layout, a plan or an Exchange, not a "
         f"{type(x).__name__}"
     )
 
@@ -128,16 +128,16 @@ def draw(
 def _check_options(x: Any, view: Any, to: Any, mesh: Any, shape: Any) -> None:
     """That the options fit what is drawn, and one another."""
     if view is not None and to is not None:
-        raise ValueError("draw takes view= or to=, not both: a picture shows one change")
+        raise ValueError("draw takes view= or to=, not both: a picture shows only one change")
     has_change = isinstance(x, (Layout, RedistributionPlan, ExchangePlan, Exchange, Placed))
     if has_change and (view is not None or to is not None):
         raise ValueError(
             f"view= and to= need a tensor, a DTensor or a Sharding, not a {type(x).__name__}"
         )
     if mesh is not None and to is None:
-        raise ValueError("mesh= needs to=, the placements on that mesh, such as to='S(0)'")
+        raise ValueError("mesh= needs to=: give the placements on the new mesh, such as to='S(0)'")
     if shape is not None and not isinstance(x, Layout):
-        raise ValueError(f"shape= needs a Layout; a {type(x).__name__} has a shape of its own")
+        raise ValueError(f"shape= is only for a Layout: leave out shape= for a {type(x).__name__}")
 
 
 def _picture_of_ranks(x: ExchangePlan | Exchange | Placed, names: Sequence[str] | None) -> Picture:
@@ -196,8 +196,8 @@ def _dtensor_picture(
         return replace(picture, captions=(*picture.captions, *said))
     if holding != Holding.of(sharding, named):
         raise ValueError(
-            f"{sharding} has a shard order, but view= and to= read placements from left to "
-            "right: draw the tensor without view= and to="
+            f"{sharding} has a shard order, but draw applies view= and to= only to a tensor "
+            "without a shard order: leave out view= and to="
         )
     if mesh is not None:
         picture, said = _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named), ()
@@ -223,17 +223,22 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
     """
     for sharding, mesh in ((source, ranks), (target, other)):
         if sharding.mesh != mesh.sizes:
-            raise ValueError(f"{sharding} is not on {mesh}: give a mesh of {sharding.mesh}")
+            raise ValueError(
+                f"{sharding} does not fit the {mesh}: give a mesh with the sizes {sharding.mesh}"
+            )
     if source.shape != target.shape:
-        raise ValueError(f"{source} and {target} do not belong to one tensor")
+        raise ValueError(f"{source} and {target} must have the same shape")
     if any(isinstance(p, Partial) for p in target.placements):
         raise ValueError(
-            f"no plan to {target}, because a target on another mesh must not be a Partial: give "
+            f"no plan to {target}, because a target on another mesh must not have a Partial: use "
             "Shard or Replicate"
         )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:
-        raise ValueError(f"{source} has reductions in Partial that do not commute: {sorted(ops)}")
+        raise ValueError(
+            f"{source} has Partial placements with the reductions {sorted(ops)}: use one reduction "
+            "for all Partial placements"
+        )
     pending = [
         (m, p.reduce_op)
         for m, p in enumerate(source.placements)
@@ -255,18 +260,21 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
         ValueError: they do not belong to one tensor, or a reduction would have to be made pending.
     """
     if (source.shape, source.mesh) != (target.shape, target.mesh):
-        raise ValueError(f"{source} and {target} do not belong to one tensor on one mesh")
+        raise ValueError(f"{source} and {target} must have the same shape and the same mesh")
     mesh, ndim = source.mesh, len(source.shape)
     pairs = list(zip(source.placements, target.placements))
     for m, (before, after) in enumerate(pairs):
         if before != after and isinstance(after, Partial):
             raise ValueError(
-                f"no plan from {before} to {after} on mesh dim {m}: only the same Partial can "
-                "become a Partial"
+                f"no plan from {before} to {after} on mesh dim {m}: a plan cannot create a "
+                "Partial that the source does not have"
             )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:
-        raise ValueError(f"{source} has reductions in Partial that do not commute: {sorted(ops)}")
+        raise ValueError(
+            f"{source} has Partial placements with the reductions {sorted(ops)}: use one reduction "
+            "for all Partial placements"
+        )
     open_ = [m for m, (before, _) in enumerate(pairs) if isinstance(before, Partial)]
     kept = tuple(m for m in open_ if pairs[m][0] == pairs[m][1])
     held = Held(

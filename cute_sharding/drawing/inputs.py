@@ -69,8 +69,8 @@ def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...
         return tuple(f"mesh{m}" for m in range(len(mesh)))
     if len(names) != len(mesh) or len(set(names)) < len(mesh):
         raise ValueError(
-            f"names {tuple(names)} for a mesh of {len(mesh)} dims {tuple(mesh)}: give each mesh "
-            "dim a different name"
+            f"the names {tuple(names)} do not fit the {len(mesh)} dims of the mesh {tuple(mesh)}: "
+            "give each mesh dim a different name"
         )
     return tuple(names)
 

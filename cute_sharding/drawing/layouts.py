@@ -22,7 +22,8 @@ def layout_picture(layout: Layout) -> Picture:
     """
     if not all(is_static(n) for leaf in layout.leaves for n in leaf):
         raise LayoutError(
-            f"{layout!r} has symbols, and a picture shows numbers: replace the symbols by numbers"
+            f"{layout!r} has symbols, but a picture can show only numbers: replace the symbols by "
+            "numbers"
         )
     title = f"layout {layout!r}"
     modes = tuple(layout)

@@ -19,7 +19,7 @@ def library(name: str) -> Any:
     except ImportError as error:
         of = name.split(".")[0]
         raise ImportError(
-            f"{of} is needed to show a picture {PURPOSES[of]}, and cannot be imported ({error}): "
+            f"a picture {PURPOSES[of]} needs {of}, which cannot be imported ({error}): run "
             'pip install "cute-sharding[draw]"',
             name=of,
         ) from error

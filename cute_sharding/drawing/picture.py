@@ -77,8 +77,8 @@ class Picture(Contents):
             figure.save(self, path)
         else:
             raise ValueError(
-                f"{str(path)!r} ends in {path.suffix!r}: a picture is written to a file that ends "
-                f"in {', '.join(figure.SUFFIXES)} or .txt"
+                f"{str(path)!r} ends in {path.suffix!r}: give a file name for the picture that "
+                f"ends in one of {', '.join(figure.SUFFIXES)}, .txt"
             )
         return path
 

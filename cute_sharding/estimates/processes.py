@@ -49,7 +49,8 @@ class Function(NamedTuple):
             where, _, name = step.rpartition(":")
             if not where or not name:
                 raise ValueError(
-                    f"{step!r} names no function: write module:function or file.py:function"
+                    f"{step!r} is not the name of a function: write module:function or "
+                    "file.py:function"
                 )
             if where.endswith(".py"):
                 return cls(Path(where).stem, where, name)
@@ -57,17 +58,16 @@ class Function(NamedTuple):
         module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
         if not callable(step) or "<" in name or not isinstance(module, str):
             raise ValueError(
-                f"{step!r} cannot be imported by name, and each setting runs in a separate "
-                "process: pass a function that is defined at the top level of a module, or "
-                "'module:function'"
+                f"estimate cannot import {step!r} in a new process: pass a function that is "
+                "defined at the top level of a module, or 'module:function'"
             )
         if module != "__main__":
             return cls(module, None, name)
         file = getsourcefile(step)
         if file is None or not Path(file).exists():
             raise ValueError(
-                f"{name} was typed into the interpreter, and each setting runs in a separate "
-                "process: write the function into a file, and pass 'file.py:function'"
+                f"estimate cannot import {name} in a new process, because the function is not in a "
+                "file: write the function into a file, and pass 'file.py:function'"
             )
         return cls(Path(file).stem, file, name)
 
@@ -84,8 +84,8 @@ def results(
         return []
     if os.environ.get(_DRY_RUN):
         raise RuntimeError(
-            "estimate was called while a dry run imported the file that calls it: put the call "
-            'behind if __name__ == "__main__":'
+            "a dry run of estimate imported the file of the step, and the file called estimate "
+            'again: put the call of estimate behind if __name__ == "__main__":'
         )
     with TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         asked = Path(folder, "request.json")
@@ -121,7 +121,8 @@ def _result(asked: Path, answer: Path, flags: Mapping[str, str]) -> dict[str, An
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(
-            f"the dry run took more than {SECONDS} s: use fewer layers (layers=), or a smaller step"
+            f"the dry run took more than {SECONDS} s: run fewer layers with layers=, or use a "
+            "smaller step"
         ) from None
     if not answer.exists():
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]

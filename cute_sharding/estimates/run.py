@@ -62,7 +62,8 @@ def estimate(
 
     >>> estimate("training_step", mesh={"dp": 64, "tp": 8})
     Traceback (most recent call last):
-    ValueError: 'training_step' names no function: write module:function or file.py:function
+    ValueError: 'training_step' is not the name of a function: write module:function or \
+file.py:function
     """
     names, sizes = (
         (tuple(mesh), tuple(mesh.values())) if isinstance(mesh, Mapping) else (None, mesh)
@@ -117,7 +118,7 @@ def _check(
         raise ValueError(f"layers={layers}: a model has at least one layer")
     unknown = [name for name in settings if name not in SETTINGS]
     if unknown or not settings:
-        raise ValueError(f"settings={list(settings)}: give some of {', '.join(SETTINGS)}")
+        raise ValueError(f"settings={list(settings)}: give one or more of {', '.join(SETTINGS)}")
     if network is not None:
         Network.parse(network).checked(sizes)
 
@@ -131,7 +132,7 @@ def _read(result: Mapping[str, Any]) -> list[Run]:
     """The runs of one setting, of which the last may have failed."""
     if "import" in result:
         failure = Failure(result["import"], _place(result["place"]))
-        raise ImportError(f"the program of the step cannot be imported: {failure}")
+        raise ImportError(f"estimate cannot import the program that contains the step: {failure}")
     return [
         Run(
             "",

@@ -49,13 +49,13 @@ class Estimate(Comparison):
         >>> found = Estimate("train.py:step", (4,), None, 0, "cpu", None, None, (empty,))
         >>> found.with_details("all")
         Traceback (most recent call last):
-        ValueError: details of 'all': this estimate has the columns PyTorch
+        ValueError: the estimate has no setting 'all': give one or more of PyTorch
         """
         runs = {run.setting: run for run in self.runs}
         unknown = [setting for setting in settings if setting not in runs]
         if unknown:
             raise ValueError(
-                f"details of {unknown[0]!r}: this estimate has the columns {', '.join(runs)}"
+                f"the estimate has no setting {unknown[0]!r}: give one or more of {', '.join(runs)}"
             )
         asked = [runs[setting] for setting in dict.fromkeys(settings)]
         shown = _that_run(asked or [self.stock, self.best])

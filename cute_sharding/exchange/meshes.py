@@ -144,7 +144,8 @@ class ExchangePlan(Plan):
         ):
             if names is not None and len(names) != len(placed.mesh.sizes):
                 raise ValueError(
-                    f"{what} {tuple(names)} for a {placed.mesh}: give a name for each mesh dim"
+                    f"{what}={tuple(names)} does not fit the {placed.mesh}: give one name for each "
+                    "mesh dim"
                 )
         return replace(
             self,

@@ -46,7 +46,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (self.alpha >= 0 and self.beta >= 0):
-            raise ValueError(f"{self}: latency and seconds per element cannot be negative")
+            raise ValueError(f"{self}: alpha and beta must be 0 or more")
 
 
 LINK_ITEMSIZE = 2
@@ -85,8 +85,8 @@ class Network:
     def __post_init__(self) -> None:
         if self.within is not None and any(w < 1 for w in self.within):
             raise ValueError(
-                f"within={self.within}: for each mesh dim, give the number of its devices that "
-                "share a host, 1 or more"
+                f"within={self.within}: give for each mesh dim how many of its devices share a "
+                "host, at least 1"
             )
 
     @classmethod
@@ -110,8 +110,8 @@ class Network:
             missing = [name for name in mesh_dim_names or () if name not in names]
             if mesh_dim_names is None or missing:
                 raise ValueError(
-                    f"no link for the mesh dims {missing or 'without names'}: give a link for "
-                    f"each of {list(mesh_dim_names or names)}"
+                    f"the network has no link for the mesh dims {missing or 'without names'}: "
+                    f"give one link for each of {list(mesh_dim_names or names)}"
                 )
             names = [names[name] for name in mesh_dim_names]
         unknown = [name for name in names if not isinstance(name, Link) and name not in LINKS]
@@ -159,8 +159,8 @@ class Network:
             alpha = beta = float("nan")
         if not (isfinite(alpha) and isfinite(beta)):
             raise ValueError(
-                f"network {text!r}: write flat:ALPHA,BETA with the latency and the seconds per "
-                "element, such as flat:1e-6,3.2e-10"
+                f"network {text!r}: write flat:ALPHA,BETA, such as flat:1e-6,3.2e-10; ALPHA is the "
+                "latency in seconds, BETA is the seconds per element"
             )
         return cls.flat(alpha=alpha, beta=beta)
 
@@ -209,13 +209,13 @@ class Network:
         """
         if len(self.links) not in (1, len(mesh)):
             raise ValueError(
-                f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims "
-                f"{tuple(mesh)}: give one link for all mesh dims, or one for each"
+                f"the network has {len(self.links)} links, but the mesh {tuple(mesh)} has "
+                f"{len(mesh)} dims: give one link for all mesh dims, or one link for each mesh dim"
             )
         if not self._hosts_divide(mesh):
             raise ValueError(
-                f"within={self.within} does not fit a mesh of {tuple(mesh)}: give one number for "
-                "each mesh dim, which divides the size of the mesh dim"
+                f"within={self.within} does not fit the mesh {tuple(mesh)}: give one number for "
+                "each mesh dim; each number must divide the size of the mesh dim"
             )
         return self
 

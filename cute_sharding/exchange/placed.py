@@ -80,14 +80,14 @@ class Mesh:
     def __post_init__(self) -> None:
         if len(self.ranks) != prod(self.sizes):
             raise ValueError(
-                f"{len(self.ranks)} ranks for a mesh of {self.sizes}, which has "
-                f"{prod(self.sizes)} places: give one rank for each place"
+                f"{len(self.ranks)} ranks do not fit the mesh {self.sizes} of {prod(self.sizes)} "
+                "devices: give one rank for each device"
             )
         if isinstance(self.ranks, range) and self.ranks.step == 1:
             return
         if len({*self.ranks}) < len(self.ranks):
             raise ValueError(
-                f"a mesh must have each rank once, but its ranks are {tuple(self.ranks)}"
+                f"a mesh must not repeat a rank, but the ranks are {tuple(self.ranks)}"
             )
         first = self.ranks[0] if self.ranks else 0
         following = range(first, first + len(self.ranks))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The end of the messages of composition and the divides, since CuTe's examples are column-major.
+# The end of the messages of composition, since CuTe's examples are column-major.
 ROW_MAJOR = "Layouts are row-major: reverse the modes of a layout that is written in CuTe's order"
 
 
@@ -34,6 +34,6 @@ class Undecided(LayoutError):
         self.fact = fact
         where = f"{context}: " if context else ""
         super().__init__(
-            f"{where}the answer depends on the fact `{fact}`; if the fact is true, state it: "
-            f"with assuming({fact!r}): ..."
+            f"{where}the answer depends on the fact `{fact}`. If the fact is true, put the call "
+            f"inside: with assuming({fact!r}): ..."
         )

@@ -66,10 +66,10 @@ class Layout:
         _set_leaves(self, None)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"Layout is immutable; build a new one instead of setting {name!r}")
+        raise AttributeError(f"Layout is immutable: make a new Layout instead of setting {name!r}")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"Layout is immutable; {name!r} cannot be deleted")
+        raise AttributeError(f"Layout is immutable: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout, (self.shape, self.stride)
@@ -159,13 +159,13 @@ class Layout:
             if isinstance(mode, slice):
                 return make((self.shape,), (self.stride,))[mode]
             if mode not in (0, -1):
-                raise IndexError(f"mode {mode} of {self!r}: it has a single mode, 0")
+                raise IndexError(f"mode {mode} does not exist: {self!r} has only mode 0")
             return self
         try:
             return make(self.shape[mode], self.stride[mode])
         except IndexError:
             raise IndexError(
-                f"mode {mode} of {self!r}: it has modes 0 to {self.rank - 1}"
+                f"mode {mode} does not exist: {self!r} has the modes 0 to {self.rank - 1}"
             ) from None
 
     def __eq__(self, other: object) -> bool:
@@ -215,8 +215,8 @@ class Layout:
         if len(modes) == 1 and type(self.shape) is tuple:  # a coordinate of the only mode
             return _at_coordinate(modes[0], coordinate, coordinate)
         raise LayoutError(
-            f"coordinate {coordinate} does not fit {self!r}: give an index, {len(modes)} modes or "
-            f"{len(self.leaves)} leaves"
+            f"coordinate {coordinate} does not fit {self!r}: give one index, {len(modes)} indices "
+            f"for the modes, or {len(self.leaves)} indices for the leaves"
         )
 
 
@@ -304,8 +304,8 @@ def _checked(value: IntTuple, what: str, minimum: int | None) -> IntTuple:
     if hasattr(value, "free_symbols"):
         if value.is_integer is False or any(not s.is_integer for s in value.free_symbols):
             raise LayoutError(
-                f"{what} {value} is not an integer expression; make its symbols with integer=True, "
-                "positive=True"
+                f"{what} {value} is not an integer expression: create each symbol with "
+                "integer=True, positive=True"
             )
         if minimum is not None and value.is_negative:
             raise LayoutError(f"{what} {value} is negative; sizes are 0 or more")
@@ -321,8 +321,9 @@ def _check_congruent(
             _check_congruent(n, d, whole_shape, whole_stride)
     elif type(shape) is tuple or type(stride) is tuple:
         raise LayoutError(
-            f"shape {_text(whole_shape)} and stride {_text(whole_stride)} are nested differently, "
-            f"at {_text(shape)} and {_text(stride)}"
+            f"shape {_text(whole_shape)} and stride {_text(whole_stride)} are nested differently: "
+            f"the part {_text(shape)} of the shape does not match the part {_text(stride)} of the "
+            "stride"
         )
 
 
@@ -355,12 +356,12 @@ def _at_index(leaves: Leaves, index: Int, layout: Layout, *, extend: bool) -> In
         raise LayoutError(f"index {index} of {layout!r} is negative; indices start at 0")
     if not extend and type(index) is int and type(layout.size) is int and index >= layout.size:
         raise LayoutError(
-            f"coordinate {index} is outside mode {layout!r}, which has size {layout.size}"
+            f"coordinate {index} is outside the mode {layout!r}, which has size {layout.size}"
         )
     if not leaves:
         if index != 0:
             raise LayoutError(
-                f"index {index} of {layout!r}: a layout without modes has the single index 0"
+                f"index {index} of {layout!r}: a layout without modes has only the index 0"
             )
         return 0
     if type(index) is int and index == 0:
@@ -368,7 +369,9 @@ def _at_index(leaves: Leaves, index: Int, layout: Layout, *, extend: bool) -> In
     result: Int = 0
     for n, d in reversed(leaves[1:]):
         if type(n) is int and n == 0:
-            raise LayoutError(f"index {index} of {layout!r}: the layout is empty")
+            raise LayoutError(
+                f"index {index} of {layout!r}: a layout of size 0 has no index {index}"
+            )
         result = result + index % n * d
         index = index // n
     return as_int(result + index * leaves[0][1])
@@ -379,7 +382,8 @@ def _at_coordinate(layout: Layout, coordinate: IntTuple, whole: IntTuple) -> Int
         return _at_index(layout.leaves, coordinate, layout, extend=False)
     if type(layout.shape) is not tuple or len(coordinate) != layout.rank:
         raise LayoutError(
-            f"coordinate {whole} does not fit the layout: {coordinate} is given for mode {layout!r}"
+            f"coordinate {whole} does not fit the layout: its part {coordinate} is not a "
+            f"coordinate of the mode {layout!r}"
         )
     return sum(
         (_at_coordinate(mode, c, whole) for mode, c in zip(layout, coordinate, strict=True)), 0

@@ -118,8 +118,8 @@ class Size:
     (0, s, True)
     >>> s == 3
     Traceback (most recent call last):
-    cute_sharding.layout.errors.Undecided: the answer depends on the fact `s == 3`; if \
-the fact is true, state it: with assuming('s == 3'): ...
+    cute_sharding.layout.errors.Undecided: the answer depends on the fact `s == 3`. If \
+the fact is true, put the call inside: with assuming('s == 3'): ...
     """
 
     __slots__ = ("expr",)
@@ -209,7 +209,7 @@ def _quotient(a: Any, b: Any) -> Int:
     import sympy
 
     if b == 0:
-        raise ZeroDivisionError(f"{Size(a)} divided by 0")
+        raise ZeroDivisionError(f"{Size(a)} cannot be divided by 0")
     if divides(b, a):
         return size(simplified(sympy.sympify(a) / b))
     return size(sympy.floor(sympy.sympify(a) / b))
@@ -217,7 +217,7 @@ def _quotient(a: Any, b: Any) -> Int:
 
 def _remainder(a: Any, b: Any) -> Int:
     if b == 0:
-        raise ZeroDivisionError(f"{Size(a)} modulo 0")
+        raise ZeroDivisionError(f"{Size(a)} modulo 0 is not defined")
     return 0 if divides(b, a) else size(remainder(a, b))
 
 
@@ -331,8 +331,8 @@ def decide(fact: Fact) -> bool:
     learn(asked)
     if prove(fact) is not answer:
         raise LayoutError(
-            f"the package asked torch whether {asked}, but could not use the answer; please "
-            "report this"
+            f"cute_sharding asked PyTorch whether {asked}, but could not use the answer: please "
+            "report this message"
         )  # else the same would be asked again and again
     return answer
 

@@ -65,8 +65,8 @@ def buckets(
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
             raise ValueError(
-                f"memory_limit={limit}: {least} bytes or more are needed at once, for {held_are}: "
-                "raise the limit, or use more devices"
+                f"memory_limit={limit} is too small: a device needs at least {least} bytes for "
+                f"{held_are}. Raise the limit, or use more devices"
             )
         at_once = before is not None and (
             limit is None or _peak(_without(held, before), before, load) <= limit

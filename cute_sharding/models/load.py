@@ -200,9 +200,9 @@ class LoadPlan:
         if self.memory_limit is not None and alone.peak > self.memory_limit:
             stored = self.stored[unit.stored]
             raise ValueError(
-                f"memory_limit={self.memory_limit}: a chunk of {stored.name!r} has "
-                f"{stored.bytes_of(unit.chunk)} bytes and is read whole, so {alone.peak} bytes "
-                "are needed for what is read, sent and received: raise the limit"
+                f"memory_limit={self.memory_limit} is too small: a chunk of {stored.name!r} has "
+                f"{stored.bytes_of(unit.chunk)} bytes, and a rank needs {alone.peak} bytes to "
+                "read, send and receive the whole chunk. Raise the limit"
             )
 
     def _add(self, held: _Held, unit: Unit) -> None:

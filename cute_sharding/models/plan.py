@@ -116,8 +116,8 @@ class ReshardPlan:
         for name, way, _ in self.tensors:
             if way.plan.steps:
                 raise ValueError(
-                    f"parts: {name} is {way.source}, and parts cannot describe the reduction of a "
-                    "Partial: redistribute the tensor to Shard or Replicate first"
+                    f"parts cannot describe the reduction of a Partial, and {name} is "
+                    f"{way.source}: first redistribute the tensor to Shard or Replicate"
                 )
         return tuple([_all_packed(each.bundle).part(rank) for each in self.packed])
 
@@ -314,7 +314,7 @@ def plan_models(
     for name, source, target in tensors:
         if source.placed.shape != target.placed.shape or target.pending:
             raise ValueError(
-                f"{name} cannot go from {source} to {target}: the target must have the same "
+                f"cannot move {name} from {source} to {target}: the target must have the same "
                 "shape, and must not have a Partial"
             )
         if (source, target) not in found:

@@ -282,8 +282,9 @@ class Refit:
         if self.unread:
             name, left = next(iter(self.unread.items()))
             raise ValueError(
-                f"no inverse: {left} elements of {name!r} are in no result. Add a result that "
-                "has these elements, or remove the tensor from the source"
+                f"the refit has no inverse, because {left} elements of the source tensor {name!r} "
+                "are in no result. Add a result that has these elements, or remove the tensor from "
+                "the source"
             )
         back = inverse(self.relation, any_copy=True)
         return Refit(back, self.results, self.operands, self.memory_limit)

@@ -37,15 +37,18 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, Shape]:
     dtype, tensors, sizes = model.get("dtype"), model.get("tensors"), model.get("sizes", {})
     if not (isinstance(dtype, str) and isinstance(tensors, Mapping) and isinstance(sizes, Mapping)):
         raise ValueError(
-            "the file of a model needs a dtype, tensors (name: shape) and, if shapes have names, "
-            f"sizes (name: number); this file has {', '.join(model) or 'nothing'}"
+            "a model file needs dtype (a text) and tensors (an object of names and shapes). If "
+            "shapes use named sizes, the file also needs sizes (an object of names and numbers). "
+            f"The keys of the file are {', '.join(model) or 'none'}"
         )
     itemsize_of(dtype)
 
     def size(given: Any, of: str) -> int:
         found = sizes.get(given) if isinstance(given, str) else given
         if not isinstance(found, int) or found < 0:
-            raise ValueError(f"{of}: the size {given!r} is neither a number nor one of {[*sizes]}")
+            raise ValueError(
+                f"the size {given!r} of {of} is neither a number nor one of {[*sizes]}"
+            )
         return found
 
     found: dict[str, Shape] = {}

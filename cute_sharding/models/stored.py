@@ -64,9 +64,9 @@ class Stored:
         have, there = sum(chunk.elements for chunk in chunks), prod(self.shape)
         if have != there:
             raise ValueError(
-                f"the checkpoint has {have} elements of {self.name!r}, in {len(chunks)} chunks, "
-                f"but the shape {self.shape} has {there}: the tensor was not saved completely, "
-                "so save the checkpoint again"
+                f"{self.name!r} of shape {self.shape} has {there} elements, but the checkpoint "
+                f"has {have} elements in {len(chunks)} chunks. The tensor was not saved "
+                "completely: save the checkpoint again"
             )
 
     def bytes_of(self, chunk: int) -> int:

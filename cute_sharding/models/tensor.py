@@ -33,8 +33,8 @@ def itemsize_of(dtype: str) -> int:
     found = re.search(r"\d+", dtype)
     if found is None and dtype != "bool":
         raise ValueError(
-            f"dtype {dtype!r}: give the name of a torch dtype with a fixed number of bits, such "
-            "as bfloat16"
+            f"dtype {dtype!r} does not have a known number of bits: give the name of a PyTorch "
+            "dtype, such as bfloat16"
         )
     return max(int(found[0]) // 8, 1) if found else 1
 

@@ -82,7 +82,8 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     """
     if len(cuts) != len(mesh):
         raise ValueError(
-            f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one cut for each mesh dim"
+            f"the mesh has {len(mesh)} dims, but {len(cuts)} cuts are given: give one cut for "
+            "each mesh dim"
         )
     kept = view.kept
     kinds: Kinds = [(view.sizes, view.target)]

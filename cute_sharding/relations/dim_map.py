@@ -144,7 +144,7 @@ def normalize_dims(dims: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     dims = (dims,) if isinstance(dims, int) else dims
     result = tuple([normalize_dim(d, ndim) for d in dims])
     if len(set(result)) != len(result):
-        raise ValueError(f"dims {tuple(dims)} name a dim twice")
+        raise ValueError(f"dims {tuple(dims)} repeat a dim: give each dim once")
     return result
 
 
@@ -202,8 +202,8 @@ def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = F
             result.append(dim)
         elif actual != 1 or size < 0:
             raise ValueError(
-                f"cannot expand shape {tuple(shape)} to {target}: output dim {j} would turn size "
-                f"{actual} into {size}"
+                f"cannot expand shape {tuple(shape)} to {target}: output dim {j} cannot change "
+                f"from size {actual} to size {size}"
             )
         else:
             result.append(Broadcast(dim, size))
@@ -241,8 +241,8 @@ def movedim(
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
         raise ValueError(
-            f"movedim: {len(moved)} source dims {source}, but {len(to)} destination dims "
-            f"{destination}"
+            f"movedim has {len(moved)} source dims {source}, but {len(to)} destination dims "
+            f"{destination}: give one destination dim for each source dim"
         )
     order = [d for d in range(ndim) if d not in moved]
     for d, j in sorted(zip(moved, to), key=lambda pair: pair[1]):
@@ -255,7 +255,8 @@ def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
     order = normalize_dims(_varargs(dims), len(shape))
     if len(order) != len(shape):
         raise ValueError(
-            f"permute: {len(order)} dims {order} do not fit a tensor of {len(shape)} dims"
+            f"permute has {len(order)} dims {order} for a tensor of {len(shape)} dims: give each "
+            "tensor dim once"
         )
     return tuple([InputDim(d) for d in order])
 
@@ -266,8 +267,8 @@ def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
     pad = len(times) - len(shape)
     if pad < 0:
         raise ValueError(
-            f"repeat: {len(times)} repeats {times} for a tensor of {len(shape)} dims; give one for "
-            "each dim"
+            f"repeat has {len(times)} numbers {times} for a tensor of {len(shape)} dims: give at "
+            "least one number for each dim"
         )
     dims = (_SINGLETON,) * pad + identity(len(shape))
     return tuple([repeat_of(dim, n) for dim, n in zip(dims, times)])
@@ -339,13 +340,11 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     known = prod([n for n in sizes if n != -1])
     if len(unknown) > 1:
-        raise ValueError(
-            f"shape {sizes} has {len(unknown)} dims of -1; at most one can be inferred"
-        )
+        raise ValueError(f"shape {sizes} has {len(unknown)} sizes of -1: give at most one")
     if known == 0 or numel % known:
         raise ValueError(
-            f"shape {sizes} cannot be inferred for {numel} elements: the product of the other "
-            f"sizes is {known}"
+            f"the -1 in shape {sizes} cannot be inferred for {numel} elements, because the product "
+            f"of the other sizes is {known}"
         )
     return tuple([numel // known if n == -1 else n for n in sizes])
 

@@ -27,7 +27,7 @@ class NotOnlyMoved(ValueError):
     ...     relation_of("unfold's gradient", (3, 2), (4,), 0, 2, 1)  # of windows that overlap
     ... except NotOnlyMoved as error:
     ...     print(error)
-    the op adds up rows
+    the op adds up rows of the input instead of only moving them
     """
 
 
@@ -44,8 +44,8 @@ def relation_of_view(view: View) -> Relation:
     """
     if view.rank < len(view.target):
         raise NotOnlyMoved(
-            f"each element of the result, of shape {view.output_shape}, comes from several "
-            "elements of the operand"
+            f"each element of the result of shape {view.output_shape} is made from several input "
+            "elements"
         )
     below = row_major(tuple(view.input_shape))
     sizes = tuple(view.sizes)
@@ -69,7 +69,7 @@ def relation_of_move(move: Move) -> Relation:
       operand 0 3 + 6:1 -> result 0 6:1
     """
     if move.adds:
-        raise NotOnlyMoved("the op adds up rows")
+        raise NotOnlyMoved("the op adds up rows of the input instead of only moving them")
     pieces = [each for link in move.links for each in _of_link(move, link)]
     if move.triangle is not None:
         pieces = _in_triangle(pieces[0], move.outputs[0], *move.triangle) if pieces else []

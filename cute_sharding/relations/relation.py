@@ -123,8 +123,8 @@ def compose(first: Relation, second: Relation) -> Relation:
     """
     if first.outputs != second.inputs:
         raise ValueError(
-            f"cannot compose relations: the first has results of shapes {first.outputs}, and the "
-            f"second has operands of shapes {second.inputs}; the shapes must be equal"
+            "cannot compose the relations: the results of the first relation have shapes "
+            f"{first.outputs}, but the operands of the second relation have shapes {second.inputs}"
         )
     constants, others = with_constants(first.constants, second)
     kept = [each for each in others if each.source < 0]
@@ -212,8 +212,8 @@ class ReadTwice(ValueError):
     ...     inverse(relation_of("Tensor.expand", (2, 1), (2, 3)))
     ... except ReadTwice as error:
     ...     print(error)
-    no inverse: operand 0 of shape (2, 1) has an element that is read more than once, by operand 0 \
-(2,3):(1,0) -> result 0 (2,3):(3,1)
+    the relation has no inverse, because an element of operand 0 of shape (2, 1) is read more than \
+once, by operand 0 (2,3):(1,0) -> result 0 (2,3):(3,1). If all copies are equal, pass any_copy=True
     """
 
 
@@ -243,8 +243,9 @@ def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
             new = _unread(each, read)
             if not any_copy and sum(some.size for some in new) < each.size:
                 raise ReadTwice(
-                    f"no inverse: operand {k} of shape {relation.inputs[k]} has an element that is "
-                    f"read more than once, by {each}"
+                    f"the relation has no inverse, because an element of operand {k} of shape "
+                    f"{relation.inputs[k]} is read more than once, by {each}. If all copies are "
+                    "equal, pass any_copy=True"
                 )
             found += new
     return Relation(relation.outputs, relation.inputs, join_pieces(found))

@@ -283,15 +283,16 @@ def _most_without_names(
     """
     if len(operands) != len(ndims):
         raise ValueError(
-            f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
+            f"the signature {pattern!r} has {len(operands)} operands, but {len(ndims)} operands "
+            "are given"
         )
     most = 0
     for names, ndim in zip(operands, ndims):
         rest = ndim - sum(_bare(name) != "..." for name in names)
         if rest < 0 or (rest and "..." not in map(_bare, names)):
             raise ValueError(
-                f"an operand of {ndim} dims does not fit {' '.join(names)!r} of the signature "
-                f"{pattern!r}"
+                f"an operand of {ndim} dims does not fit the dim names {' '.join(names)!r} in the "
+                f"signature {pattern!r}"
             )
         most = max(most, rest if "..." in map(_bare, names) else 0)
     return most

@@ -65,8 +65,8 @@ class View:
         self.elements = prod(target)
         if prod(sizes) != self.elements:
             raise ValueError(
-                f"the rule does not fit: it reads dims of sizes {tuple(sizes)} as shape "
-                f"{tuple(target)}, which has another number of elements"
+                f"the rule turns dims of sizes {tuple(sizes)} into shape {tuple(target)}, but the "
+                "numbers of elements differ"
             )
 
     @classmethod
@@ -100,8 +100,8 @@ class View:
             return self.source.index(dim)
         except ValueError:
             raise ValueError(
-                f"a placement names dim {dim}; the shape {tuple(self.input_shape)} has "
-                f"{len(self.input_shape)} dims, counted from 0"
+                f"a placement shards dim {dim}, but the shape {tuple(self.input_shape)} has "
+                f"{len(self.input_shape)} dims, counted from 0: use a dim of the shape"
             ) from None
 
     @cached_property
@@ -230,7 +230,7 @@ class _Reading:
 
     def unknown(self, spec: Any) -> int:
         raise TypeError(
-            f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_BY_NAME))}"
+            f"unknown DimSpec {spec!r} in the rule: use one of {', '.join(sorted(_BY_NAME))}"
         )
 
 

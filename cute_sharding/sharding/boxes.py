@@ -64,8 +64,8 @@ class Box:
         columns = self.global_offset, self.size, self.local_offset, self.loops
         if len({*map(len, columns)}) > 1 or min(sum(columns[:3], (0,))) < 0:
             raise ValueError(
-                f"{self}: for each dim, give an offset, a size, a local offset and loops; all "
-                "numbers must be 0 or more"
+                f"{self}: global_offset, size, local_offset and loops need one entry for each "
+                "tensor dim, and all numbers must be 0 or more"
             )
         for size, dim in zip(self.size, self.loops):
             _check_loops(self, size, dim)
@@ -174,8 +174,8 @@ def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[
     for one, other in product(ones, others):
         if len(one.size) != len(other.size):
             raise ValueError(
-                f"intersection of {one} and {other}: they have {len(one.size)} and "
-                f"{len(other.size)} dims, and must belong to one global tensor"
+                f"intersection of {one} and {other}: the boxes have {len(one.size)} and "
+                f"{len(other.size)} dims, but must belong to one tensor"
             )
         for pairs in product(*map(_same_rows, runs_of(one), runs_of(other))):
             mine, its = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -210,14 +210,13 @@ def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
     turns = prod(count for count, _, _ in loops)
     if turns < 1 or size % turns:
         raise ValueError(
-            f"{box}: {size} rows are not a multiple of the iterations of the loops {loops}"
+            f"{box}: the loops {loops} have {turns} iterations, but the number of iterations must "
+            f"divide the {size} rows"
         )
     dx = dy = size // turns
     for count, x_step, y_step in reversed(loops):
         if count < 1 or x_step < dx or y_step < dy:
-            raise ValueError(
-                f"{box}: an iteration of the loops {loops} overlaps the next iteration"
-            )
+            raise ValueError(f"{box}: iterations of the loops {loops} overlap; use larger steps")
         dx, dy = dx + (count - 1) * x_step, dy + (count - 1) * y_step
 
 
@@ -234,8 +233,8 @@ def _each(runs: Sequence[Run]) -> Iterator[list[Run]]:
 def _slices(box: Box, offset: tuple[int, ...]) -> tuple[slice, ...]:
     if not box.is_contiguous:
         raise ValueError(
-            f"{box} is {box.count} contiguous boxes, not one slice: use contiguous() for single "
-            "boxes, or as_strided with global_view and local_view for all"
+            f"{box} has gaps: call contiguous() for its {box.count} contiguous boxes, or use "
+            "as_strided with global_view and local_view"
         )
     return tuple([slice(start, start + size) for start, size in zip(offset, box.size)])
 

@@ -60,8 +60,7 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
         pieces = pieces_of(rows, split_factor)
         if rows % (pieces * parts):
             raise LayoutError(
-                f"mesh dim {m} divides {rows} rows into {pieces} x {parts} blocks of different "
-                "sizes"
+                f"mesh dim {m} cannot divide {rows} rows into {pieces} x {parts} blocks of one size"
             )
         # Block, device and pieces, from the inside out: two logical_divides.
         inner = _take(local, rows // (pieces * parts))
@@ -170,7 +169,7 @@ def layout_of(shape: Sequence[int], chains: Chains, mesh: Sequence[int]) -> Layo
         try:
             found = divided(n, chain, mesh)
         except LayoutError as error:
-            raise LayoutError(f"in dim {dim}, {error}") from None
+            raise LayoutError(f"in tensor dim {dim}, {error}") from None
         for m, modes in found.devices.items():
             devices[m] = from_leaves([(s, d * stride) for s, d in modes])
         local.append(from_leaves([(s, d * stride) for s, d in found.local]))

@@ -121,7 +121,7 @@ def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
     held = rows_held(n, tuple(chain))
     if not 0 <= position < count_rows(held):
         raise IndexError(
-            f"the device has {count_rows(held)} rows, so it has no row at position {position}"
+            f"position {position} is not a row of the device, which has {count_rows(held)} rows"
         )
     found = meet_on_x([run.flipped() for run in held], [Run(position, position, (), 1)])
     return found[0].x

@@ -37,9 +37,11 @@ class Shard:
 
     def __post_init__(self) -> None:
         if self.dim < 0:
-            raise ValueError(f"Shard dim {self.dim} is negative; count tensor dims from 0")
+            raise ValueError(f"the dim {self.dim} of Shard is negative: count tensor dims from 0")
         if self.split_factor < 1:
-            raise ValueError(f"split factor {self.split_factor} of Shard({self.dim}) is below 1")
+            raise ValueError(
+                f"the split factor {self.split_factor} of Shard({self.dim}) must be 1 or more"
+            )
 
     def __str__(self) -> str:
         return f"S({self.dim})" if self.split_factor == 1 else f"_S({self.dim},{self.split_factor})"

@@ -50,13 +50,14 @@ class Sharding:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.placements) != len(self.mesh):
             raise ValueError(
-                f"{len(self.placements)} placements {format_placements(self.placements)} for a "
-                f"mesh of {len(self.mesh)} dims {self.mesh}: give one placement for each mesh dim"
+                f"the mesh {self.mesh} has {len(self.mesh)} dims, but {len(self.placements)} "
+                f"placements are given, {format_placements(self.placements)}: give one placement "
+                "for each mesh dim"
             )
         if any(n < 0 for n in self.shape):
             raise ValueError(f"shape {self.shape} has a negative size")
         if any(n < 1 for n in self.mesh):
-            raise ValueError(f"mesh {self.mesh} has a dim without devices")
+            raise ValueError(f"mesh {self.mesh}: each mesh dim must have at least one device")
         for placement in self.placements:
             if not isinstance(placement, (Shard, Replicate, Partial)):
                 raise TypeError(
@@ -65,8 +66,8 @@ class Sharding:
                 )
             if isinstance(placement, Shard) and placement.dim >= len(self.shape):
                 raise ValueError(
-                    f"placement {placement} names dim {placement.dim}; shape {self.shape} has "
-                    f"{len(self.shape)} dims"
+                    f"placement {placement} is for tensor dim {placement.dim}, but the shape "
+                    f"{self.shape} has only {len(self.shape)} dims"
                 )
 
     @property
@@ -120,7 +121,10 @@ class Sharding:
         """
         shape = tuple(shape)
         if layout.rank != 2:
-            raise LayoutError(f"{layout!r} has {layout.rank} modes; expected two, (devices, local)")
+            raise LayoutError(
+                f"{layout!r} has {layout.rank} modes, but the layout of a sharding has two modes, "
+                "(devices, local)"
+            )
         devices = layout[0] if isinstance(layout[0].shape, tuple) else (layout[0],)
         mesh = tuple(mode.size for mode in devices)
         modes = [coalesce(mode) for mode in devices]
@@ -238,8 +242,8 @@ def _check_each_element_once(
     everything = from_leaves(sorted(leaves, key=lambda leaf: -leaf[1]))
     if coalesce(everything) != (Layout(elements, 1) if elements > 1 else Layout(1, 0)):
         raise LayoutError(
-            f"{layout!r} without its replicas does not hold each of the {elements} elements of "
-            f"shape {shape} exactly once"
+            f"{layout!r} is not a sharding of shape {shape}: without replicas, exactly one device "
+            f"must hold each of the {elements} elements"
         )
 
 
@@ -260,8 +264,8 @@ def _shard_of(
         or any(strides[-1] < d < strides[0] for _, d in rest)
     ):
         raise LayoutError(
-            f"{where}: {mode.rank} sub-modes do not form one mode, but a placement has one mode: "
-            "use a mesh with a dim for each sub-mode"
+            f"{where}: one placement cannot describe the {mode.rank} sub-modes: use a mesh with "
+            "one dim for each sub-mode"
         )
     inside = prod(n for n, d in rest if d < strides[-1])
     dealt = (parts * inside, inside)
@@ -269,8 +273,8 @@ def _shard_of(
     factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
-            f"{where}: no placement of dim {dim} gives blocks of {inside} elements to {parts} "
-            f"devices: in this dim, the local shape {tuple(local_shape)} has {local_shape[dim]} "
-            f"rows of {below} elements"
+            f"{where}: no placement of tensor dim {dim} gives {parts} devices blocks of {inside} "
+            f"elements. In tensor dim {dim}, the local shape {tuple(local_shape)} has "
+            f"{local_shape[dim]} rows of {below} elements"
         )
     return Shard(dim, factor)

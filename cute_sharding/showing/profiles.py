@@ -109,8 +109,8 @@ class Profile:
             content = self.table() + "\n"
         else:
             raise ValueError(
-                f"{str(path)!r} ends in {path.suffix!r}: a profile is written to a file that ends "
-                f"in {', '.join(SUFFIXES)}"
+                f"{str(path)!r} ends in {path.suffix!r}: give a file name for the profile that "
+                f"ends in one of {', '.join(SUFFIXES)}"
             )
         path.write_text(content, encoding="utf-8")
         return path

@@ -70,9 +70,9 @@ def test_as_json(capsys):
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("draw", "give --shape, --mesh, --placements; or give --layout"),
-        ("draw --shape 4,6 --mesh 2", "give --placements"),
-        (f"{OF} --view 24 --to R", "a picture shows one change"),
+        ("draw", "draw needs --shape, --mesh, --placements: give all"),
+        ("draw --shape 4,6 --mesh 2", "needs --placements"),
+        (f"{OF} --view 24 --to R", "a picture shows only one change"),
         (f"{OF} --layout 4:1", "with --layout, leave out"),
         (f"{OF} --width 5", "20 columns or more"),
         (f"{OF} --output picture.gif", "ends in '.gif'"),

@@ -251,11 +251,11 @@ def test_ranks_left_out_of_the_legend():
         (lambda plan, of: draw(plan.exchange, view=(24,)), "not a Exchange"),
         (lambda plan, of: draw(plan, names=("dp",)), "but a ExchangePlan has two meshes: draw"),
         (lambda plan, of: draw(of, mesh=(3,)), "mesh= needs to="),
-        (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows one change"),
-        (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh must not be a Partial"),
+        (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows only one"),
+        (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh must not have a Partial"),
         (lambda plan, of: draw(of, to="R, R", mesh=(3,)), "2 placements"),
-        (lambda plan, of: draw(of, to=of, mesh=(3,)), "give a mesh of (2,)"),
-        (lambda plan, of: draw(plan.source, shape=(4, 6)), "shape= needs a Layout"),
+        (lambda plan, of: draw(of, to=of, mesh=(3,)), "give a mesh with the sizes (2,)"),
+        (lambda plan, of: draw(plan.source, shape=(4, 6)), "shape= is only for a Layout"),
     ],
 )
 def test_arguments_that_do_not_fit(make, message):
@@ -268,10 +268,10 @@ def test_arguments_that_do_not_fit(make, message):
 
 def test_shardings_of_two_tensors():
     one, other = Sharding((4, 6), (2,), (Shard(0),)), Sharding((4, 8), (2,), (Shard(0),))
-    with pytest.raises(ValueError, match="do not belong to one tensor"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         draw(one, to=other, mesh=Mesh((2,), (4, 5)))
     mixed = Sharding((4, 6), (2, 2), (Partial("sum"), Partial("max")))
-    with pytest.raises(ValueError, match="reductions in Partial that do not commute"):
+    with pytest.raises(ValueError, match="use one reduction for all Partial"):
         draw(mixed, to="R", mesh=Mesh((2,), (4, 5)))
 
 

@@ -342,11 +342,11 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (lambda: draw(3), TypeError, "draw takes a DTensor, a Sharding"),
         (lambda: draw(Layout(4), view=(2, 2)), ValueError, "view= and to= need a tensor"),
         (lambda: draw(Layout(symbol("s"))), LayoutError, "replace the symbols by numbers"),
-        (lambda: draw(Layout((2, 2)), shape=(8,)), LayoutError, "does not hold each"),
+        (lambda: draw(Layout((2, 2)), shape=(8,)), LayoutError, "exactly one device must hold"),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), shape=(4,)),
             ValueError,
-            "shape= needs a Layout",
+            "shape= is only for a Layout",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), view=(2, 2), to="R"),
@@ -361,7 +361,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to="P"),
             ValueError,
-            "only the same Partial can become a Partial",
+            "cannot create a Partial that the source does not have",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to=[3]),
@@ -371,14 +371,14 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2, 2), (Partial("sum"), Partial("max"))), to="R,R"),
             ValueError,
-            "do not commute",
+            "use one reduction for all Partial placements",
         ),
         (
             lambda: draw(
                 Sharding((4,), (2,), (Replicate(),)), to=Sharding((5,), (2,), (Replicate(),))
             ),
             ValueError,
-            "do not belong to one tensor",
+            "must have the same shape and the same mesh",
         ),
         (lambda: FLATTEN.save("picture.pdf"), ValueError, "ends in '.pdf'"),
     ],

@@ -177,7 +177,7 @@ def on_some_ranks(folder):
     dcp.save({"w": on(line, torch.arange(8.0), [Shard(0)])}, checkpoint_id=folder)
     state = {"w": on(last, torch.zeros(8), [Replicate()])}
     if dist.get_rank() == 0:
-        words = "rank 0 is not one of the ranks [1, 2, 3] of the group that loads"
+        words = "not in the process group of load_checkpoint, which has the ranks [1, 2, 3]"
         raised(lambda: load_checkpoint(state, folder, group=group), ValueError, words)
         return
     done = load_checkpoint(state, folder, group=group)
@@ -201,12 +201,12 @@ def what_does_not_fit(folder):
     for state, words in (
         (
             {**full, "u": zero(1), "x": 1},
-            f"{fits}the checkpoint has not 'u', 'x'. Nothing was read",
+            f"{fits}the checkpoint lacks 'u', 'x'. No tensor was read",
         ),
-        ({"w": zero(6, 2)}, f"{fits}the state has not 'v', 'step'. "),
-        ({**full, "w": zero(2, 6)}, f"{fits}'w' has shape (6, 2), and (2, 6) in the state. "),
-        ({**full, "w": 3}, f"{fits}'w' is a tensor in the checkpoint, and is none in the state"),
-        ({**full, "step": zero(1)}, f"{fits}'step' is no tensor in the checkpoint, and is one"),
+        ({"w": zero(6, 2)}, f"{fits}the state lacks 'v', 'step'. "),
+        ({**full, "w": zero(2, 6)}, f"{fits}'w' has shape (6, 2), but shape (2, 6) in the state. "),
+        ({**full, "w": 3}, f"{fits}'w' is a tensor in the checkpoint, but not in the state"),
+        ({**full, "step": zero(1)}, f"{fits}'step' is a tensor in the state, but not in"),
     ):
         reader = Counting(folder)
         raised(lambda s=state, r=reader: load_checkpoint(s, r), ValueError, words)
@@ -215,7 +215,7 @@ def what_does_not_fit(folder):
         meta = nn.Linear(2, 6)
     for state, kind, words in (
         (meta, ValueError, "'weight' is on the meta device, and has no memory for values"),
-        (3, TypeError, "a state of type int has no names"),
+        (3, TypeError, "a state of type int does not name its tensors"),
         (
             {"w": DTensor.from_local(torch.zeros(6, 2), line, [Partial()])},
             ValueError,
@@ -223,23 +223,23 @@ def what_does_not_fit(folder):
         ),
     ):
         raised(lambda s=state: load_checkpoint(s, folder), kind, words)
-    raised(lambda: load_checkpoint(full, 3), (TypeError, RuntimeError), "a checkpoint of type int")
+    raised(lambda: load_checkpoint(full, 3), (TypeError, RuntimeError), "checkpoint of type int")
     nothing = str(Path(folder) / "nothing")
     error = raised(lambda: load_checkpoint(full, nothing), (OSError, RuntimeError), "nothing")
     assert dist.get_rank() == 0 or "opening the checkpoint failed on rank 0: FileNotFound" in error
     refits = (
-        (lambda w: {"w": w["u"]}, "the refit reads 'u', but the checkpoint has "),
-        (lambda w: {"w": w["w"] * 2}, "result 'w' does not only move elements of its sources"),
-        (lambda w: {"w": w["w"].half()}, "'w' is cast to torch.float16 by the refit, and is "),
+        (lambda w: {"w": w["u"]}, "refit= reads 'u', but the checkpoint has "),
+        (lambda w: {"w": w["w"] * 2}, "a refit cannot make result 'w' from its sources"),
+        (lambda w: {"w": w["w"].half()}, "refit= casts 'w' to torch.float16, but the state has "),
     )
     for refit, words in refits:
         call = lambda r=refit: load_checkpoint(full, folder, refit=r, strict=False)  # noqa: E731
         raised(call, ValueError, words)
     limit = 1000 + dist.get_rank() // 3
-    words = "ranks 3 have a different refit, strict or memory_limit than rank 0"
+    words = "the refit, strict or memory_limit of load_checkpoint on ranks 3 differs from rank 0"
     raised(lambda: load_checkpoint(full, folder, memory_limit=limit), ValueError, words)
-    words = "memory_limit=10: a chunk of 'w' has 16 bytes and is read whole, so "
-    words += "32 bytes are needed for what is read, sent and received"
+    words = "memory_limit=10 is too small: a chunk of 'w' has 16 bytes, and a rank needs "
+    words += "32 bytes to read, send and receive the whole chunk"
     raised(lambda: load_checkpoint(full, folder, memory_limit=10), ValueError, words)
     assert not full["w"].full_tensor().any()
     done = load_checkpoint({"w": full["w"], "u": zero(1)}, folder, strict=False)
@@ -264,8 +264,8 @@ def what_fails_half_way(folder):
         lambda: load_checkpoint(state, Failing(folder), memory_limit=2100),
         RuntimeError,
         "the disk is gone",
-        "Completely loaded: 'w1', 'w2', 'w3'. Unchanged: 'w5', 'w6'. Partly loaded, or "
-        "undecided: 'w4'",
+        "Completely loaded tensors: 'w1', 'w2', 'w3'. Unchanged tensors: 'w5', 'w6'. Possibly "
+        "changed tensors: 'w4'",
     )
     assert dist.get_rank() == 2 or "reading failed on rank 2: OSError" in error
     for name, x in state.items():

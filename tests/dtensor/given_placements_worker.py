@@ -118,6 +118,6 @@ def mapped_unevenly():
         try:
             local_map(lambda a: a.new_ones(2 - len(a)), out_placements=[Shard(0)])(x)
         except RuntimeError as error:
-            assert "are not shards of one tensor" in str(error)
+            assert "are not the shards of one tensor" in str(error)
         else:
             raise AssertionError("0, 0, 0 and 1 rows were taken")

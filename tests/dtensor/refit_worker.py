@@ -203,7 +203,7 @@ def what_does_not_fit():
         lambda w: {"y": w["x"].mT}, {"x": x}, {"y": (other, [Shard(1)])}
     )
     for state, words in (
-        ({}, "the state has no 'x'"),
+        ({}, "the state has no tensor 'x'"),
         (
             {"x": _on(line, torch.ones(6, 2), [Replicate()])},
             "but the refit was planned for",
@@ -338,7 +338,7 @@ def who_only_has_and_who_only_wants():
             call({"x": x})
         except ValueError as error:
             assert f"rank {rank} also has " in str(error)
-            assert "call run(state) on rank" in str(error)
+            assert "Call run(state) on rank" in str(error)
         else:
             raise AssertionError(call)
     if rank == 0:

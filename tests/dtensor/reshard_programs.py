@@ -131,10 +131,10 @@ def weights_are_sent_and_received_as_often_as_is_wanted():
                         assert x.device_mesh == generator and torch.equal(x.to_local(), part)
         assert sum(sent.counts.values()) == 3  # the two are all ranks
     if is_trainer:
-        with raises(ValueError, "receive: rank . also has some of the tensors"):
+        with raises(ValueError, "receive cannot .*, because rank . also has some of the tensors"):
             plan.receive()
     else:
-        with raises(ValueError, "send: rank . also needs some of the tensors"):
+        with raises(ValueError, "send cannot .*, because rank . also needs some of the tensors"):
             plan.send(source)
 
 
@@ -228,7 +228,7 @@ def no_more_is_held_than_the_plan_says():
             assert torch.equal(x.to_local(), (full + i).chunk(4, 1)[mine])
         if limit == held * 3 // 2:
             assert len(plan.packed) > 3 and any(each.follows_at_once for each in plan.packed)
-    with raises(ValueError, r"memory_limit=1: \d+ bytes or more are needed at once"):
+    with raises(ValueError, r"memory_limit=1 is too small: a device needs at least \d+ bytes"):
         cute_sharding.reshard(sizes, "S(1)", other, memory_limit=1)
 
 
@@ -256,9 +256,8 @@ def what_fails_leaves_each_tensor_as_it_was_or_moved():
     moved = ("w0", "w1") if failed is not None else tuple(model.keys())
     if failed is not None:
         assert failed.moved == moved and failed.left == ("w2", "w3", "w4")
-        assert "MemoryError: no more of it. Completely moved: 'w0', 'w1'. Unchanged: 'w2'" in str(
-            failed
-        )
+        said = "Completely moved tensors: 'w0', 'w1'. Unchanged tensors: 'w2'"
+        assert f"MemoryError: no more of it. {said}" in str(failed)
     for i, (name, x) in enumerate(model.items()):
         d = 1 if name in moved else 0
         assert x.placements == (Shard(d),)
@@ -270,28 +269,28 @@ def what_is_refused_leaves_all_as_it_was():
     x, y = (distribute_tensor(ids(8, 4), line, [Shard(0)]) for _ in range(2))
     state = {"a": x, "b": {"c": y}, "n": 3, "t": torch.ones(2)}
     reshard = cute_sharding.reshard
-    with raises(ValueError, "given for 'b.d', 'e\\*', but no DTensor of the state"):
+    with raises(ValueError, "placements= names 'b.d', 'e\\*', but no DTensor of the state"):
         reshard(state, {"a": "R", "b": {"d": "R"}, "e*": "R"})
     with raises(ValueError, "a and d are the same tensor, but have different target placements"):
         reshard({**state, "d": x}, {"a": "R", "d": "S(1)"})
     with raises(ValueError, r"must not have a Partial"):
         reshard(state, {"a": "P"})
-    with raises(ValueError, "placements of 'a'.* names dim 5"):
+    with raises(ValueError, "placements of 'a'.* is for tensor dim 5"):
         reshard(state, {"a": "S(5)"})
     with raises(TypeError, "which is not a DeviceMesh"):
         reshard(state, "R", (2, 2))
-    with raises(TypeError, "give a sequence, with one placement for each mesh dim"):
+    with raises(TypeError, "give a sequence with one placement for each mesh dim"):
         reshard(state, {"a": Shard(0)})
-    with raises(ValueError, "and its target has shape"):
+    with raises(ValueError, "but its target has shape"):
         reshard(state, {"a": distribute_tensor(torch.ones(3), line, [Shard(0)])})
     plan = cute_sharding.plan_reshard(state, "S(1)")
-    with raises(ValueError, "it lacks 'b.c', and has none in addition"):
+    with raises(ValueError, "Missing names: 'b.c'. Additional names: none"):
         plan.run({"a": x})
-    with raises(ValueError, "has 'z' in addition"):
+    with raises(ValueError, "Additional names: 'z'"):
         plan.run({**state, "z": x})
     plan.run(state)
     assert state["b"]["c"] is not y and state["n"] == 3 and type(state["t"]) is torch.Tensor
-    with raises(ValueError, "when the plan was made: plan again"):
+    with raises(ValueError, "when the plan was made: make a new plan"):
         plan.run(state)
     leaf = torch.nn.Parameter(x)
     leaf.grad = x.clone()
@@ -337,7 +336,7 @@ def what_ranks_outside_take_for_something_else():
             cute_sharding.reshard(state, "R", two)
             assert inside or torch.equal(state["a"].to_local(), full)
         else:
-            with raises(RuntimeError, "a different plan for these tensors than this rank"):
+            with raises(RuntimeError, "have different plans for .* tensors"):
                 cute_sharding.reshard(state, "R", two)
             assert state["a"].device_mesh == one
 

@@ -117,7 +117,7 @@ def once(state, placements, target, wanted, said, limited):
         try:
             cute_sharding.plan_reshard(state, placements, target, memory_limit=-1)
         except ValueError as error:
-            limit = int(str(error).split("memory_limit=-1: ")[1].split()[0])
+            limit = int(str(error).split("at least ")[1].split()[0])
     pending = any(is_partial(p) for x in state.values() for p in x.placements)
     before = dict(state)
     with Sent() as sent:

@@ -224,13 +224,13 @@ def what_is_refused():
     state = {"w": distribute_tensor(torch.ones(8, 4), line, [Shard(0)])}
     plan = cute_sharding.plan_reshard(state, "S(1)")
     held = plan.run(dict(state))
-    with raises(ValueError, "also pass into=, the result of the earlier run"):
+    with raises(ValueError, "pass the result of the earlier run as into="):
         plan.run(state, since=copied(state))
-    with raises(ValueError, "w shares memory with the state.*keep a copy"):
+    with raises(ValueError, "w of since= shares memory with the state.*Keep a copy"):
         plan.run(state, into=held, since=state)
-    with raises(ValueError, "when the plan was made: plan again"):
+    with raises(ValueError, "when the plan was made: make a new plan"):
         plan.run(state, into=copied(state))
-    with raises(ValueError, "it lacks 'w', and has none in addition"):
+    with raises(ValueError, "Missing names: 'w'. Additional names: none"):
         plan.run(state, into={})
 
 

@@ -139,10 +139,10 @@ def test_functions_that_another_process_finds():
     assert Function.of("examples/train.py:Job.step") == ("train", "examples/train.py", "Job.step")
     assert Function.of(collective) == (__name__, None, "collective")
     for bad, said in (
-        ("train", "names no function"),
-        (lambda mesh: None, "cannot be imported by name"),
-        (functools.partial(collective), "cannot be imported by name"),
-        (3, "cannot be imported by name"),
+        ("train", "is not the name of a function"),
+        (lambda mesh: None, "in a new process: pass"),
+        (functools.partial(collective), "in a new process: pass"),
+        (3, "in a new process: pass"),
     ):
         with pytest.raises(ValueError, match=said):
             Function.of(bad)
@@ -156,9 +156,9 @@ def test_functions_that_another_process_finds():
         ({"rank": 8}, "has the ranks 0 to 7"),
         ({"device": "tpu"}, "neither 'cuda' nor 'cpu'"),
         ({"layers": 0}, "a model has at least one layer"),
-        ({"settings": ("stock",)}, "give some of PyTorch, views"),
+        ({"settings": ("stock",)}, "give one or more of PyTorch, views"),
         ({"network": "pigeon"}, "unknown links"),
-        ({"network": "nvlink,nvlink,nvlink"}, "a network of 3 links"),
+        ({"network": "nvlink,nvlink,nvlink"}, "the network has 3 links"),
     ],
 )
 def test_bad_arguments(given, said):
@@ -240,7 +240,7 @@ def test_details_of_the_settings_that_are_asked_for():
     alone = found.with_details("PyTorch")
     assert "ops that still send with PyTorch alone, with reasons and changes:" in alone
     assert "model.py:3 forward: 48 MB in all" in alone
-    with pytest.raises(ValueError, match="details of 'redistribution': this estimate has the col"):
+    with pytest.raises(ValueError, match="the estimate has no setting 'redistribution'"):
         found.with_details("redistribution")
 
 

@@ -190,9 +190,9 @@ def test_who_is_on_no_mesh_has_no_part():
 
 
 def test_meshes_that_are_none():
-    with pytest.raises(ValueError, match="3 ranks for a mesh of"):
+    with pytest.raises(ValueError, match="3 ranks do not fit the mesh"):
         Mesh((2, 2), (0, 1, 2))
-    with pytest.raises(ValueError, match="each rank once"):
+    with pytest.raises(ValueError, match="must not repeat a rank"):
         Mesh((2,), (1, 1))
     with pytest.raises(ValueError, match="reduce the Partial first"):
         Placed.of(Sharding((4,), (2,), (Partial("sum"),)))

@@ -136,7 +136,7 @@ def test_time_grows_with_distance():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="one number for each mesh dim, which divides the size"):
+    with pytest.raises(ValueError, match="each number must divide the size"):
         Network((OUT,), (3,), IN).checked((8,))
-    with pytest.raises(ValueError, match="share a host, 1 or more"):
+    with pytest.raises(ValueError, match="share a host, at least 1"):
         Network((OUT,), (0,), IN)

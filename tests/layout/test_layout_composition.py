@@ -148,7 +148,7 @@ def test_a_runs_on_along_its_outermost_leaf():
 
 
 def test_b_may_not_reach_a_negative_index():
-    with pytest.raises(LayoutError, match="negative index -1"):
+    with pytest.raises(LayoutError, match="the stride -1 of leaf"):
         composition(Layout(4), Layout(2, -1))
     with pytest.raises(LayoutError, match="negative"):
         composition(Layout(8), Layout((2, 2), (4, -1)))  # 4 - 1 is fine, but (0, 1) is not
@@ -162,7 +162,7 @@ def test_negative_strides_of_a():
 
 
 def test_b_has_no_index_but_zero_in_a_layout_without_values():
-    with pytest.raises(LayoutError, match=r"beyond A.s one index"):
+    with pytest.raises(LayoutError, match="A has only index 0"):
         composition(Layout((2, 0)), Layout(2))
     with pytest.raises(LayoutError):
         composition(Layout(()), Layout(2))
@@ -227,7 +227,7 @@ def test_tilers():
         Layout(2, 12), Layout((3, 2), (2, 6)), Layout(2, 1)
     )
     assert composition(Layout((4, (2, 3))), (2, (1, 3))) == Layout((2, (1, 3)), (6, (0, 1)))
-    with pytest.raises(LayoutError, match="names 4 modes"):
+    with pytest.raises(LayoutError, match="has 4 entries"):
         composition(a, (1, 1, 1, 1))
 
 

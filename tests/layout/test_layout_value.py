@@ -114,7 +114,7 @@ def test_slicing_by_mode():
     for mode in (3, -4, (1, 2)):
         with pytest.raises(IndexError, match="mode"):
             layout[mode]
-    with pytest.raises(IndexError, match="single mode"):
+    with pytest.raises(IndexError, match="has only mode 0"):
         Layout(4)[1]
 
 
@@ -130,7 +130,7 @@ def test_make_layout_flatten_and_group_modes():
             grouped = group_modes(layout, 0, layout.rank)
             assert same_function(grouped, layout) and grouped.rank == 1 and grouped[0] == layout
     for begin, end in ((1, 1), (0, 3), (-1, 1)):
-        with pytest.raises(LayoutError, match="cannot group"):
+        with pytest.raises(LayoutError, match="give begin and end with"):
             group_modes(a if end == 3 else b, begin, end)
     with pytest.raises(LayoutError, match="takes layouts"):
         make_layout(a, 4)
@@ -195,9 +195,9 @@ def test_bad_coordinates(coordinate, message):
 
 def test_empty_layouts():
     assert Layout(())() == Layout(())(0) == 0
-    with pytest.raises(LayoutError, match="single index 0"):
+    with pytest.raises(LayoutError, match="only the index 0"):
         Layout(())(1)
-    with pytest.raises(LayoutError, match="empty"):
+    with pytest.raises(LayoutError, match="of size 0"):
         Layout((2, 0))(1)
 
 
@@ -285,7 +285,11 @@ def test_parse_runs_no_code():
         ((4, 2), 1, r"shape \(4,2\) and stride 1 are nested differently"),
         (4, (1,), "nested differently"),
         ((4, 2), (1,), "nested differently"),
-        ((4, (2, 3)), (1, (2, (3,))), r"nested differently, at 3 and \(3,\)"),
+        (
+            (4, (2, 3)),
+            (1, (2, (3,))),
+            r"nested differently: the part 3 of the shape does not match the part \(3",
+        ),
     ],
 )
 def test_bad_shapes_and_strides(shape, stride, message):

@@ -121,10 +121,12 @@ def test_all_read_about_as_much_within_the_limit():
             mine = part.refit.bundle.part(rank)
             read = sum(4 * sum(each.sizes) for each in part.reads if each.reader == rank)
             assert read + sum(mine.sends) + sum(mine.receives) <= limit
-    with pytest.raises(ValueError, match=r"a chunk of 'w\d+' has .* is read whole"):
+    with pytest.raises(ValueError, match=r"a chunk of 'w\d+' has .* the whole chunk"):
         plan_of(shapes, (3, 4, 5, 6, 7), COLUMNS, memory_limit=10)
 
 
 def test_what_was_not_saved_whole():
-    with pytest.raises(ValueError, match="has 6 elements of 'w', in 1 chunks, but the shape"):
+    with pytest.raises(
+        ValueError, match="has 12 elements, but the checkpoint has 6 elements in 1 chunks"
+    ):
         Stored("w", (4, 3), "float32", 4, (Chunk((0, 0), (2, 3)),))

@@ -50,7 +50,7 @@ def test_sums_have_no_relation(op):
     while case.move is None:
         case = movements.draw(random.Random(), (op,))
     given = case.shapes if op in movements.TOGETHER else case.shapes[0]
-    with pytest.raises(NotOnlyMoved, match="the op adds up rows"):
+    with pytest.raises(NotOnlyMoved, match="the op adds up rows of the input"):
         relation_of(op, given, *case.args)
 
 

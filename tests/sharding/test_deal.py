@@ -187,6 +187,7 @@ def test_rows_after_several_mesh_dims():
                         )
                         assert [row_at(n, chain, i) for i in range(len(expected))] == expected
                         with pytest.raises(
-                            IndexError, match=f"{len(expected)} rows, so it has no row at position"
+                            IndexError,
+                            match=f"is not a row of the device, which has {len(expected)} rows",
                         ):
                             row_at(n, chain, len(expected))

@@ -14,18 +14,26 @@ TEST = "test/distributed/tensor/test_compiled_global_sizes.py"
 
 MESSAGE = """[dynamo][DTensor] Guard constant sizes of tensor subclasses
 
-Of sizes that are constants of a graph produce_guards writes no guard, because
-check_tensor_fn compares them. It is not run on a traceable wrapper subclass,
-but on its inner tensors, and a DTensor of another size may have a local tensor
-of the same: on 4 ranks, (8, 3) and (7, 3) with Shard(0) are both (2, 3) on the
-first three. There the graph of the one is run for the other, and what comes of
-it has the wrong size, without a word. The last rank compiles another graph.
+For sizes that are constants of a graph, produce_guards writes no guard, because
+check_tensor_fn compares these sizes. But for a traceable wrapper subclass,
+check_tensor_fn runs only on the inner tensors. Two DTensors of different global
+sizes may have local tensors of the same size. Example, with Shard(0) on 4 ranks:
 
-Sizes of the subclass itself are now guarded also where they are constants. For
-subclasses whose outer sizes follow from the inner ones
-(track_outer_size_stride is False) nothing changes.
+  compiled(a)   # a has shape (8, 3); local shape (2, 3) on rank 0
+  compiled(b)   # b has shape (7, 3); local shape (2, 3) on rank 0
 
-Test plan:
+Ranks 0 to 2 run the graph of a for b, and the result has the wrong size, without
+an error. The last rank compiles a second graph.
+
+With the patch, sizes of the subclass itself have guards, also if the sizes are
+constants. For subclasses whose outer sizes follow from the inner sizes
+(track_outer_size_stride is False), nothing changes. The patch does not guard
+strides and offsets.
+
+Cost: 7 lines added, 2 removed. A program compiles again for each new global
+size, as for plain tensors.
+
+Test plan (fails without the patch):
   python test/distributed/tensor/test_compiled_global_sizes.py
 """
 

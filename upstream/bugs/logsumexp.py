@@ -12,14 +12,20 @@ HERE = Path(__file__).parent
 MATH = "torch/distributed/tensor/_ops/_math_ops.py"
 TEST = "test/distributed/tensor/test_logsumexp_keepdim.py"
 
-MESSAGE = """[DTensor] logsumexp reads keepdim as a positional argument
+MESSAGE = """[DTensor] Read keepdim of logsumexp as a positional argument
 
-keepdim is the third argument of aten.logsumexp, and its strategy looks for it
-among the keyword arguments, so it is taken for False. A shard of a dim behind
-those that are reduced is then labeled a shard of the dim before it: of (4, 8)
-with Shard(1), logsumexp(0, keepdim=True) is (1, 8) with Shard(0).
+keepdim is the third positional argument of aten.logsumexp. The strategy looks
+for keepdim in the keyword arguments, and therefore always uses False. If a dim
+after the reduced dim is sharded, the output is a shard of the wrong dim:
 
-Test plan:
+  x.logsumexp(0, keepdim=True)   # x has shape (4, 8), placements [Shard(1)]
+  # today: shape (1, 8) with [Shard(0)]. With the patch: [Shard(1)]
+
+With the patch, the strategy reads keepdim from the positional arguments.
+
+Cost: 1 line added, 1 removed.
+
+Test plan (fails without the patch):
   python test/distributed/tensor/test_logsumexp_keepdim.py
 """
 

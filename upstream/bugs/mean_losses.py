@@ -12,18 +12,23 @@ HERE = Path(__file__).parent
 DECOMPOSITIONS = "torch/distributed/tensor/_decompositions.py"
 TEST = "test/distributed/tensor/test_decomposed_means.py"
 
-MESSAGE = """[DTensor] Means in decompositions count the elements of uneven shards
+MESSAGE = """[DTensor] Fix mean losses of uneven shards
 
-mse_loss, smooth_l1_loss and huber_loss have no rule of their own, so one is
-derived: their decompositions are traced on a mesh of one device. There every
-shard is even, so a mean over a sharded dim is Partial("avg"); on the real
-mesh the average of averages of different numbers of elements is another
-number, without a word. A device that holds nothing contributes a nan.
+mse_loss, smooth_l1_loss and huber_loss have no sharding rules of their own.
+DTensor derives their rules by tracing the decompositions on a mesh of one
+device, where all shards are even. For a mean over a sharded dim, the derived
+rule gives Partial("avg"). With uneven shards, Partial("avg") weights shards of
+different sizes equally, and the mean is wrong, without an error. Example:
 
-A placement that averages what it shards is now derived only where the real
-mesh divides it. Else the input is replicated, as for mean itself.
+  F.mse_loss(x, target)   # both have shape (3, 5), [Shard(1)] on 4 ranks
+  # local sizes 2, 2, 1, 0 have equal weights; the empty shard adds a nan
 
-Test plan:
+With the patch, DTensor derives Partial("avg") only if the size of the real mesh
+divides the sharded dim. Otherwise, DTensor replicates the input, as mean does.
+
+Cost: 31 lines added, 1 removed. Uneven inputs of these losses are gathered.
+
+Test plan (fails without the patch):
   python test/distributed/tensor/test_decomposed_means.py
 """
 

@@ -14,20 +14,29 @@ API = "torch/distributed/tensor/_api.py"
 PLANNER = "torch/distributed/checkpoint/planner_helpers.py"
 TEST = "test/distributed/checkpoint/test_strided_checkpoint.py"
 
-MESSAGE = """[DTensor][DCP] Checkpoints of strided shards have a chunk for each run of rows
+MESSAGE = """[DTensor][DCP] Save each run of consecutive rows of a strided shard as a chunk
 
-A checkpoint describes what a rank holds of a DTensor as one chunk, its offset
-and sizes. A _StridedShard whose split factor no other placement makes up for
-is several: of 8 rows on 2 ranks, _StridedShard(0, split_factor=2) puts rows 0,
-1, 4, 5 on rank 0, and they are described as rows 0 to 3. So save raises, for
-overlapping chunks, and load puts other rows into such a tensor, without a word.
+A checkpoint describes the local tensor of a DTensor by one chunk, an offset and
+sizes. With a _StridedShard, the rows of a rank may not be consecutive. Example,
+8 rows on 2 ranks:
 
-Such a tensor is now described as a list of chunks, which planners take as they
-do those of a tensor with several local shards. Tensors without _StridedShard,
-and those whose rows are side by side (FSDP with TP), are saved as before, and
-files of either load on either.
+  [_StridedShard(0, split_factor=2)]   # rank 0 has rows 0, 1, 4, 5
+  # today: the chunk of rank 0 is rows 0 to 3
 
-Test plan:
+save then raises an error for overlapping chunks, and load writes wrong rows into
+the DTensor, without an error.
+
+With the patch, such a tensor is a list of chunks, one for each run of
+consecutive rows. Planners treat the list like the chunks of a tensor with
+several local shards. Tensors without _StridedShard, and tensors whose rows are
+consecutive (FSDP with TP), are saved as before.
+
+Files: the patched code reads old files. The old code reads new files, if each
+rank loads consecutive rows.
+
+Cost: 89 lines added, 33 removed.
+
+Test plan (fails without the patch):
   python test/distributed/checkpoint/test_strided_checkpoint.py
 """
 

@@ -33,8 +33,8 @@ def refuse_older() -> None:
     running = release()
     if running is not None and running < FIRST:
         raise RuntimeError(
-            f"cute_sharding works with {CHECKED}, and this is torch {torch.__version__}: install "
-            f"torch {FIRST[0]}.{FIRST[1]} or newer"
+            f"cute_sharding works with PyTorch {RANGE}, but PyTorch {torch.__version__} is "
+            f"installed: install PyTorch {FIRST[0]}.{FIRST[1]} or newer"
         )
 
 
@@ -51,9 +51,10 @@ def check() -> None:
     if (running is None or running > LAST) and not _warned:
         _warned = True
         warnings.warn(
-            f"cute_sharding was tested with {CHECKED}, and this is torch {torch.__version__}. "
-            "cute_sharding stays on. If torch's private functions have changed, results may be "
-            "wrong, or ops may raise errors.",
+            f"cute_sharding was tested with PyTorch {RANGE}, but PyTorch {torch.__version__} is "
+            "installed. cute_sharding stays on. If PyTorch's private functions have changed, "
+            "results may be wrong, or ops may raise errors. For correct results, install a "
+            "tested release of PyTorch.",
             RuntimeWarning,
             stacklevel=4,  # the caller of enable()
         )

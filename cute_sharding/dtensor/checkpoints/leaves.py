@@ -41,8 +41,8 @@ class Leaves:
         self._after: list[Callable[[], Any]] = []
         if not (isinstance(state, Mapping) or _has_state(state) or isinstance(state, list)):
             raise TypeError(
-                f"a state of type {type(state).__name__} has no names: pass a module, or a dict "
-                "from names to tensors, modules and other states"
+                f"a state of type {type(state).__name__} does not name its tensors: pass a "
+                "module, or a dict from names to tensors, modules and other states"
             )
         self.all = list(self._walk(state, "", _nowhere))
 

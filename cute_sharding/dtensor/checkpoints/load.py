@@ -123,8 +123,8 @@ def load_checkpoint(
 
     if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
         raise NotImplementedError(
-            "load_checkpoint cannot run under LocalTensorMode or in a graph: call it on real "
-            "ranks, outside of graphs"
+            "load_checkpoint cannot run under LocalTensorMode or in a compiled program: call "
+            "load_checkpoint on real ranks, outside of compiled programs"
         )
     bar_of: Any = tqdm_of("load_checkpoint") if progress else None
     ranks = Ranks(group)
@@ -210,8 +210,8 @@ def _check_alike(digests: Mapping[int, bytes]) -> None:
     differ = [rank for rank in others if digests[rank] != digests[first]]
     if differ:
         raise ValueError(
-            f"load_checkpoint: ranks {ranks_text(differ)} have a different refit, strict or "
-            f"memory_limit than rank {first}: pass the same values on all ranks"
+            f"the refit, strict or memory_limit of load_checkpoint on ranks {ranks_text(differ)} "
+            f"differs from rank {first}: pass the same values on all ranks"
         )
 
 

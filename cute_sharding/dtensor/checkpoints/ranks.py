@@ -29,8 +29,8 @@ class Ranks:
         self.this = dist.get_rank()
         if self.this not in self.all:
             raise ValueError(
-                f"rank {self.this} is not one of the ranks {self.all} of the group that loads: "
-                "call load_checkpoint only on these ranks"
+                f"rank {self.this} is not in the process group of load_checkpoint, which has the "
+                f"ranks {self.all}: call load_checkpoint only on the ranks of the group"
             )
 
     @property

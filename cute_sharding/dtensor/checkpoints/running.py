@@ -98,9 +98,8 @@ class Loading:
         except Exception as error:
             whole, left, partly = self._names(finished, begun)
             raise RuntimeError(
-                f"load_checkpoint failed: {type(error).__name__}: {error}. Completely loaded: "
-                f"{whole}. "
-                f"Unchanged: {left}. Partly loaded, or undecided: {partly}"
+                f"load_checkpoint failed with {type(error).__name__}: {error}. Completely loaded "
+                f"tensors: {whole}. Unchanged tensors: {left}. Possibly changed tensors: {partly}"
             ) from error
 
     def _names(self, finished: set[int], begun: set[int]) -> tuple[str, ...]:
@@ -194,6 +193,7 @@ def _kind(wanted: Wanted, ranks: Ranks) -> Any:
         if process_groups.backend_name(ranks.group, kind) is not None:
             return Kind(kind)
     raise ValueError(
-        f"the group that loads has no backend for {' or '.join(kinds)} tensors: create the group "
-        "with such a backend, by init_process_group(backend='cpu:gloo,cuda:nccl')"
+        f"the process group of load_checkpoint has no backend for {' or '.join(kinds)} tensors: "
+        "create the group with such a backend, for example by "
+        "init_process_group(backend='cpu:gloo,cuda:nccl')"
     )

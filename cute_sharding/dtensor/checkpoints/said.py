@@ -58,8 +58,8 @@ def said_by(tensors: Mapping[str, Entry], refit: Generator | None) -> Said:
         found = trace(refit, tensors)
     except KeyError as error:
         raise ValueError(
-            f"the refit reads {error}, but the checkpoint has {as_text([*tensors])}: use the "
-            "names of the checkpoint"
+            f"refit= reads {error}, but the checkpoint has {as_text([*tensors])}: use the names "
+            "of the checkpoint"
         ) from error
     kept = [each.dtype for each in tensors.values()]
     casts = {
@@ -91,14 +91,14 @@ def checked_names(wanted: Wanted, said: Said, objects: Collection[str], strict: 
     )
     wrong = list(dict.fromkeys(_wrong(wanted, said, objects)))
     if strict and names.missing:
-        wrong.append(f"the checkpoint has not {as_text(names.missing)}")
+        wrong.append(f"the checkpoint lacks {as_text(names.missing)}")
     if strict and names.unexpected:
-        wrong.append(f"the state has not {as_text(names.unexpected)}")
+        wrong.append(f"the state lacks {as_text(names.unexpected)}")
     if wrong:
         raise ValueError(
-            f"the checkpoint does not fit the state: {'; '.join(wrong)}. Nothing was read. "
-            "strict=False skips names that are only in the state or only in the checkpoint, and "
-            "refit= converts names and shapes"
+            f"the checkpoint does not fit the state: {'; '.join(wrong)}. No tensor was read. Pass "
+            "strict=False to skip names that only the state or only the checkpoint has, or pass "
+            "refit= to convert names and shapes"
         )
     return names
 
@@ -108,13 +108,11 @@ def _wrong(wanted: Wanted, said: Said, objects: Collection[str]) -> list[str]:
     for each, dtype in zip(wanted.results, wanted.dtypes):
         name, shape = each.name, each.placed.shape
         if name in objects:
-            found.append(f"{name!r} is no tensor in the checkpoint, and is one in the state")
+            found.append(f"{name!r} is a tensor in the state, but not in the checkpoint")
         elif name in shapes and shapes[name] != shape:
-            found.append(f"{name!r} has shape {shapes[name]}, and {shape} in the state")
+            found.append(f"{name!r} has shape {shapes[name]}, but shape {shape} in the state")
         elif name in said.casts and dtypes[name] != dtype:
-            found.append(
-                f"{name!r} is cast to {dtypes[name]} by the refit, and is {dtype} in the state"
-            )
+            found.append(f"refit= casts {name!r} to {dtypes[name]}, but the state has {dtype}")
     for name in sorted(wanted.objects & {*said.names}):
-        found.append(f"{name!r} is a tensor in the checkpoint, and is none in the state")
+        found.append(f"{name!r} is a tensor in the checkpoint, but not in the state")
     return found

@@ -60,8 +60,9 @@ def opened(checkpoint: Any) -> Any:
         return checkpoint.read_metadata()
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(
-            f"a checkpoint of type {type(checkpoint).__name__}: pass the path of a checkpoint or "
-            "of a file of torch.save, or a torch.distributed.checkpoint.StorageReader"
+            f"load_checkpoint cannot read a checkpoint of type {type(checkpoint).__name__}: pass "
+            "the path of a checkpoint, the path of a file of torch.save, or a "
+            "torch.distributed.checkpoint.StorageReader"
         )
     if os.path.isdir(checkpoint):
         return FileSystemReader(checkpoint).read_metadata()
@@ -203,8 +204,8 @@ class _File(NamedTuple):
         for leaf in leaves:
             if isinstance(leaf.value, DTensor):
                 raise TypeError(
-                    f"{os.fspath(path)} has a DTensor, {leaf.name!r}, so the file has only one "
-                    "rank's part of a state. Save full tensors, or save with "
+                    f"{os.fspath(path)} has only one rank's part of {leaf.name!r}, which is a "
+                    "DTensor. Save full tensors with torch.save, or save DTensors with "
                     "torch.distributed.checkpoint.save"
                 )
         tensors = {leaf.name: leaf.value for leaf in leaves if leaf.is_tensor}

@@ -95,16 +95,16 @@ def want_of(leaf: Leaf) -> Want | None:
     shape, device = tuple(tensor.shape), tensor.device.type
     if device == "meta":
         raise ValueError(
-            f"{leaf.name!r} is on the meta device, and has no memory for values: call "
-            "module.to_empty(device=...) first"
+            f"{leaf.name!r} is on the meta device, and has no memory for values: first call "
+            "module.to_empty(device=...)"
         )
     if not isinstance(tensor, DTensor):
         return Want(leaf.name, shape, tensor.dtype, None, None, ((),) * len(shape), device)
     rank, mesh, spec = process_groups.this_rank(), tensor.device_mesh, tensor._spec
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(
-            f"{leaf.name!r} has placements {text(tensor.placements)}, and load_checkpoint cannot "
-            "load into a Partial: redistribute the tensor to Shard or Replicate first"
+            f"load_checkpoint cannot load into a Partial, and {leaf.name!r} has placements "
+            f"{text(tensor.placements)}: first redistribute the tensor to Shard or Replicate"
         )
     if mesh.get_coordinate() is None:
         return None

@@ -117,8 +117,8 @@ class Symbols:
             )
         if not bool(condition):
             raise RuntimeError(
-                f"the fact {fact} holds for the sizes of this call, but torch finds that it does "
-                "not hold; please report this"
+                f"the fact {fact} is true for the sizes of this call, but PyTorch says that {fact} "
+                "is false: please report this message"
             )
 
     def _condition(self, fact: Fact) -> Any:

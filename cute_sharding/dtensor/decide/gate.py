@@ -62,10 +62,9 @@ def gated(
         )
         raise RuntimeError(
             f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
-            f"{text(spec.placements)} ({argument}), and the result could be wrong. Redistribute "
-            "the tensor first, "
-            f".redistribute(placements={list(without(kinds, spec.placements))!r}), and write to "
-            "the result; or use the op that returns a new tensor."
+            f"{text(spec.placements)} (the argument {argument}), and the result could be wrong. "
+            f"First call .redistribute(placements={list(without(kinds, spec.placements))!r}) and "
+            "write to the result, or use the op that returns a new tensor."
         )
     plain = op_schemas.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
     found = stock(plain)

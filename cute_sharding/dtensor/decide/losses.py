@@ -58,10 +58,9 @@ def outside_loss_parallel(run: Callable[..., Any]) -> Callable[..., Any]:
         if torch.ops.aten.nll_loss_forward.default not in registry.op_handlers():
             return run(*args, **kwargs)
         raise RuntimeError(
-            f"{run} writes to a Partial, which is not possible within loss_parallel: for example, "
-            "F.cross_entropy with label_smoothing would have a wrong gradient. Redistribute the "
-            "written tensor first, move the op out of loss_parallel, or leave label_smoothing "
-            "out."
+            f"{run} cannot write to a Partial within loss_parallel. For example, the gradient of "
+            "F.cross_entropy with label_smoothing would be wrong. First redistribute the written "
+            "tensor, move the op out of loss_parallel, or leave out label_smoothing."
         )
 
     return refusing

@@ -73,12 +73,12 @@ def with_whole_input(
     """
     if if_not_free == "error":
         raise RuntimeError(
-            f"{name}: a tensor of shape {tuple(spec.shape)} with placements "
+            f"{name} got a tensor of shape {tuple(spec.shape)} with placements "
             f"{text(spec.placements)} on mesh "
-            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} is not sharded "
-            "from left to right: a later mesh dim divides the rows before an earlier one. For "
-            "uneven shards, the order of the mesh dims changes which elements a device has. First "
-            "redistribute the tensor to placements without _StridedShard: "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)}, where a later mesh dim "
+            "divides the rows before an earlier mesh dim. For uneven shards, the order of the "
+            "mesh dims changes which elements a device has. First redistribute the tensor to "
+            "placements without _StridedShard: "
             f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )
     source = without((tensor_specs.Shard, tensor_specs.StridedShard), decision.source)

@@ -21,11 +21,10 @@ def in_words(error: Exception, schema: OpSchema, specs: Sequence[DTensorSpec]) -
     given = ", ".join(f"{tuple(spec.shape)} as {text(spec.placements)}" for spec in specs)
     if isinstance(error, DynamicOutputShapeException):
         told = (
-            f"{name_of(schema.op)} of {given}: the shape of the result depends on the values of "
-            "the tensor, and each device has only some of these values, so the result has no "
-            "placements. Use an op whose result has the shape of the tensor: "
-            "torch.where(mask, x, 0), masked_fill, or mask.sum() for a count. Or call the op on "
-            "the whole tensor, .full_tensor(), on each rank."
+            f"{name_of(schema.op)} of {given} is not possible, because the shape of the result "
+            "depends on the values of the tensor, and each device has only some of the values. Use "
+            "an op whose result has the shape of the tensor: torch.where(mask, x, 0), masked_fill, "
+            "or mask.sum() for a count. Or call the op on .full_tensor() on each rank."
         )
     elif isinstance(error, DataDependentOutputException):
         told = (

@@ -72,8 +72,8 @@ def propagate_shape_and_sharding(
     placements, shape, mesh = tuple(input_src_placements), global_input_shape, tuple(mesh_sizes)
     if len(placements) != len(mesh):
         raise ValueError(
-            f"{len(placements)} placements {text(placements)} for a mesh of {len(mesh)} dims "
-            f"{mesh}: give one placement for each mesh dim"
+            f"the mesh {mesh} has {len(mesh)} dims, but {len(placements)} placements are given, "
+            f"{text(placements)}: give one placement for each mesh dim"
         )
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:

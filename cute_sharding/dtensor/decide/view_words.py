@@ -82,14 +82,12 @@ class Suggestion(NamedTuple):
 def explain_unknown(asked: Asked, fact: str) -> str:
     view, placements = asked.view, asked.placements
     return (
-        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
-        f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
-        "the op is free depends on sizes that have no value while the program is compiled. The "
-        f"missing fact is {fact}. If this fact is true, state it before the view: "
-        f"torch._check({fact}); or first redistribute the tensor to "
-        f"{text(without((Shard, StridedShard), placements))}; or let views redistribute their "
-        "input: "
-        'cute_sharding.enable(implicit_redistribution="replicate").'
+        f"{asked.op} of a DTensor from shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)} may need "
+        "communication, which depends on sizes without a value while the program is compiled. If "
+        f"{fact} is true for every input, write torch._check({fact}) before the view. Otherwise, "
+        f"first redistribute the tensor to {text(without((Shard, StridedShard), placements))}, "
+        'or call cute_sharding.enable(implicit_redistribution="replicate").'
     )
 
 
@@ -152,7 +150,7 @@ def explain(
     view, placements, mesh, names = asked.view, asked.placements, asked.mesh, asked.names
     axis = mesh_dim_text(blocked, names)
     lines = [
-        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"{asked.op} of a DTensor from shape {tuple(view.input_shape)} to {view.output_shape} on "
         f"mesh {mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
         f"communication: no Shard or _StridedShard of the output gives the {mesh[blocked]} devices "
         f"of {axis} the elements that {placements[blocked]} gives them.",
@@ -173,9 +171,9 @@ def explain(
                 f"each device receives up to {target.received} elements"
             )
         lines.append(
-            "or let views do so themselves: "
+            "Or let views redistribute their input: "
             'cute_sharding.enable(implicit_redistribution="replicate").'
         )
     if said:
-        lines.append(f"torch's own rule says: {said}")  # programs and tests look for its words
+        lines.append(f"PyTorch's own rule says: {said}")  # programs and tests look for its words
     return "\n".join(lines)

@@ -69,8 +69,8 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
     """
     if not isinstance(tensor, (DTensor, DTensorSpec)):
         raise TypeError(
-            f"local_boxes of {type(tensor).__name__}: give a DTensor or a DTensorSpec; "
-            "without torch, use Sharding.boxes"
+            f"local_boxes takes a DTensor or a DTensorSpec, not a {type(tensor).__name__}: "
+            "without PyTorch, use Sharding.boxes"
         )
     spec = tensor._spec if isinstance(tensor, DTensor) else tensor
     _check_understood(spec)
@@ -100,17 +100,17 @@ def _placed(spec: DTensorSpec) -> Placed:
 def _check_understood(spec: DTensorSpec) -> None:
     if symints.is_symbolic(tuple(spec.shape)):
         raise ValueError(
-            f"local_boxes of a tensor of shape {tuple(spec.shape)}: its sizes are symbols while "
-            "a program is compiled; call local_boxes outside of the program"
+            f"local_boxes cannot read the shape {tuple(spec.shape)}, because its sizes are symbols "
+            "while a program is compiled: call local_boxes outside of the compiled program"
         )
     for placement in spec.placements:
         if type(placement) not in (Shard, StridedShard, Replicate) and not isinstance(
             placement, Partial
         ):
             raise ValueError(
-                f"local_boxes: for the placement {placement!r}, a {type(placement).__name__}, "
-                "the package does not know which rows each rank holds; redistribute the tensor "
-                "to Shard or Replicate first"
+                f"local_boxes does not know which rows each rank holds for the placement "
+                f"{placement!r} of class {type(placement).__name__}: redistribute the tensor to "
+                "Shard or Replicate first"
             )
 
 
@@ -121,7 +121,8 @@ def _place(mesh: Any, rank: int | None) -> Device | None:
     if rank is None:
         if dispatch_modes.local_tensor_mode() is not None:
             raise ValueError(
-                "local_boxes: all ranks run in this process: choose a rank, such as rank=0"
+                "local_boxes needs a rank, because all ranks run in this process: give a rank, "
+                "such as rank=0"
             )
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
@@ -151,9 +152,10 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
     mesh, sizes = tuple(spec.mesh.shape), _placed(spec).shape_of(device)
     if tuple(local.shape) != sizes:
         raise ValueError(
-            f"local_boxes: the local tensor has the shape {tuple(local.shape)}, but "
+            f"local_boxes: the local tensor has shape {tuple(local.shape)}, but a DTensor of shape "
+            f"{tuple(spec.shape)} on mesh "
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
-            f"{spec.placements} of the global shape {tuple(spec.shape)} gives {sizes}: create "
-            "the DTensor with "
-            "distribute_tensor, or pass from_local the shards that torch would make"
+            f"{spec.placements} has a local tensor of shape {sizes} on this rank. Create the "
+            "DTensor with distribute_tensor, or pass to from_local the shards that "
+            "distribute_tensor makes"
         )

@@ -28,7 +28,7 @@ def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
         sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
         spec = importlib.util.spec_from_file_location(module, file)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{file} is not a Python file")
+            raise ImportError(f"{file} is not a Python file: give a file whose name ends in .py")
         found = sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(found)
     for part in name.split("."):

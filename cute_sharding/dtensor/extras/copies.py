@@ -167,8 +167,7 @@ class Copy:
         if self.writes != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}. After the view was taken, the program wrote to the local tensor of "
-                f"this "
-                "DTensor, and the view does not have the written values. Take the view again."
+                "this DTensor, and the view does not have the written values. Take the view again."
             )
         self.way.check_back(writer, tensor)
 
@@ -351,11 +350,11 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         if copy.is_stale and alone:
             spec = copy.spec
             raise RuntimeError(
-                "to_local() cannot update this view, which is a copy of a DTensor of shape "
+                "to_local() cannot update a view that is a copy of a DTensor of shape "
                 f"{tuple(spec.shape)} with placements {text(spec.placements)}. The program wrote "
-                "to this DTensor after it took the view. The written rows are on other devices, "
-                "and to_local() does not communicate. Take the view again; or read the view on "
-                "all ranks, by full_tensor() or by any op, such as .clone()."
+                "to the DTensor after it took the view. The written rows are on other devices, "
+                "and to_local() does not communicate. Take the view again, or call full_tensor() "
+                "or clone() of the view on all ranks."
             )
         if copy.is_stale:
             copy.refresh()

@@ -173,10 +173,11 @@ def _with_global_shape(tensor: Any) -> Any:
     for where, of in of_ranks.items():
         if tuple(of[:ndim]) != placed.shape_of(where):
             raise RuntimeError(
-                f"local_map: local tensors of shapes {[some[:ndim] for some in of_ranks.values()]} "
-                f"are not shards of one tensor with placements {text(spec.placements)} on mesh "
-                f"{sizes}: the first ranks need ceil(rows / ranks) rows each, and the last ranks "
-                "the rest. Pass other out_placements, or redistribute the inputs to even shards."
+                "the results of local_map have local shapes "
+                f"{[some[:ndim] for some in of_ranks.values()]}, but are not the shards of one "
+                f"tensor with placements {text(spec.placements)} on mesh {sizes}. The first ranks "
+                "need ceil(rows / ranks) rows each, and the last ranks need the other rows. Pass "
+                "other out_placements, or redistribute the inputs to even shards."
             )
     steps = of_ranks[(0,) * len(sizes)][ndim:]
     order = sorted(range(ndim), key=lambda d: -steps[d])  # as on the rank with the most rows

@@ -124,10 +124,9 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
         ]
         if len(found) != 1:
             raise ValueError(
-                f"this rank does not hold a block at {index} of a DTensor of shape "
-                f"{tuple(self.shape)} "
-                f"with placements {self.placements}: its blocks are at "
-                f"{[block.global_offset for block in blocks_of(self)]}"
+                f"this rank does not hold exactly one shard for {index} of a DTensor of shape "
+                f"{tuple(self.shape)} with placements {self.placements}. The shards on this rank "
+                f"start at {[block.global_offset for block in blocks_of(self)]}"
             )
         return _part(self.to_local(), found[0])
 

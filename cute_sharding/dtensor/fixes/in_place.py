@@ -45,11 +45,10 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             and spec.mesh.size(m) > 1
         ):
             raise RuntimeError(
-                f"{name_of(op)} of a DTensor of shape {tuple(tensor.shape)} with placements "
-                f"{spec.placements}: dim {placement.dim} is sharded on "
-                f"{mesh_dim_text(m, spec.mesh.mesh_dim_names)}, so squeeze_ would need "
-                "communication, but an op in place cannot communicate. Use squeeze instead of "
-                "squeeze_, or redistribute the tensor first."
+                f"{name_of(op)} cannot squeeze dim {placement.dim} of a DTensor of shape "
+                f"{tuple(tensor.shape)} with placements {spec.placements}. The dim is sharded on "
+                f"{mesh_dim_text(m, spec.mesh.mesh_dim_names)}, and an in-place op cannot "
+                "communicate. Use squeeze instead of squeeze_, or first redistribute the tensor."
             )
     squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)
     tensor._local_tensor, tensor._spec = squeezed._local_tensor, squeezed._spec

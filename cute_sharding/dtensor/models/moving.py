@@ -204,10 +204,10 @@ class Bucket:
         RuntimeError: messages are of other tensors.
         """
         raise RuntimeError(
-            f"{len(self.ways)} tensors arrived from mesh {self.specs[0].current.mesh}, but the "
-            "sender has a different plan for these tensors than this rank: the shapes, dtypes, "
-            "placements or memory_limit differ. Pass the same tensors, placements and memory_limit "
-            "on all ranks, and first redistribute results of ops to explicit placements"
+            f"the sender on mesh {self.specs[0].current.mesh} and this rank have different plans "
+            f"for {len(self.ways)} tensors: the shapes, dtypes, placements or memory_limit "
+            "differ. Pass the same tensors, placements and memory_limit on all ranks, and first "
+            "redistribute results of ops to explicit placements"
         )
 
 

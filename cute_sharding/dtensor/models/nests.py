@@ -120,15 +120,15 @@ def check_movable(places: Iterable[Place]) -> None:
     for name, tensor, put_there, _ in places:
         if tensor.grad_fn is not None or tensor.grad is not None:
             raise ValueError(
-                f"{name} has a gradient or a grad_fn, and reshard does not move gradients. Call "
-                "optimizer.zero_grad() first, and use cute_sharding.redistribute for tensors "
-                "with a grad_fn"
+                f"reshard does not move gradients, and {name} has a gradient or a grad_fn. For a "
+                "gradient, first call optimizer.zero_grad(). For a grad_fn, use "
+                "cute_sharding.redistribute"
             )
         if put_there is None and id(tensor) in kept:
             raise ValueError(
-                f"{name} is under fully_shard, and fully_shard cannot use parameters on another "
-                "mesh: pass the state dict, module.state_dict(); or write into the module, by "
-                "plan_reshard(source, module).run(source, into=module)"
+                f"fully_shard manages {name}, and cannot use parameters on another mesh. Pass "
+                "module.state_dict() instead of the module, or write into a module on the target "
+                "mesh with plan_reshard(source, module).run(source, into=module)"
             )
 
 

@@ -68,7 +68,10 @@ def plan_reshard(
     """
     if isinstance(source, Mapping) and source and all(isinstance(x, Spec) for x in source.values()):
         if not (isinstance(target, Mapping) and source.keys() == target.keys()):
-            raise ValueError("target: give a Spec for each name of source, and for no other name")
+            raise ValueError(
+                "source is a dict of Specs, but target is not a dict of Specs with the same "
+                "names: pass one Spec in target for each name in source"
+            )
         pairs = [(name, spec.placed(), target[name].placed()) for name, spec in source.items()]
         return plan_models(pairs, memory_limit, network)
     return planned(State(source), Targets(target, mesh, dtype), memory_limit, network)
@@ -124,8 +127,8 @@ def _grouped(places: Sequence[Place], targets: Targets) -> list[Group]:
         group = found.setdefault(keys[mine], Group([], Specs(current, target)))
         if group.specs.target != target:
             raise ValueError(
-                f"{group.places[0].name} and {place.name} are the same tensor, but have "
-                "different target placements: give both the same placements"
+                f"{group.places[0].name} and {place.name} are the same tensor, but have different "
+                "target placements: give the same placements for each name"
             )
         group.places.append(place)
     return list(found.values())

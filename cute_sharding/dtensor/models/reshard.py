@@ -106,7 +106,7 @@ def tqdm_of(function: str) -> Any:
         return importlib.import_module("tqdm.auto").tqdm
     except ImportError as error:
         raise ImportError(
-            f"{function}(progress=True) needs tqdm, which cannot be imported ({error}): pip "
-            "install tqdm, or leave progress out",
+            f"{function}(progress=True) needs tqdm, which cannot be imported ({error}): run pip "
+            "install tqdm, or leave out progress=True",
             name="tqdm",
         ) from error

@@ -89,8 +89,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             return into
         if since is not None:
             raise ValueError(
-                "run(since=...) sends only changed elements: also pass into=, the result of the "
-                "earlier run"
+                "run(since=...) sends only changed elements, and needs into=: pass the result of "
+                "the earlier run as into="
             )
         return self.run_with(State(state))
 
@@ -187,7 +187,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 bucket, _locals_of(bucket, given.get), _locals_of(bucket, before.get), first
             )
 
-        with torch.no_grad(), self._said(moved, "Unchanged, or partly written"):
+        with torch.no_grad(), self._said(moved, "Unchanged or partly written"):
             for i, places in enumerate(groups):
                 for x in onto.get(i, ()) if self.tensors[i].stays else ():
                     x.copy_(places[0].tensor._local_tensor)
@@ -201,9 +201,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         except Exception as error:
             some, left = self._moved_and_left(moved)
             raise ReshardError(
-                f"reshard failed: {type(error).__name__}: {error}. Completely moved: "
-                f"{as_text(some)}. "
-                f"{rest}: {as_text(left)}",
+                f"reshard failed with {type(error).__name__}: {error}. Completely moved tensors: "
+                f"{as_text(some)}. {rest} tensors: {as_text(left)}",
                 some,
                 left,
             ) from error
@@ -267,8 +266,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             known = {name for names in self.names for name in names}
             more = [name for name in by_name if name not in known]
             raise ValueError(
-                f"the state differs from the planned state: it lacks {as_text(missing)}, and has "
-                f"{as_text(more)} in addition. Plan again"
+                f"the state differs from the planned state. Missing names: {as_text(missing)}. "
+                f"Additional names: {as_text(more)}. Make a new plan"
             )
         for names, specs in zip(self.names, self.specs):
             planned = specs.target if after else specs.current
@@ -276,8 +275,9 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 now = by_name[name].tensor._spec
                 if now != planned:
                     raise ValueError(
-                        f"{name} is {now} with strides {tuple(now.stride)}, but was {planned} with "
-                        f"strides {tuple(planned.stride)} when the plan was made: plan again"
+                        f"{name} is {now} with strides {tuple(now.stride)}, but was {planned} "
+                        f"with strides {tuple(planned.stride)} when the plan was made: make a new "
+                        "plan"
                     )
         return [[by_name[name] for name in names] for names in self.names]
 
@@ -328,9 +328,9 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         for i, k, x in meetings(given, onto):
             if i != k or not self._is_kept(i, given[i], x):
                 raise ValueError(
-                    f"into: {self.names[k][0]} shares memory with {self.names[i][0]} of the "
-                    "state, and a run would write to this memory while it reads the state: pass "
-                    "a tensor with its own memory"
+                    f"{self.names[k][0]} of into= shares memory with {self.names[i][0]} of the "
+                    "state, and the run would overwrite the state while reading the state. Pass "
+                    "tensors with their own memory as into="
                 )
 
     def _is_kept(self, i: int, given: torch.Tensor, onto: torch.Tensor) -> bool:
@@ -351,10 +351,11 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
 
     def _check_side(self, what: str, does: str, meshes: Sequence[DeviceMesh]) -> None:
         _check_ranks_are_real()
+        rank = process_groups.this_rank()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
-                f"{what}: rank {process_groups.this_rank()} also {does} some of the tensors: call "
-                "run(state) on this rank"
+                f"{what} cannot run on rank {rank}, because rank {rank} also {does} some of the "
+                f"tensors. Call run(state) on rank {rank}"
             )
 
 
@@ -364,8 +365,8 @@ def _check_ranks_are_real() -> None:
     """
     if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
         raise NotImplementedError(
-            "reshard cannot run under LocalTensorMode or in a graph: call it on real ranks, "
-            "outside of graphs"
+            "reshard cannot run under LocalTensorMode or in a compiled program: call reshard on "
+            "real ranks, outside of compiled programs"
         )
 
 
@@ -387,8 +388,9 @@ def _check_apart(
     for i, x in before.items():
         if x.numel() and x.data_ptr() == given[i].data_ptr():
             raise ValueError(
-                f"since: {names[i][0]} shares memory with the state, so no element differs: "
-                "keep a copy, such as x.clone() of each tensor"
+                f"{names[i][0]} of since= shares memory with the state, and no element can "
+                "differ. Keep a copy of each tensor, such as x.clone(), and pass the copies as "
+                "since="
             )
 
 

@@ -94,8 +94,8 @@ class Targets:
         unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
         if unused:
             raise ValueError(
-                f"placements are given for {', '.join(map(repr, unused))}, but no DTensor of the "
-                "state has such a name: write names as in a state dict, and patterns as in fnmatch"
+                f"placements= names {', '.join(map(repr, unused))}, but no DTensor of the state "
+                "has such a name: write names as in a state dict, or patterns as in fnmatch"
             )
 
 
@@ -119,8 +119,8 @@ def _patterns(wanted: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _patterns(value, f"{below}{i}")
     elif isinstance(wanted, Placement):
         raise TypeError(
-            f"for {name or 'all tensors'}, placements= gives a single placement, {wanted!r}: give "
-            "a sequence, with one placement for each mesh dim"
+            f"placements= has a single placement, {wanted!r}, for {name or 'all tensors'}: give a "
+            "sequence with one placement for each mesh dim"
         )
 
 
@@ -136,7 +136,7 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
     name, tensor = place.name, place.tensor
     if wanted.shape != tensor.shape:
         raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, and its target has shape "
+            f"{name} has shape {tuple(tensor.shape)}, but its target has shape "
             f"{tuple(wanted.shape)}: pass a target of the same shape"
         )
     _check_mesh(name, tensor, wanted.device_mesh)
@@ -149,14 +149,14 @@ def _like(place: Place, wanted: DTensor) -> DTensorSpec:
 def _check_mesh(name: str, tensor: DTensor, mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"cannot reshard to {mesh!r}, which is not a DeviceMesh: make one with "
+            f"cannot reshard to {mesh!r}, which is not a DeviceMesh: create a mesh with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if mesh.device_type != tensor.device_mesh.device_type:
         raise ValueError(
-            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and its target is "
-            f"on a mesh of {mesh.device_type} devices: both need the same device type; move the "
-            "tensor first"
+            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, but its target is "
+            f"on a mesh of {mesh.device_type} devices: first move the tensor to a mesh of "
+            f"{mesh.device_type} devices"
         )
 
 
@@ -165,6 +165,6 @@ def _check_finished(name: str, mesh: DeviceMesh, placements: Sequence[Placement]
         if isinstance(placement, Partial):
             raise ValueError(
                 f"the target of {name} has {placement} on "
-                f"{mesh_dim_text(m, mesh.mesh_dim_names)}: a target on another mesh must not have "
-                "a Partial; give Shard or Replicate"
+                f"{mesh_dim_text(m, mesh.mesh_dim_names)}, and a target must not have a Partial: "
+                "give Shard or Replicate"
             )

@@ -53,7 +53,7 @@ def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
     """Rows by their numbers, which are known while the generator is traced."""
     if not isinstance(index, torch.Tensor) or index.is_meta or index.dtype is torch.bool:
         raise NotOnlyMoved(
-            "the index does not say which rows it takes: pass row numbers as torch.tensor([...]) "
+            "the row numbers of the index are not known: pass row numbers as torch.tensor([...]) "
             "on the CPU"
         )
     d, below = dim % len(shape), row_major(shape)
@@ -74,7 +74,10 @@ def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
     """``x[:, index]``: of one dim."""
     given = [d for d, index in enumerate(indices) if index is not None]
     if len(given) != 1:
-        raise NotOnlyMoved("the index covers several dims")
+        raise NotOnlyMoved(
+            f"the index selects rows in {len(given)} dims, but a refit can index only one dim at a "
+            "time"
+        )
     return _rows_taken(shape, given[0], indices[given[0]])
 
 

@@ -160,9 +160,9 @@ class RefitPlan(OfThisProcess, Refit):
         for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
             if not lie_alike(self._running.kept_view(k, given), x):
                 raise ValueError(
-                    f"into: {self.results[k].name!r} shares memory with {self.operands[i].name!r} "
-                    "of the state, and a run would write to this memory while it reads the "
-                    "state: pass a tensor with its own memory"
+                    f"{self.results[k].name!r} of into= shares memory with "
+                    f"{self.operands[i].name!r} of the state, and the run would overwrite the "
+                    "state while reading the state. Pass tensors with their own memory as into="
                 )
 
     @contextmanager
@@ -178,9 +178,8 @@ class RefitPlan(OfThisProcess, Refit):
                 raise
             some, left = self._moved_and_left(written, onto)
             raise ReshardError(
-                f"refit failed: {type(error).__name__}: {error}. Completely written: "
-                f"{as_text(some)}. "
-                f"Unchanged, or partly written: {as_text(left)}",
+                f"the refit failed with {type(error).__name__}: {error}. Completely written "
+                f"tensors: {as_text(some)}. Unchanged or partly written tensors: {as_text(left)}",
                 some,
                 left,
             ) from error
@@ -209,15 +208,15 @@ class RefitPlan(OfThisProcess, Refit):
         for name, spec in (*self.source.items(), *self.target.items()):
             if not isinstance(spec.mesh, DeviceMesh):
                 raise TypeError(
-                    f"the refit was planned on mesh {spec.mesh} for {name!r}, and only a refit "
-                    "that is planned on DeviceMeshes can run"
+                    f"the refit cannot run, because the mesh {spec.mesh} of {name!r} is not a "
+                    "DeviceMesh: plan the refit with DeviceMeshes"
                 )
             found.add(spec.mesh.device_type)
         kinds = sorted(found)
         if len(kinds) > 1:
             raise ValueError(
-                f"a refit between meshes of {' and '.join(kinds)} devices: both need the same "
-                "device type; move the tensors first"
+                f"the meshes of the refit have the device types {' and '.join(kinds)}, but a refit "
+                "needs one device type: move the tensors to one device type first"
             )
 
     def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:
@@ -228,8 +227,8 @@ class RefitPlan(OfThisProcess, Refit):
         rank = process_groups.this_rank()
         if any(rank in spec.ranks.ranks for spec in specs.values()):
             raise ValueError(
-                f"{what}: rank {rank} also has {others} of the refit: "
-                f"call run(state) on rank {rank}"
+                f"{what} cannot run on rank {rank}, because rank {rank} also has {others} of the "
+                f"refit. Call run(state) on rank {rank}"
             )
 
     def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:
@@ -252,7 +251,8 @@ def _as_planned(
         return None
     if tensor is None:
         raise ValueError(
-            f"{what} has no {name!r}, which was part of the state when the refit was planned"
+            f"{what} has no tensor {name!r}, but the refit was planned with {name!r}: add the "
+            "tensor, or plan the refit again"
         )
     found = spec_of(name, tensor)
     if (found.mesh, found.shape, found.dtype) != (spec.mesh, spec.shape, dtype) or tuple(

@@ -30,7 +30,7 @@ def named_tensor(name: str, spec: Spec) -> NamedTensor:
     placements: Any = spec.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise ValueError(
-            f"{name!r} has placements {text(placements)}, and a refit cannot reduce a Partial: "
+            f"{name!r} has placements {text(placements)}, but a refit cannot reduce a Partial: "
             "redistribute the tensor to Shard or Replicate first"
         )
     return NamedTensor(name, spec.placed())
@@ -54,9 +54,9 @@ def spec_of(name: str, given: Any) -> Spec:
     said = tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements)
     if chains_of_spec(spec) != chains_of_placements(*said):
         raise RuntimeError(
-            f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} is "
-            "not sharded from left to right, because a later mesh dim divides the rows before an "
-            "earlier one: redistribute the tensor to Shard or Replicate first"
+            f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} has a "
+            "shard order that a refit cannot read: a later mesh dim divides the rows before an "
+            "earlier mesh dim. Redistribute the tensor to Shard or Replicate first"
         )
     return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)
 
@@ -75,15 +75,17 @@ def target_of(target: Target, name: str, shape: tuple[int, ...], dtype: torch.dt
         found = next((target[pattern] for pattern in patterns if pattern in target), None)
         if found is None:
             raise ValueError(
-                f"the target has no entry for result {name!r}: it has "
-                f"{', '.join(map(repr, target)) or 'no names'}. Add the name, or a pattern like '*'"
+                f"the target has no entry for result {name!r} (entries: "
+                f"{', '.join(map(repr, target)) or 'none'}): add {name!r}, or a pattern such as "
+                "'*'"
             )
     if isinstance(found, tuple) and len(found) == 2:
         return Spec(shape, *found, dtype)
     spec = spec_of(name, found)
     if (tuple(spec.shape), spec.dtype) != (shape, dtype):
         raise ValueError(
-            f"result {name!r} has shape {shape} and is {dtype}; in the target it has shape "
-            f"{tuple(spec.shape)} and is {spec.dtype}: change the generator so that both agree"
+            f"result {name!r} has shape {shape} and dtype {dtype}, but its entry in the target has "
+            f"shape {tuple(spec.shape)} and dtype {spec.dtype}: change the generator (the function "
+            "that makes the results) or the target"
         )
     return spec

@@ -71,9 +71,9 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
         if "meta" not in str(error):
             raise
         raise NotOnlyMoved(
-            "the generator (the function that makes the results) reads values, or moves tensors "
-            "to a device. But it is traced on tensors without values "
-            f"({error}). A generator must only move elements: {_MOVES}"
+            "the generator (the function that makes the results) reads values or moves a tensor "
+            "to a device, but tensors have no values while a refit is planned "
+            f"({error}). A generator may only move elements ({_MOVES})"
         ) from error
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
@@ -150,15 +150,15 @@ class _Tracing(TorchDispatchMode):
         name = func.__name__
         if ours and func._schema.is_mutable:
             raise NotOnlyMoved(
-                "the generator (the function that makes the results) writes into a tensor: "
-                f"aten.{name}, of {self._named(ours)}. Make the result from its parts instead, by "
-                "torch.cat, torch.stack or torch.nn.functional.pad"
+                "the generator (the function that makes the results) writes with "
+                f"aten.{name} into a tensor made from {self._named(ours)}. Instead, make the "
+                "result with torch.cat, torch.stack or torch.nn.functional.pad"
             )
         if ours and not any("Tensor" in str(x.type) for x in func._schema.returns):
             raise NotOnlyMoved(
-                "the generator (the function that makes the results) reads values: "
-                f"aten.{name}, of {self._named(ours)}. But it is traced on tensors without values. "
-                "Let it depend on shapes only, or read the values before the refit"
+                "the generator (the function that makes the results) reads the values of "
+                f"{self._named(ours)} with aten.{name}, but tensors have no values while a refit "
+                "is planned. Use only shapes in the generator, or read the values before the refit"
             )
 
     def _on_sources(
@@ -213,7 +213,10 @@ class _Tracing(TorchDispatchMode):
         try:
             found = relation_of(func.__name__, args, kwargs)
         except (NotOnlyMoved, ValueError, TypeError, IndexError) as error:
-            return Computed(f"{func} of such arguments ({error})", self._sources(ours))
+            return Computed(
+                f"{func} does not fit into a refit with these arguments ({error})",
+                self._sources(ours),
+            )
         if found is None:
             return None
         relations: list[Relation] = []
@@ -249,8 +252,8 @@ class _Tracing(TorchDispatchMode):
         flat = tensor.detach().reshape(-1)
         if tensor.is_meta or bool((flat != flat[0]).any()):
             return Computed(
-                f"a tensor of shape {tuple(tensor.shape)} is the generator's own, and has values "
-                "that differ: hand it over as a source",
+                f"the generator makes a tensor of shape {tuple(tensor.shape)} with different "
+                "values, which must be a source instead",
                 frozenset(),
             )
         return self._constant(tensor, flat[0].item())
@@ -316,11 +319,10 @@ class _Tracing(TorchDispatchMode):
             said = alike[0] if alike else self._of_values(tensor)
         if isinstance(said, Computed):
             raise NotOnlyMoved(
-                f"result {name!r} does not only move elements of its sources "
-                f"({self._names(said.sources)}): "
-                f"{said.why}. A refit only moves elements ({_MOVES}). Apply the op to the "
-                "sources before the refit, or to the results after the refit, and remove it "
-                "from the generator (the function that makes the results)"
+                f"a refit cannot make result {name!r} from its sources "
+                f"({self._names(said.sources)}): {said.why}. A refit only moves "
+                f"elements ({_MOVES}). Remove the op from the generator (the function that makes "
+                "the results), and apply the op before or after the refit"
             )
         return said
 

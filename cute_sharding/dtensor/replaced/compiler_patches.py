@@ -1,7 +1,7 @@
 """The rows about the compiler in the table of what is replaced in torch (:mod:`.patches`).
 
-The compiler takes long to import, and most programs do without. So nothing of it is replaced before
-a program has imported it.
+The compiler takes long to import, and most programs do not use it. So a row is replaced only after
+the program has imported the row's module.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ FRAMES = Patch(
     module="torch._dynamo.convert_frame",
     attribute="CatchErrorsWrapper.__call__",
     file="torch/_dynamo/convert_frame.py",
-    why="After a graph break, the compiler compiles each Python function that runs, except the "
-    "functions of DTensor. With this package, the compiler also leaves out the functions of the "
-    "package. Otherwise, it would compile these functions again for each combination of "
-    "placements. It would also raise an error if a function asks a process group for its backend.",
-    until="torch.compile has an option by which a package excludes its files from compilation",
+    why="After a graph break, `torch.compile` compiles each Python function that runs, except "
+    "functions of DTensor. If `torch.compile` also compiled functions of `cute_sharding`, each "
+    "combination of placements would need a new compilation. `torch.compile` raises an error in "
+    "`cute_sharding` functions that ask a process group for its backend. With `cute_sharding`, "
+    "`CatchErrorsWrapper.__call__` does not compile functions of `cute_sharding`.",
+    until="a package can exclude its files from `torch.compile`",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_none_of_ours_is_compiled",
 )
 CONSTANTS = Patch(
     module="torch._dynamo.variables.constant",
     attribute="common_constant_types",
     file="torch/_dynamo/variables/constant.py",
-    why="After a graph break at a redistribution, the compiler compiles torch's functions for "
-    "redistributions. The package has replaced the code of these functions, and one constant of "
-    "the new code is an object of the package. The compiler raises an error for a constant whose "
-    "class is not in this set. So the package adds the class of this object to the set.",
-    until="the compiler breaks the graph at an unknown constant, and does not raise an error",
+    why="`torch.compile` raises an error for a constant whose class is not in "
+    "`common_constant_types`. `cute_sharding` adds an object of the class `Given` to `co_consts` "
+    "of the function `redistribute_local_tensor`. `cute_sharding` adds the class `Given` "
+    "to `common_constant_types`, so that `torch.compile` can compile `redistribute_local_tensor`.",
+    until="an unknown constant causes a graph break, not an error",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_a_redistribution_that_breaks_the_graph",
 )
 CONTEXTS = Patch(
     module="torch._dynamo.variables.builder",
     attribute="_automatic_dynamic",
     file="torch/_dynamo/variables/builder.py",
-    why="If two sizes are equal in the first call, the compiler uses one symbol for both. On "
-    "some ranks only, the number of rows of a local tensor may equal the size of another dim. "
-    "Then the guards of such a rank differ from the guards of the other ranks, and the other "
-    "ranks may wait for messages that this rank does not send. With this package, each size of a "
-    "local tensor has a symbol of its own.",
-    until="torch uses a separate symbol for each size of a local tensor",
+    why="If two sizes are equal in the first call, `torch.compile` uses one symbol for both sizes. "
+    "If two sizes are equal by chance on only one rank, guards differ between ranks. "
+    "If guards differ between ranks, a rank can wait for communication that another rank does not "
+    "start. With `cute_sharding`, each size of a local tensor has its own symbol.",
+    until="PyTorch uses one symbol per local size",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
 GUARDS = Patch(
     module="torch.fx.experimental.symbolic_shapes",
     attribute="ShapeEnv.produce_guards_verbose",
     file="torch/fx/experimental/symbolic_shapes.py",
-    why="If a graph uses a global size as a constant, torch guards only the local sizes. But "
-    "DTensors of different global sizes can have the same local sizes, so the package also guards "
-    "the global sizes. In addition, torch guards the sizes of gradients that the program does not "
-    "read. These guards may raise an error, and the package removes them.",
-    until="the compiler also guards the global sizes of tensor subclasses, and does not guard the "
-    "sizes of gradients that the program does not read",
+    why="If a graph uses a global size as a constant, PyTorch guards only the local sizes. "
+    "DTensors with different global sizes can have equal local sizes, so `cute_sharding` also "
+    "guards the global sizes. If a program does not read a parameter's `.grad`, guards on the "
+    "gradient's size can raise an error. If a program does not read a gradient, `cute_sharding` "
+    "removes the guards on the gradient's size.",
+    until="PyTorch guards global sizes, but no unread gradients",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_global_sizes_that_a_graph_takes_for_constants_are_"
     "guarded",
@@ -63,10 +63,11 @@ METADATA = Patch(
     module=_AOT + ".subclass_utils",
     attribute="create_subclass_metadata",
     file="torch/_functorch/_aot_autograd/subclass_utils.py",
-    why="AOTAutograd stores metadata, from which it makes DTensors when the program runs. The "
-    "split factors in the metadata must be numbers. So the package replaces each symbolic split "
-    "factor by a number.",
-    until="placements may hold split factors that are SymInts",
+    why="`create_subclass_metadata` returns the metadata from which a compiled program makes "
+    "DTensors. The split factors of `_StridedShard` in DTensor metadata must be numbers, not "
+    "SymInts. With `cute_sharding`, `create_subclass_metadata` replaces each symbolic split factor "
+    "by a number.",
+    until="split factors can be SymInts",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
@@ -74,23 +75,27 @@ TRACES = Patch(
     module="torch._functorch.aot_autograd",
     attribute="aot_stage1_graph_capture",
     file="torch/_functorch/_aot_autograd/graph_compile.py",
-    why="AOTAutograd records which sizes of a returned DTensor are symbols, and then traces the "
-    "program with its gradients. The trace may turn such a symbol into a constant, but the graph "
-    "does not return constants. Then torch raises one of two errors: `was invalid, but is "
-    "output`, or `'NoneType' object cannot be interpreted as an integer`. Sometimes this happens "
-    "only on ranks with at most one row. If the trace has turned a symbol into a constant, the "
-    "package traces the program again, so that torch raises neither error.",
-    until="the trace no longer turns such symbols into constants",
+    why="Before AOTAutograd traces a program, it records which sizes of returned DTensors are "
+    "symbolic. If a guard fixes a symbolic size of a returned DTensor during tracing, some or all "
+    "ranks raise an error. `cute_sharding` traces a program again if a guard fixes a symbolic "
+    "size of a returned DTensor.\n\n"
+    "```text\n"
+    "# errors of PyTorch\n"
+    "was invalid, but is output\n"
+    "'NoneType' object cannot be interpreted as an integer\n"
+    "```",
+    until="tracing fixes no symbolic size",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
 VIEW_OPS = Patch(
     module="torch._functorch.aot_autograd",
     attribute="run_functionalized_fw_and_collect_metadata",
     file="torch/_functorch/_aot_autograd/collect_metadata_analysis.py",
-    why="If a compiled program returns a view of a plain tensor, AOTAutograd stores the view ops. "
-    "After the program has run, AOTAutograd runs the view ops again to make the view. With this "
-    "package, AOTAutograd also stores the view ops of DTensors.",
-    until="AOTAutograd also stores the view ops of tensor subclasses",
+    why="If a compiled program returns a view of a plain tensor, AOTAutograd records the view ops "
+    "during tracing. After the compiled graph, AOTAutograd runs the recorded view ops to make the "
+    "returned view. During tracing, PyTorch's AOTAutograd does not record view ops of DTensors. "
+    "With `cute_sharding`, AOTAutograd also records view ops of DTensors.",
+    until="AOTAutograd stores the view ops of tensor subclasses",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
 )
@@ -98,10 +103,11 @@ ALIASES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="gen_alias_from_base",
     file="torch/_functorch/_aot_autograd/functional_utils.py",
-    why="If a compiled program returns a view of its input, torch makes the view again after the "
-    "program has run. torch uses as_strided for this, which raises an error for DTensors. So for "
-    "DTensors, the package runs the view ops of the program again.",
-    until="torch runs the view ops of tensor subclasses again",
+    why="If a compiled program returns a view of its input, PyTorch makes the view outside the "
+    "graph. To make a view of a DTensor outside the graph, PyTorch calls `as_strided`, which "
+    "raises an error. To return a view of a DTensor, `cute_sharding` runs the program's view ops "
+    "instead of `as_strided`.",
+    until="PyTorch runs the view ops of tensor subclasses again",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
 )
@@ -109,25 +115,28 @@ WRITES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="_create_runtime_wrapper",
     file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
-    why="A compiled program writes directly to the local tensors of its inputs, so the package "
-    "does not see these writes as ops on DTensors. But a slice of a sharded dim is a copy, which "
-    "must have the values of the sliced tensor. So after the program has run, the package updates "
-    "the slices of each tensor that the program wrote to. If the program wrote to a slice, the "
-    "package applies the write to the sliced tensor.",
-    until="slices of sharded dims are views in torch too",
+    why="A compiled program writes directly to local tensors, so `cute_sharding` sees no DTensor "
+    "op for the write. A slice of a sharded dim is a copy that does not share memory with the "
+    "sliced tensor. After a compiled program writes to a tensor, `cute_sharding` updates the "
+    "slices of the tensor. After a compiled program writes to a slice of a sharded dim, "
+    "`cute_sharding` updates the sliced tensor.",
+    until="slices of sharded dims are views in PyTorch",
     test="tests/dtensor/run/test_processes.py::test_compiled_writes",
 )
 EXPRESSIONS = Patch(
     module=_PROXIES,
     attribute="_build_proxy_for_sym_expr",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="The tracer calls this function to add nodes to the graph that compute an expression of "
-    "sizes. torch 2.13 cannot trace powers. torch 2.13 and 2.14 pass all factors of a product to "
-    "a function of two arguments, which raises an error for three factors. All releases trace a "
-    "maximum to a function that Inductor does not support. With this package, the function traces "
-    "all of these expressions to functions of two arguments that Inductor supports.",
-    until="torch traces powers, products and maxima to functions of two arguments that Inductor "
-    "supports",
+    why="`_build_proxy_for_sym_expr` adds graph nodes for an expression of symbolic sizes. PyTorch "
+    "cannot trace some powers, products and maxima of symbolic sizes for Inductor. With "
+    "`cute_sharding`, `_build_proxy_for_sym_expr` uses only two-argument functions that Inductor "
+    "supports.\n\n"
+    "| expression | fault in PyTorch | releases |\n"
+    "|---|---|---|\n"
+    "| power | error | 2.13 |\n"
+    "| product of three or more factors | error | 2.13, 2.14 |\n"
+    "| maximum | function that Inductor does not support | 2.13 to 2.15 |",
+    until="PyTorch traces all of these expressions for Inductor",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
@@ -135,11 +144,12 @@ SLOTS = Patch(
     module=_PROXIES,
     attribute="set_proxy_slot",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="This function stores how a graph computes a symbol. If torch later finds another way to "
-    "compute the symbol, it overwrites the first way. The new way may depend on the symbol "
-    "itself. For example, if max(s, 1) equals s, torch tries to compute s from max(s, 1), and "
-    "this never ends. With this package, the function keeps the first way.",
-    until="set_proxy_slot keeps the first way to compute a symbol",
+    why="`set_proxy_slot` stores which graph node computes a symbolic size. If a "
+    "later node computes the same size, PyTorch's `set_proxy_slot` stores the later node instead. "
+    "If `set_proxy_slot` stores a later node, a node may become its own input, and compilation "
+    "never ends. With `cute_sharding`, `set_proxy_slot` keeps the first node that computes a "
+    "symbolic size.",
+    until="`set_proxy_slot` keeps the first node",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
@@ -147,25 +157,23 @@ EQUALS = Patch(
     module="torch._functorch.partitioners",
     attribute="fx_graph_cse",
     file="torch/_functorch/partitioners.py",
-    why="torch merges equal nodes of a graph. But two nodes that are equal on one rank may differ "
-    "on another rank. For example, take two exchanges in which one rank sends and receives no "
-    "rows. If this rank merges the two exchanges, it takes part in only one of them, and the "
-    "other ranks wait for this rank in the second. With this package, torch does not merge such "
-    "exchanges.",
-    until="torch has an option by which a node of a graph is never merged",
+    why="`fx_graph_cse` merges equal nodes of a graph. On a rank that sends and receives no rows, "
+    "the graph nodes of two collectives can be equal. If only one rank merges two collectives, the "
+    "other ranks hang in the second collective. With `cute_sharding`, `fx_graph_cse` does not "
+    "merge nodes that can differ between ranks.",
+    until="PyTorch has an option to never merge a node",
     test="tests/dtensor/compiled/test_compiled_order.py::test_equal_exchanges_are_not_made_one",
 )
 PASSES = Patch(
     module=_AOT + ".graph_compile",
     attribute="_partition_joint_graph_into_fw_bw",
     file="torch/_functorch/_aot_autograd/graph_compile.py",
-    why="torch decides whether a collective runs in the forward graph, in the backward graph, or "
-    "in both. The decision depends on the inputs of the collective, and on the sizes of the "
-    "tensors that a rank could save. These sizes may differ between ranks. With this package, a "
-    "collective runs in the pass in which the program issues it. In each graph, the collectives "
-    "have the order in which the program issues them.",
-    until="the partitioner of every rank leaves a collective in the pass in which the program "
-    "issues it",
+    why="PyTorch decides by tensor sizes whether a collective runs in the forward graph, the "
+    "backward graph, or both. If sizes differ between ranks, a collective could run in the forward "
+    "pass on only some ranks. With `cute_sharding`, a compiled collective runs in the same pass, "
+    "forward or backward, as in eager mode. In each graph, `cute_sharding` sorts the collectives "
+    "into the order of the program.",
+    until="all ranks keep each collective in its pass",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_what_the_backward_pass_gathers_alone_is_gathered_there",
 )
@@ -173,12 +181,16 @@ ORDER = Patch(
     module="torch._inductor.compile_fx",
     attribute="fx_codegen_and_compile",
     file="torch/_inductor/compile_fx.py",
-    why="Inductor may reorder collectives by sizes, which may differ between ranks. A program can "
-    "also turn on `enable_overlap_scheduling`, or one of two similar options. Then Inductor also "
-    "reorders collectives by estimated times. With this package, the collectives of a compiled "
-    "graph stay in the order of the program. If ranks may hold different sizes, the package turns "
-    "these three options off.",
-    until="torch keeps the collectives in the order of the program on all ranks",
+    why="Inductor can reorder collectives by tensor sizes, which can differ between ranks. Three "
+    "options of Inductor reorder collectives by estimated times. With `cute_sharding`, the "
+    "collectives of a compiled graph stay in the order of the program. If tensor sizes may differ "
+    "between ranks, `cute_sharding` turns off three options of Inductor:\n\n"
+    "```text\n"
+    "enable_overlap_scheduling\n"
+    "reorder_iterative_unsafe_collectives_reorder\n"
+    "sink_waits_iterative_unsafe_collectives_reorder\n"
+    "```",
+    until="all ranks keep collectives in the order of the program",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_the_chain_is_in_the_order_of_the_program",
 )
@@ -186,15 +198,16 @@ CACHE_KEYS = Patch(
     module="torch.compiler.config",
     attribute="cache_key_tag",
     file="torch/compiler/config.py",
-    why="A compiled graph depends on the rows that a rank holds and sends, and on the settings of "
-    "this package. But torch's cache keys for graphs on disk include neither the rank nor the "
-    "settings. The text of this option is part of these cache keys. So the package adds a word to "
-    "this text. The word stands for the rank and the settings.",
-    until="torch's cache keys include the rank and the settings of this package",
+    why="A compiled graph depends on the rows that a rank holds, and on the settings of "
+    "`cute_sharding`. The keys of PyTorch's graph cache on disk contain neither the rank nor the "
+    "settings of `cute_sharding`. `cache_key_tag` is a text that PyTorch adds to the keys of its "
+    "graph cache on disk. `cute_sharding` adds the rank and the settings of `cute_sharding` to "
+    "`cache_key_tag`.",
+    until="PyTorch's cache keys contain the rank and the settings",
     test="tests/dtensor/run/test_redistribute_in_programs.py"
     "::test_compiled_graphs_of_other_settings_"
     "are_kept_apart",
-    lacking="torch would load graphs that it compiled under other rules",
+    lacking="PyTorch would load graphs compiled under other rules",
 )
 
 TABLE = tuple([row for row in list(globals().values()) if isinstance(row, Patch)])

@@ -176,7 +176,7 @@ class Installed:
                     action()
             except Exception as error:
                 logger.warning(
-                    "cute_sharding could not replace %s of torch: %s: %s",
+                    "cute_sharding could not replace PyTorch's %s (%s: %s)",
                     patch.name,
                     type(error).__name__,
                     error,
@@ -218,8 +218,8 @@ class Installed:
         if patch not in self.missing:
             self.missing.append(patch)
             logger.warning(
-                "torch %s has no %s, or the program has replaced it: cute_sharding does not "
-                "correct it (see docs/patches.md)",
+                "PyTorch %s has no %s, or the program has replaced this function. cute_sharding "
+                "does not correct the function (see docs/patches.md)",
                 torch.__version__,
                 patch.name,
             )
@@ -234,9 +234,10 @@ def require(names: Iterable[Name]) -> None:
     for name in names:
         if name.lacking and name.is_lacking():
             raise RuntimeError(
-                f"torch {torch.__version__} has no {name.name}, or the program has replaced it: "
-                f"{name.lacking}. Install a tested release of torch, call enable before the "
-                "program replaces this function, or leave cute_sharding off"
+                f"PyTorch {torch.__version__} has no {name.name}, or the program has replaced "
+                f"this function. Without this function, {name.lacking}. Install a tested release "
+                "of PyTorch, call enable() before the program replaces the function, or leave "
+                "cute_sharding off"
             )
 
 
@@ -258,8 +259,8 @@ def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeT
             new = _beginning_with(statements, function, code)
         except OSError:
             logger.warning(
-                "torch %s comes without its sources: cute_sharding does not correct %s (see "
-                "docs/patches.md)",
+                "PyTorch %s is installed without its .py files, and cute_sharding cannot correct "
+                "%s (see docs/patches.md)",
                 torch.__version__,
                 row.name.removesuffix(".__code__"),
             )

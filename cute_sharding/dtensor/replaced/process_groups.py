@@ -131,7 +131,9 @@ def group_of_dim(mesh: Any, dim: int) -> Any:
         return c10d._resolve_process_group(mesh._dim_group_names[dim])
     group = _living(mesh.get_group(dim))
     if group is None:
-        raise RuntimeError(f"the process group of dim {dim} of the mesh {mesh} is gone")
+        raise RuntimeError(
+            f"the process group of mesh dim {dim} of {mesh} was destroyed: create the mesh again"
+        )
     return group
 
 

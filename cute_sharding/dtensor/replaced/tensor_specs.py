@@ -113,9 +113,9 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     if isinstance(placement, (Replicate, Partial)):
         return None
     raise RuntimeError(
-        f"placement {placement!r} is of an unknown class, "
-        f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
-        "first, with torch's own redistribution"
+        f"cute_sharding does not know the class {type(placement).__name__} of the placement "
+        f"{placement!r}: first redistribute the tensor to Shard, Replicate or Partial, by "
+        "DTensor.redistribute"
     )
 
 
@@ -172,8 +172,9 @@ def shard_order(spec: DTensorSpec) -> Order | None:
     order = spec.shard_order
     if any(isinstance(p, StridedShard) for p in spec.placements):
         raise NotImplementedError(
-            f"placements {spec.placements} encode an order by _StridedShard, but the spec also "
-            f"has the shard order {order}: give only one of the two"
+            f"the placements {spec.placements} encode an order of the mesh dims by _StridedShard, "
+            f"but the DTensorSpec also has the shard order {order}: give only one of the two "
+            "orders"
         )
     return _pairs(spec.placements, order)
 

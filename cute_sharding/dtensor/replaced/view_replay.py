@@ -160,10 +160,10 @@ def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[
         return info
     else:
         raise RuntimeError(
-            f"a compiled program returns several views, here of shape {tuple(view.shape)}, of a "
-            "DTensor that it creates but does not return, which torch cannot compile. Also "
-            "return that DTensor, or return .clone() of each view, or take the views outside "
-            "of the program."
+            f"a compiled program returns several views, one of shape {tuple(view.shape)}, of a "
+            "DTensor that the program creates but does not return. PyTorch cannot compile such a "
+            "program. Also return the DTensor, return .clone() of each view, or take the views "
+            "outside of the program."
         )
     return replace(info, base_idx=at, view_meta_sequence=_replay(view, base))
 
@@ -252,11 +252,10 @@ def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             except RuntimeError as error:
                 raise RuntimeError(
                     f"a compiled program has a view of shape {tuple(like.shape)} of a DTensor of "
-                    f"shape {tuple(base.shape)} and placements {list(base.placements)}, and the "
-                    "view ops that made it are unknown, because the view was detached, or is an "
-                    "input. torch would create the view again by as_strided, which DTensor does "
-                    "not support. Return view.clone() instead, or take the view outside of the "
-                    "program."
+                    f"shape {tuple(base.shape)} with placements {list(base.placements)}. The view "
+                    "ops are unknown, because the view was detached or is an input. PyTorch "
+                    "would create the view again by as_strided, which DTensor does not support. "
+                    "Return view.clone() instead, or take the view outside of the program."
                 ) from error
         if view.requires_grad and not target_requires_grad:
             return view.detach()

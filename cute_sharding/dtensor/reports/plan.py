@@ -108,7 +108,7 @@ def plan_redistribution(
         ):
             raise ValueError(
                 f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: a plan cannot "
-                "create a Partial, and reduces only torch's own Partial"
+                "create a Partial, and cannot reduce a subclass of Partial"
             )
     chosen = network_in_force()
     by = Means(chosen, memory_limit, at_hand)
@@ -140,8 +140,8 @@ def _between(
         for m, p in enumerate(placements):
             if isinstance(p, Partial) and (name == "dst" or type(p) is not Partial):
                 raise ValueError(
-                    f"{name} has {p} on mesh dim {m}: between meshes, a plan cannot create a "
-                    "Partial, and reduces only torch's own Partial"
+                    f"{name} has {p} on mesh dim {m}. Between meshes, a plan cannot create a "
+                    "Partial, and cannot reduce a subclass of Partial. Give Shard or Replicate"
                 )
     sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
     pending = [
@@ -192,13 +192,13 @@ def _groups_of(
         names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)
     sizes = tuple(map(int, mesh))
     if any(n < 1 for n in sizes):
-        raise ValueError(f"mesh {sizes} has a dim without devices")
+        raise ValueError(f"mesh {sizes}: each mesh dim must have at least one device")
     if groups is not None:
         found = frozenset(tuple(sorted(dims)) for dims in groups if len(dims) > 1)
     for dims in found or ():
         if not all(0 <= m < len(sizes) for m in dims):
             raise ValueError(
-                f"groups has {dims}, which are not mesh dims of {sizes}: give sets of numbers from "
-                f"0 to {len(sizes) - 1}"
+                f"groups has {dims}, but the dims of the mesh {sizes} are 0 to {len(sizes) - 1}: "
+                "write each group as a tuple of mesh dims"
             )
     return sizes, names, found

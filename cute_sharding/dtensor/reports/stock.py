@@ -213,8 +213,8 @@ def _as_taken(
         raise ValueError(f"{len(placements)} placements for a mesh of {len(mesh)} dims")
     if prod(mesh) > MOST_DEVICES:
         raise ValueError(
-            f"torch would list all ranks of the mesh, which takes too long for {prod(mesh):,} "
-            "devices"
+            f"PyTorch lists all ranks of the mesh, and {prod(mesh):,} devices would take too long: "
+            f"use a mesh of at most {MOST_DEVICES:,} devices"
         )
     tensor_specs.check_no_mixed_partials(placements)
     return tuple([counted_from_0(placement, len(shape)) for placement in placements])

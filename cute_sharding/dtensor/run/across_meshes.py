@@ -59,9 +59,9 @@ def move_across(
     """
     if dispatch_modes.is_tracing():
         raise NotImplementedError(
-            f"redistribution from mesh {current.mesh} to another, {target.mesh}, in a graph: "
-            "call cute_sharding.redistribute(tensor, mesh, placements) outside of graphs, on "
-            "real tensors"
+            f"cannot redistribute from mesh {current.mesh} to mesh {target.mesh} in a compiled "
+            "program: call cute_sharding.redistribute(tensor, mesh, placements) outside of "
+            "compiled programs, on real tensors"
         )
     plan, kind, shipment = planned_across(current, target, memory_limit)
     local, current = by_elements(local, current)
@@ -172,8 +172,8 @@ def _refuse(current: DTensorSpec) -> NoReturn:
     raise RuntimeError(
         f"a tensor of shape {tuple(current.shape)} on mesh {current.mesh} has placements "
         f"{text(current.placements)} on this rank, but different placements on the ranks of the "
-        "mesh. The result of an op may have different placements on ranks outside of its mesh: "
-        "first redistribute the result to explicit placements on its own mesh"
+        "mesh. Ranks outside of a mesh may compute different placements for the result of an op. "
+        "First redistribute the result to explicit placements on its own mesh"
     )
 
 

@@ -88,27 +88,27 @@ def _check_reduced(placements: Sequence[Placement], mesh: DeviceMesh) -> None:
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"cannot redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: "
-                "a target on another mesh must not be a Partial; give Shard or Replicate"
+                f"cannot redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)} "
+                "of another mesh: give Shard or Replicate instead of a Partial"
             )
 
 
 def _check(tensor: Any, mesh: DeviceMesh) -> None:
     if not isinstance(tensor, DTensor):
         raise TypeError(
-            f"redistribute takes a DTensor, not {type(tensor).__name__}: make one with "
+            f"redistribute takes a DTensor, not {type(tensor).__name__}: create a DTensor with "
             "torch.distributed.tensor.distribute_tensor or DTensor.from_local"
         )
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
-            f"cannot redistribute to {mesh!r}, which is not a DeviceMesh: make one with "
+            f"cannot redistribute to {mesh!r}, which is not a DeviceMesh: create a mesh with "
             "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if tensor.device_mesh.device_type != mesh.device_type:
         raise ValueError(
             f"cannot redistribute from a mesh of {tensor.device_mesh.device_type} devices to a "
-            f"mesh of {mesh.device_type} devices: both need the same device type; move the tensor "
-            "first"
+            f"mesh of {mesh.device_type} devices: first move the tensor to a mesh of "
+            f"{mesh.device_type} devices"
         )
 
 

@@ -110,7 +110,7 @@ def _mesh_named(key: str, how: str) -> Any:
     if key not in _meshes:
         raise RuntimeError(
             f"a compiled program redistributes on a mesh that this process does not know ({how}): "
-            "compile it in this process"
+            "compile the program again in this process"
         )
     return _meshes[key]
 
@@ -369,7 +369,7 @@ def _movement(
     move = move_of(name, args, dict(zip(names, values)))
     if move is None:
         raise RuntimeError(
-            f"{name} was compiled for dynamic shapes, and is not defined for these sizes: {args}"
+            f"{name} was compiled for dynamic shapes, but is not defined for the arguments {args}"
         )
     found = Movement.on(Exchange.on_mesh(move, tuple(mesh.shape), sources, targets), mesh)
     assert found is not None, "groups for any sizes were asked for when the graph was made"

@@ -132,14 +132,14 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
             found.append(dim % mesh.ndim)
         else:
             raise ValueError(
-                f"prepare_groups: the mesh {mesh} has no dim {dim!r}: use "
+                f"prepare_groups got the mesh dim {dim!r}, which {mesh} does not have: use "
                 f"{', '.join(map(repr, names)) or f'0 to {mesh.ndim - 1}'}"
             )
     if len({*found}) < 2:
         raise ValueError(
-            f"prepare_groups: {dims!r} names fewer than two mesh dims. A single mesh dim already "
-            "has a process group: pass sets of several mesh dims, such as (0, 1), or no sets "
-            "for all groups"
+            f"prepare_groups got {dims!r}, which are fewer than two mesh dims. A single mesh dim "
+            "already has a process group. Pass sets of several mesh dims, such as (0, 1), or "
+            "pass no sets to create all groups"
         )
     return tuple(sorted({*found}))
 

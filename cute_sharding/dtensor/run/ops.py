@@ -212,11 +212,10 @@ class Runner:
         )
         if windows or expanded:
             raise RuntimeError(
-                f"{writer} writes in place to the result of {self.name} of a "
-                f"DTensor of shape {tuple(spec.shape)} with placements "
-                f"{text(spec.placements)}: windows of a sharded dim, or part of an expanded "
-                "tensor. Such a tensor may have one element in several places, so the write is "
-                "not defined. Write to a .clone() instead."
+                f"{writer} cannot write in place to the result of {self.name} of a DTensor of "
+                f"shape {tuple(spec.shape)} with placements {text(spec.placements)}. Windows of a "
+                "sharded dim, or parts of an expanded tensor, may have one element in several "
+                "places. Write to a .clone() instead."
             )
 
 

@@ -118,8 +118,8 @@ def checked_placements(
         cut = cut_of(placement)
         if cut is not None and not -len(shape) <= cut[0] < len(shape):
             raise ValueError(
-                f"{name}: placement {placement} names dim {cut[0]}; the shape {shape} "
-                f"has {len(shape)} dims"
+                f"{name}: placement {placement} is for tensor dim {cut[0]}, but the shape {shape} "
+                f"has only {len(shape)} dims"
             )
         result.append(counted_from_0(placement, len(shape)))
     return tuple(result)

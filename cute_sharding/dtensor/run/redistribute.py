@@ -132,8 +132,8 @@ def planned_for(
         shape = symints.numbers_at_hand(tuple(current.shape))
         if shape is None:
             raise RuntimeError(
-                f"shape {tuple(current.shape)} has sizes that have no value while the program is "
-                "compiled"
+                f"the shape {tuple(current.shape)} has sizes without a value while the program is "
+                "compiled: redistribute the tensor outside of the compiled program"
             )
         current, target = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
     by = means(current.mesh)
@@ -310,14 +310,16 @@ def _changes(
     for m in made:
         if m in pending:
             raise RuntimeError(
-                f"redistribution from one Partial, {before[m]}, to another, {after[m]}, "
-                f"on {mesh_dim_text(m, names)}: redistribute to Replicate or Shard first"
+                f"cannot redistribute from one Partial, {before[m]}, to another Partial, "
+                f"{after[m]}, on {mesh_dim_text(m, names)}: first redistribute to Replicate or "
+                "Shard"
             )
         wanted: Any = after[m]
         if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
             raise ValueError(
-                f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: "
-                f"the package cannot split a value into terms that reduce to it by {after[m]}"
+                f"cannot redistribute from {before[m]} to {after[m]} on "
+                f"{mesh_dim_text(m, names)}, because a redistribution cannot create a {after[m]}: "
+                "use Replicate or Shard as the target"
             )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     return _Changes(pending, foreign, made)
@@ -336,6 +338,6 @@ def _check_masks(
         if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
             raise NotImplementedError(
                 f"the mask of {placement} on {mesh_dim_text(m, names)} fits only the current "
-                "placements, so the tensor cannot stay Partial while its elements move: "
-                "redistribute the tensor to Replicate first"
+                "placements. The tensor cannot stay Partial while its elements move. First "
+                "redistribute the tensor to Replicate"
             )

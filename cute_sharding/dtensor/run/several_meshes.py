@@ -59,10 +59,9 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
         for seen in some:
             if seen != theirs and not {*one.ranks}.isdisjoint(seen.ranks):
                 raise ValueError(
-                    f"{mesh} and {other} are slices of larger meshes, but the ranks {[*one.ranks]} "
-                    f"of one slice are on several slices of the other mesh, {[*theirs.ranks]} and "
-                    f"{[*seen.ranks]}, so it is not clear which slices form a pair. Redistribute "
-                    "on the larger mesh"
+                    f"cannot match the slices of {mesh} with the slices of {other}: the ranks "
+                    f"{[*one.ranks]} form one slice, but belong to several slices of the other "
+                    f"mesh, {[*theirs.ranks]} and {[*seen.ranks]}. Redistribute on the larger mesh"
                 )
     return Meshes(source, target)
 

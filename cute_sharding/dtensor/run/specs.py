@@ -46,9 +46,9 @@ class OfThisProcess:
     def __getstate__(self) -> dict[str, Any]:
         if any(isinstance(mesh, DeviceMesh) for mesh in self._meshes):
             raise TypeError(
-                "a plan on DeviceMeshes cannot be pickled, because it has the rank and the "
-                "process groups of this process. Make the plan on each rank: this sends nothing. "
-                "Or pickle plan.to_dict()"
+                "a plan on DeviceMeshes cannot be pickled, because the plan has the rank and the "
+                "process groups of one process. Make the plan on each rank, which needs no "
+                "communication, or pickle plan.to_dict()"
             )
         return vars(self)
 
@@ -97,7 +97,8 @@ class Spec:
         if len(found) > 1:
             raise ValueError(
                 f"{self.mesh} is one of {len(found)} slices of a larger mesh, but a refit must "
-                "be the same on all ranks: pass the larger mesh, with Replicate on its other dims"
+                "be the same on all ranks: pass the larger mesh, with Replicate on the other mesh "
+                "dims"
             )
         return found[0]
 

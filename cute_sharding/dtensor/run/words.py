@@ -63,13 +63,13 @@ def say_what_is_missing(
     if not process_groups.is_first_rank(mesh) or not is_new((mesh, missing)):
         return
     names, dims = mesh.mesh_dim_names, missing[0]
-    flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
+    flatten = f" or mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten()" if names else ""
     logger.warning(
         "redistribution of a tensor of shape %s on mesh %s from %s to %s takes %d collectives, "
         "and each device receives %d elements. With one process group for the mesh dims %s, the "
-        "redistribution would take %d collectives and receive %d elements: call "
-        "%scute_sharding.prepare_groups(mesh) on all ranks first. (The first rank of the mesh "
-        "logs this message once for these mesh dims.)",
+        "redistribution would take %d collectives, and each device would receive %d elements. "
+        "First call cute_sharding.prepare_groups(mesh)%s on all ranks. (The first rank of the "
+        "mesh logs this message once for these mesh dims.)",
         *(plan.shape, plan.mesh, text(before), text(after)),
         *(plan.collectives, plan.received_elements),
         *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),

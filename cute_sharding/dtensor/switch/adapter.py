@@ -217,8 +217,8 @@ def _check_network(chosen: Any) -> None:
         Network.parse(chosen)
     elif not isinstance(chosen, Network | None):
         raise TypeError(
-            f"network={chosen!r} is a {type(chosen).__name__}: give a Network of "
-            f"cute_sharding.exchange, or text: {TABLE['network'].forms}"
+            f"network={chosen!r} is a {type(chosen).__name__}, not a network: pass a "
+            f"cute_sharding.exchange.Network, or text of the form {TABLE['network'].forms}"
         )
 
 

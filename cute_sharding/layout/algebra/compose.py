@@ -82,13 +82,13 @@ def _composed(
             result.append([(n, 0)])
             continue
         if form.empty:
-            raise LayoutError(
-                f"composition({_texts(a, leaves, b)}): B reaches beyond A's one index, 0"
-            )
+            both = _texts(a, leaves, b)
+            raise LayoutError(f"composition({both}): A has only index 0, but B has larger values")
         if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
             both = _texts(a, leaves, b)
             raise LayoutError(
-                f"composition({both}): leaf {n}:{d} of B reaches the negative index {d}"
+                f"composition({both}): the stride {d} of leaf {n}:{d} of B is negative, but "
+                "indices of A start at 0"
             )
         modes: list[tuple[Int, Int]] = []
         while True:
@@ -186,9 +186,8 @@ def _compose_rarely(
         raise LayoutError(error)
     if b.size > ENUMERATION_LIMIT:
         raise LayoutError(
-            f"{error}. The jumps of A have both signs, and B has {b.size} "
-            f"indices; composition decides this case only up to {ENUMERATION_LIMIT} indices: "
-            "coalesce or split B"
+            f"{error}. If B has at most {ENUMERATION_LIMIT} indices, composition also tries "
+            f"each index, but B has {b.size} indices: coalesce or split B"
         )
     modes: list[list[tuple[int, int]]] = []
     for n, d in b.leaves:

@@ -7,7 +7,7 @@ from functools import cmp_to_key
 from cute_sharding.layout.algebra.compose import compose_leaves, join_modes, rebuild
 from cute_sharding.layout.algebra.modes import compare_modes, merge_neighbours
 from cute_sharding.layout.algebra.tiler import Tiler, by_mode, unzip
-from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
+from cute_sharding.layout.errors import LayoutError, Undecided
 from cute_sharding.layout.layout import Layout, from_leaves, make, make_layout
 from cute_sharding.layout.symbolic import (
     Fact,
@@ -48,9 +48,11 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         if (type(n) is int and n == 1) or (type(d) is int and d == 0):
             continue
         if type(n) is int and n == 0:
-            raise LayoutError(f"complement({layout!r}): an empty layout has no complement")
+            raise LayoutError(f"complement({layout!r}): a layout of size 0 has no complement")
         if type(d) is int and d < 0:
-            raise LayoutError(f"complement({layout!r}): stride {d} of mode {n}:{d} is negative")
+            raise LayoutError(
+                f"complement({layout!r}): the stride {d} of mode {n}:{d} must not be negative"
+            )
         modes.append((d, n))
     try:
         modes.sort()
@@ -65,8 +67,9 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         gap = quotient(d, current) if exact else 0
         if is_zero(gap):
             raise LayoutError(
-                f"complement({layout!r}) does not exist: mode {n}:{d} has a stride that is no "
-                f"multiple of {current}, the extent of the modes with smaller strides. {ROW_MAJOR}"
+                f"complement({layout!r}) does not exist: the stride {d} of mode {n}:{d} is not a "
+                f"multiple of {current}, the size times the stride of the mode with the next "
+                "smaller stride"
             )
         if type(gap) is not int or gap != 1:
             out.append((gap, current))

@@ -82,7 +82,8 @@ def left_inverse(layout: Layout | int) -> Layout:
         if not (type(n) is int and n <= 1):
             if type(d) is int and d <= 0:
                 raise LayoutError(
-                    f"left_inverse({layout!r}) does not exist: mode {n}:{d} has no positive stride"
+                    f"left_inverse({layout!r}) does not exist: the stride {d} of mode {n}:{d} must "
+                    "be positive"
                 )
             modes.append((d, n, weight))
         weight = weight * n
@@ -102,11 +103,13 @@ def left_inverse(layout: Layout | int) -> Layout:
         e = following[0]
         if not require(divides(d, e), "divides", e, d, context):
             raise LayoutError(
-                f"{context} is not a layout: stride {d} does not divide the next stride, {e}"
+                f"{context} is not a layout: the stride {d} does not divide the next larger "
+                f"stride {e}"
             )
         if not require(is_nonnegative(e - n * d), "at most", n * d, e, context):
             raise LayoutError(
-                f"{context} does not exist: modes {n}:{d} and {following[1]}:{e} overlap"
+                f"{context} does not exist: modes {n}:{d} and {following[1]}:{e} give two "
+                "coordinates the same index"
             )
         out.append((quotient(e, d), w))
     out.reverse()

@@ -28,7 +28,8 @@ def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
     if type(profile) is tuple:
         if layout.rank < len(profile):
             raise LayoutError(
-                f"profile {profile} names {len(profile)} modes; {layout!r} has {layout.rank}"
+                f"the profile {profile} has {len(profile)} entries, but {layout!r} has only "
+                f"{layout.rank} modes: give at most one entry for each mode"
             )
         modes = tuple(layout)
         return make_layout(
@@ -80,8 +81,8 @@ def group_modes(layout: Layout, begin: int, end: int) -> Layout:
     """
     if not 0 <= begin < end <= layout.rank or type(layout.shape) is not tuple:
         raise LayoutError(
-            f"cannot group modes {begin} to {end} of {layout!r}, which has modes 0 to "
-            f"{layout.rank - 1}"
+            f"group_modes({layout!r}, {begin}, {end}): give begin and end with 0 <= begin < end <= "
+            f"{layout.rank}, the number of modes"
         )
     return make(
         (*layout.shape[:begin], layout.shape[begin:end], *layout.shape[end:]),

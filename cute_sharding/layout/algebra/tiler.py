@@ -23,7 +23,10 @@ def by_mode(
 ) -> Layout:
     """Apply ``operation`` to each mode with its tiler; a mode with no tiler or None stays."""
     if a.rank < len(tiler):
-        raise LayoutError(f"the tiler {tiler} names {len(tiler)} modes; {a!r} has {a.rank}")
+        raise LayoutError(
+            f"the tiler {tiler} has {len(tiler)} entries, but {a!r} has only {a.rank} modes: give "
+            "at most one entry for each mode"
+        )
     modes = tuple(a)
     return make_layout(
         *(m if t is None else operation(m, t) for m, t in zip(modes, tiler, strict=False)),
@@ -38,7 +41,10 @@ def unzip(operation: Callable[[Layout, Tiler], Layout], a: Layout, tiler: Tiler)
     if not isinstance(tiler, (tuple, list)):
         return operation(a, tiler)
     if a.rank < len(tiler):
-        raise LayoutError(f"the tiler {tiler} names {len(tiler)} modes; {a!r} has {a.rank}")
+        raise LayoutError(
+            f"the tiler {tiler} has {len(tiler)} entries, but {a!r} has only {a.rank} modes: give "
+            "at most one entry for each mode"
+        )
     modes = tuple(a)
     split = [unzip(operation, m, t) for m, t in zip(modes, tiler, strict=False)]
     return make_layout(

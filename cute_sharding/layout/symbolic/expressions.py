@@ -160,7 +160,7 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
 
                         return sympy.Rational(a, b)
                     raise LayoutError(
-                        f"cannot read {text!r}: {a}/{b} is not an integer expression; use //"
+                        f"cannot read {text!r}: {a}/{b} is not an integer: use // instead of /"
                     )
                 return _BINARY[type(op)](a, b)
             case ast.Call(
@@ -172,7 +172,9 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
 
                 values = [walk(arg) for arg in args]
                 return _modulo(*values) if name == "Mod" else getattr(sympy, name)(*values)
-        raise LayoutError(f"cannot read {text!r}: expected integers, names, tuples and arithmetic")
+        raise LayoutError(
+            f"cannot read {text!r}: write only integers, names, tuples and arithmetic"
+        )
 
     try:
         return walk(ast.parse(text.strip(), mode="eval"))

@@ -95,7 +95,7 @@ def parse_fact(text: str) -> Fact:
         ast.Lt: (b, a, False),
     }
     if kind not in orders:
-        raise LayoutError(f"cannot read the fact {text!r}: use ==, !=, <, <=, > or >=")
+        raise LayoutError(f"cannot read the fact {text!r}: compare with ==, !=, <, <=, > or >=")
     return Fact("at most", *orders[kind])
 
 

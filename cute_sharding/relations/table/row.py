@@ -162,7 +162,9 @@ class Row:
           operand 0 6:1 -> result 0 6:1
           operand 1 3:1 -> result 0 6 + 3:1
         """
-        raise NotOnlyMoved(f"{self.overloads[0]} computes new values")
+        raise NotOnlyMoved(
+            f"{self.overloads[0]} computes new values instead of only moving elements"
+        )
 
 
 class OfTorch(Row):
@@ -278,8 +280,7 @@ class ByRows(_Derived):
         move = self.move(*args, **kwargs)
         if move is None:
             raise NotOnlyMoved(
-                f"{self.op} of {args}: the package does not know which rows the op reads for "
-                "these arguments"
+                f"cute_sharding does not know which rows {self.op} reads for the arguments {args}"
             )
         return relation_of_move(move)
 
@@ -337,8 +338,7 @@ class BySteps(_Derived):
         if steps is None:
             name = self.overloads[0]
             raise NotOnlyMoved(
-                f"{name} of {args}: the package does not know which rows the op reads for "
-                "these arguments"
+                f"cute_sharding does not know which rows {name} reads for the arguments {args}"
             )
 
         def then(first: Relation, step: Step) -> Relation:

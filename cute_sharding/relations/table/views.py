@@ -24,7 +24,7 @@ ROWS: tuple[ByDimMap, ...] = (
         ("reshape.default", "view_copy.default"),
         rules.reshape,
         op="torch.reshape",
-        note="if a program calls Tensor.reshape on a DTensor, the dispatcher gets aten.view",
+        note="Tensor.reshape of a DTensor calls aten.view",
     ),
     _view((), rules.flatten, op="torch.flatten", note="decomposes to view"),
     _view((), rules.unflatten, op="torch.unflatten", note="decomposes to view"),

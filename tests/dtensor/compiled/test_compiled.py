@@ -363,7 +363,7 @@ def test_a_mesh_of_a_process_group_that_is_gone_has_the_group_of_its_name():
     )
     Gone.group_name = "no group has this name"
     assert process_groups.group_of_flattened(Mesh()) is None
-    with pytest.raises(RuntimeError, match="is gone"):
+    with pytest.raises(RuntimeError, match="was destroyed"):
         process_groups.group_of_dim(Mesh(), 0)
 
 

@@ -135,11 +135,11 @@ def test_writes_to_windows_are_refused():
     with ranks_of((2,)), cute_sharding.enabled(movement=True):
         full = values(8, 3)
         x = distribute(full, (2,), [Shard(0)])
-        with pytest.raises(RuntimeError, match="writes in place to the result of unfold"):
+        with pytest.raises(RuntimeError, match="cannot write in place to the result of unfold"):
             x.unfold(0, 3, 1).zero_()
         x.unfold(0, 3, 1).clone().zero_()
         rows = distribute(values(8, 1), (2,), [Shard(0)]).expand(8, 3)
-        with pytest.raises(RuntimeError, match="part of an expanded tensor"):
+        with pytest.raises(RuntimeError, match="parts of an expanded tensor"):
             rows[1:].zero_()
         assert_close(x, full, "nothing is written")
 
@@ -195,7 +195,7 @@ def test_off_is_as_before():
 
 def test_it_needs_views_and_ops():
     for lacking in ("views", "ops"):
-        with pytest.raises(ValueError, match="leave views and ops on"):
+        with pytest.raises(ValueError, match=f"with {lacking}=False, .* Pass {lacking}=True"):
             cute_sharding.enable(movement=True, **{lacking: False})
 
 

@@ -111,7 +111,7 @@ def test_the_log_says_what_was_decided(caplog, on):
         and "on mesh (2,): input redistributed to [R], each device receives up to 12 elements"
         in moved
     )
-    assert refused.startswith("refused: view.default of a DTensor of shape (4, 6)")
+    assert refused.startswith("refused: view.default of a DTensor from shape (4, 6)")
     assert refused.removeprefix("refused: ") in str(error.value)
 
 

@@ -31,7 +31,7 @@ class Odd(Placement):
 
 
 COORDINATES = [*product(range(2), repeat=2)]
-REFUSED = "is of an unknown class, Odd"
+REFUSED = "does not know the class Odd"
 
 
 def odd(shape=(8, 6)):

@@ -209,12 +209,12 @@ def broken(message):
 
 def test_the_error_names_everything_and_says_what_to_do():
     message = refuse((4, 8, 6), (4, 8, 2, 3), (2, 4), ((0, 1), (2, 1)), ("dp", "tp"))
-    ours, _, theirs = message.partition("torch's own rule says: ")
+    ours, _, theirs = message.partition("PyTorch's own rule says: ")
     assert theirs, "what torch would have said, which differs from release to release"
     assert_expected_inline(
         broken(ours),
         """\
-view.default of a DTensor of shape (4, 8, 6) to (4, 8, 2, 3) on mesh (dp=2, tp=4) with
+view.default of a DTensor from shape (4, 8, 6) to (4, 8, 2, 3) on mesh (dp=2, tp=4) with
  > placements [S(0), S(2)] cannot be done without communication: no Shard or _StridedShard of
  > the output gives the 4 devices of mesh dim 1 ('tp') the elements that S(2) gives them.
 Dim 2 of 6 is split into 2 x 3, and 2 is no multiple of the 4 devices that shard it: in
@@ -226,7 +226,8 @@ Redistribute the input first, for example (cheapest for later ops first):
  > device receives up to 96 elements
   .redistribute(placements=[Replicate(), Replicate()])  then the output is [R, R]; each device
  > receives up to 192 elements
-or let views do so themselves: cute_sharding.enable(implicit_redistribution="replicate").""",
+Or let views redistribute their input:
+ > cute_sharding.enable(implicit_redistribution="replicate").""",
     )
     assert len(suggestions(message)) == 3
 
@@ -315,8 +316,8 @@ def test_our_rules_and_torchs_are_decided_alike():
     "placements, message",
     [
         ((Shard(0), Shard(0)), "2 placements"),
-        ((Shard(2),), "names dim 2"),
-        ((Shard(-1),), "names dim -1"),
+        ((Shard(2),), "shards dim 2"),
+        ((Shard(-1),), "shards dim -1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_told(placements, message):
@@ -339,9 +340,7 @@ def test_refusals_name_mesh_dims():
         r"no plan from P\(sum\) to P\(max\) on mesh dim 0 \('dp'\)": lambda: (
             cute_sharding.plan_redistribution((8,), mesh, *other)
         ),
-        r"P\(max\), on mesh dim 0 \('dp'\): redistribute to": lambda: planned(
-            mesh, (8,), *map(tuple, other)
-        ),
+        r"P\(max\), on mesh dim 0 \('dp'\): first": lambda: planned(mesh, (8,), *map(tuple, other)),
     }
     with ranks_of((2, 4)), cute_sharding.enabled(redistribution=True):
         for said, run in refused.items():

@@ -206,7 +206,7 @@ class Shifted(Shard):
 def test_placements_that_are_not_known(kind):
     spec = spec_on(mesh_without_groups([0, 1], 0), (8,), [kind])
     with pytest.raises(
-        ValueError, match=f"a {type(kind).__name__}, the package does not know which rows"
+        ValueError, match=f"does not know which rows .* of class {type(kind).__name__}"
     ):
         local_boxes(spec)
 
@@ -215,7 +215,7 @@ def test_local_tensors_of_other_sizes():
     """As those that a program shares out 70 to 30."""
     with ranks_of((2,)):
         tensor = of_wrong_shape((2,), torch.ones(7), torch.ones(10), [Shard(0)])
-        with pytest.raises(ValueError, match=r"has the shape \(7,\).*\(10,\) gives \(5,\)"):
+        with pytest.raises(ValueError, match=r"has shape \(7,\).* shape \(10,\).* shape \(5,\)"):
             local_boxes(tensor, 0)
 
 
@@ -229,14 +229,14 @@ def test_symbols():
 
 
 def test_neither_tensor_nor_spec():
-    with pytest.raises(TypeError, match="give a DTensor or a DTensorSpec"):
+    with pytest.raises(TypeError, match="takes a DTensor or a DTensorSpec, not a Tensor"):
         local_boxes(torch.ones(3))
 
 
 def test_all_ranks_in_one_process():
     with ranks_of((2,)):
         tensor = distribute(numbered((4,)), (2,), [_StridedShard(0, split_factor=2)])
-        with pytest.raises(ValueError, match="choose a rank, such as rank=0"):
+        with pytest.raises(ValueError, match="give a rank, such as rank=0"):
             local_boxes(tensor)
 
 

@@ -130,7 +130,7 @@ def test_as_data_as_a_trace_and_as_a_page(mesh, tmp_path):
     assert {"table", "script", "svg"} <= set(opened)
     assert not {"link", "img", "iframe"} & set(opened) and "src=" not in page
     assert p.save(tmp_path / "table.txt").read_text().startswith("Rank 0 of 8")
-    with pytest.raises(ValueError, match=r"a profile is written to a file that ends in \.json"):
+    with pytest.raises(ValueError, match=r"file name for the profile that ends in one of \.json"):
         p.save(tmp_path / "page.pdf")
 
 

@@ -128,7 +128,7 @@ COMPUTED = {
     "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
     "bits": (lambda x: x.view(torch.int32), "aten.view.dtype computes"),
     "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "adds up"),
-    "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "the generator's own"),
+    "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "which must be a source"),
     "numbers": (lambda x: torch.complex(x, x), "aten.complex.default computes"),
     "list of rows": (lambda x: x[[0, 2]], "torch.tensor"),
 }
@@ -141,8 +141,8 @@ def test_what_computes_is_named(name):
     with pytest.raises(NotOnlyMoved) as raised:
         trace(lambda w: {"ok": w["x"], "y.weight": code(w["x"])}, {"x": ((4, 6), torch.float32)})
     text = str(raised.value)
-    assert "result 'y.weight' does not only move elements" in text and words in text
-    assert "before the refit" in text and "after the refit" in text
+    assert "a refit cannot make result 'y.weight' from its sources" in text and words in text
+    assert "before or after the refit" in text
 
 
 def test_what_computes_and_is_not_used_is_no_error():
@@ -166,14 +166,14 @@ READ = {
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", READ)
 def test_values_are_not_there_to_be_read(name):
-    with pytest.raises(NotOnlyMoved, match=r"the generator \(.*\) reads values"):
+    with pytest.raises(NotOnlyMoved, match=r"the generator \(.*\) reads (the )?values"):
         relation_of(lambda w: {"y": READ[name](w["x"])}, x=(4, 6))
 
 
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.__setitem__(0, x[1])])
 def test_writes_are_refused(write):
-    with pytest.raises(NotOnlyMoved, match=r"the generator \(.*\) writes into a tensor: aten"):
+    with pytest.raises(NotOnlyMoved, match=r"the generator \(.*\) writes with aten"):
         relation_of(lambda w: {"x": w["x"], "n": write(w["x"])}, x=(4, 6))
 
 

@@ -207,7 +207,7 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
         ({VIEWS: "1", IMPLICIT: "cheepest"}, r"cheapest, error \(did you mean 'cheapest'\?\)"),
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
-            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
+            "has no effect without USE_CUTE_VIEW_PROPAGATION=1 or USE_CUTE_SHARDING=1: also",
         ),
         (
             {VIEWS: "1", NETWORK: "ethernet,nvlink"},
@@ -216,7 +216,7 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
         ({NETWORK: "flat:-1,1"}, "USE_CUTE_NETWORK='flat:-1,1' is not understood"),
         (
             {MOVEMENT: "1", VIEWS: "0"},
-            "USE_CUTE_MOVEMENT='1' needs views and ops",
+            "USE_CUTE_MOVEMENT='1' does not work with USE_CUTE_VIEW_PROPAGATION='0': unset ",
         ),
     ],
 )

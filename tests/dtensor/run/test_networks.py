@@ -182,6 +182,6 @@ def test_numbers_without_end():
 
 
 def test_objects_that_are_no_network():
-    with pytest.raises(TypeError, match="network=3 is a int: give a Network"):
+    with pytest.raises(TypeError, match="network=3 is a int, not a network: pass a"):
         cute_sharding.enable(network=3)
     assert not cute_sharding.is_enabled()

@@ -66,7 +66,7 @@ def test_newer_ones_are_warned_of_once_in_a_process_and_go_on(running, version):
     running(version)
     [(category, message)] = warnings_of(switch_often)
     assert category is RuntimeWarning
-    assert "torch 2.13 to 2.15" in message and f"torch {version}" in message
+    assert "PyTorch 2.13 to 2.15" in message and f"PyTorch {version}" in message
 
 
 def test_the_warning_points_at_who_enables(running):
@@ -79,7 +79,7 @@ def test_the_warning_points_at_who_enables(running):
 @pytest.mark.parametrize("version", ["2.12.1", "2.9.0+cpu", "1.13.1"])
 def test_older_ones_are_refused_and_nothing_changes(running, version):
     running(version)
-    with pytest.raises(RuntimeError, match=rf"torch 2\.13 to 2\.15.*torch {version[:3]}"):
+    with pytest.raises(RuntimeError, match=rf"PyTorch 2\.13 to 2\.15.*PyTorch {version[:3]}"):
         cute_sharding.enable()
     assert not cute_sharding.is_enabled()
     cute_sharding.disable()
@@ -98,5 +98,5 @@ cute_sharding.enable()
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
     )
     assert found.returncode and found.stderr.strip().splitlines()[-1].startswith(
-        "RuntimeError: cute_sharding works with torch 2.13 to 2.15, and this is torch 2.9.1"
+        "RuntimeError: cute_sharding works with PyTorch 2.13 to 2.15, but PyTorch 2.9.1 is"
     ), found.stderr
