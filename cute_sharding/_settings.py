@@ -298,8 +298,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
         is_on = asked[name] not in (setting.default, setting.off)
         if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
-                f"{setting.flag}={environment[setting.flag]!r} has no effect without "
-                f"{TABLE['views'].flag}=1 or {EVERYTHING}=1: also set one of these two flags"
+                f"{setting.flag}={environment[setting.flag]!r} has no effect while views are off: "
+                f"also set {TABLE['views'].flag}=1"
             )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None

@@ -59,12 +59,11 @@ def page() -> str:
             "`make pages` generates this page from `patches.py` and `compiler_patches.py` in "
             "`cute_sharding/dtensor/replaced/`.",
             "",
-            f"While `cute_sharding` is on, it replaces {len(TABLE)} objects of PyTorch: functions, "
-            "methods, attributes and entries of dicts. A test checks that `enable` changes only "
-            "objects on this page, and that `disable` undoes all changes.",
+            f"While `cute_sharding` is on, it replaces up to {len(TABLE)} objects of PyTorch: "
+            "functions, methods, attributes and entries of dicts. A test checks that `enable` "
+            "changes only objects on this page, and that `disable` undoes all changes.",
             "",
-            "`enable` replaces only the objects that the settings of `cute_sharding` need. If "
-            "`enable` raises an error, no object of PyTorch stays replaced.",
+            "If `enable` raises an error, no object of PyTorch stays replaced.",
             "",
             "`cute_sharding` replaces `local_map` and functions of PyTorch's compiler only after "
             "the program imports their modules.",

@@ -20,6 +20,7 @@ LAYERS = [
     "_settings",
     "_imports",
     "_html",
+    "_words",
     "layout",
     "sharding",
     "relations",

@@ -296,7 +296,7 @@ def test_plan_within_a_memory_limit(capsys):
         ("explain --shape 4 --mesh 0 --placements R --view 4", "--mesh '0'"),
         ("explain --shape 4 --mesh 2 --placements Q(0) --view 4", "'Q(0)'"),
         ("explain --shape 4 --mesh 2 --placements S(1) --view 4", "for tensor dim 1"),
-        ("explain --shape 4 --mesh 2 --placements R,R --view 4", "2 placements"),
+        ("explain --shape 4 --mesh 2 --placements R,R --view 4", "[R, R] has 2: "),
         ("explain --shape 4 --mesh 2 --placements R --roll 0", "--roll '0': write DIM,SHIFT"),
         ("explain --shape 4 --mesh 2 --placements R --flip 3", "dim 3 is out of range"),
         (
@@ -311,7 +311,7 @@ def test_plan_within_a_memory_limit(capsys):
         ("explain --shape -4 --mesh 2 --placements R --view 4", "shape"),
         ("explain --shape 4 --mesh tp=2,tp=2 --placements R,R --view 4", "a different name"),
         ("plan --shape 4 --mesh 2 --from R", "--to"),
-        ("plan --shape 4 --mesh 2 --from R,R --to R", "--from: the mesh (2,) has 1 dims"),
+        ("plan --shape 4 --mesh 2 --from R,R --to R", "--from: the mesh (2,) has 1 dim, but"),
         ("plan --shape 4 --mesh 2 --from R --to S(1)", "--to: placement S(1) is for tensor dim 1"),
         ("plan --shape 4 --mesh 2 --from Q --to R", "'Q'"),
         ("plan --shape 4 --mesh 2 --from P(mean) --to R", "the reduction of P(mean) is unknown"),

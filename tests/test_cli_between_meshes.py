@@ -174,7 +174,10 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
         ),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh 4@8-10,9", "rank 9 is given twice"),
         (f"plan {OF} --from S(0),S(1) --to S(0) --to-mesh gen:4", "--to-mesh 'gen:4': write name="),
-        (f"plan {OF} --from S(0),S(1) --to S(0),R --to-mesh 4", "but 2 placements are given"),
+        (
+            f"plan {OF} --from S(0),S(1) --to S(0),R --to-mesh 4",
+            "the list of placements [S(0), R] has 2",
+        ),
         (f"plan {OF} --from S(0),S(1) --to P --to-mesh 4", "a plan cannot create a Partial"),
         (f"{PLAN} --memory-limit 1", "the smallest possible limit is memory_limit="),
         ("plan --shape 8 --mesh 2@4-5 --from R --to R", "would not be used: write 2"),
@@ -187,7 +190,7 @@ def test_pictures_by_the_ranks_of_one_mesh(capsys):
         ),
         (
             "draw --shape 8 --mesh 2 --placements R --to-mesh 2@4 --to R",
-            "2@4' has 1 ranks after @ for a mesh of 2 devices",
+            "2@4' has 1 rank after @ for a mesh of 2 devices",
         ),
     ],
 )

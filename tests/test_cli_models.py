@@ -71,7 +71,11 @@ def test_what_is_refused(capsys, tmp_path):
         ("[]", "write an object with dtype, sizes and tensors"),
         ('{"dtype": "half", "tensors": {}}', "give the name of a PyTorch dtype"),
         ('{"tensors": {}}', "a model file needs dtype"),
-        ('{"dtype": "int8", "tensors": {"a": ["n"]}}', "the size 'n' of a is neither a number"),
+        ('{"dtype": "int8", "tensors": {"a": ["n"]}}', "the size 'n' of a must be an integer"),
+        (
+            '{"dtype": "int8", "sizes": {"n": "4"}, "tensors": {"a": ["n"]}}',
+            "the size 'n' of a must be an integer",
+        ),
     ):
         file.write_text(text)
         assert main(command) == 2 and said in capsys.readouterr().err

@@ -279,7 +279,7 @@ cute_sharding: --placements: cannot read the placement 'Q(0)': write S(dim),
  > _S(dim,split_factor), R or P(op), separated by commas
 exit code 2
 cute_sharding: --placements: placement S(1) is for tensor dim 1, but the shape (4,) has only 1
- > dims
+ > dim
 exit code 2
 cute_sharding: shape (5,) has 5 elements, but the tensor has 4
 exit code 2

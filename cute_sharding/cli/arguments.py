@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
+from cute_sharding._words import counted
 from cute_sharding.exchange import Mesh, Network
 from cute_sharding.layout import Layout
 from cute_sharding.relations.table import BY_OP
@@ -78,9 +79,9 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     many, first = sum(map(len, runs)), runs[0].start
     if many != prod(sizes):
         raise UsageError(
-            f"{option} {text!r} has {many:,} ranks after @ for a mesh of {prod(sizes):,} devices: "
-            f"write one rank for each device, such as {before.strip()}@{first}-"
-            f"{first + prod(sizes) - 1}"
+            f"{option} {text!r} has {counted(many, 'rank')} after @ for a mesh of "
+            f"{counted(prod(sizes), 'device')}: write one rank for each device, such as "
+            f"{before.strip()}@{first}-{first + prod(sizes) - 1}"
         )
     if len(runs) == 1:
         return names, Mesh(sizes, runs[0])

@@ -72,7 +72,8 @@ def _picture(arguments: argparse.Namespace) -> Picture:
     missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
     if shape is None or missing:
         raise UsageError(
-            f"draw needs --{', --'.join(missing)}: give all of these options, or only --layout"
+            f"draw needs --shape, --mesh and --placements, or only --layout: also give "
+            f"--{', --'.join(missing)}"
         )
     if views:
         names, sizes = read_mesh(arguments.mesh)

@@ -24,7 +24,7 @@ from cute_sharding.drawing.views import replaced
 from cute_sharding.exchange import local_elements
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.suggestions import heads_that_do_not_divide, suggested_targets
+from cute_sharding.propagation.suggestions import parts_that_do_not_divide, suggested_targets
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
@@ -94,7 +94,7 @@ def explain(
     result["blocked_by"] = {
         "mesh_dim": names[carried.blocked],
         "placement": str(placements[carried.blocked]),
-        "heads": heads_that_do_not_divide(view, before.cuts, mesh, carried.blocked),
+        "split": parts_that_do_not_divide(view, before.cuts, mesh, carried.blocked),
     }
     fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result["redistribute_to"] = [
@@ -220,8 +220,8 @@ def _show_view(result: dict[str, Any]) -> str:
             "not free: no Shard or _StridedShard of the output gives the devices of mesh dim "
             f"{by['mesh_dim']} the elements that {by['placement']} gives them"
         )
-        if by["heads"]:
-            lines.append(by["heads"])
+        if by["split"]:
+            lines.append(by["split"])
         lines.append("redistribute the input first, for example (cheapest for later ops first):")
         for t in result["redistribute_to"]:
             lines.append(

@@ -267,7 +267,7 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
         if before != after and isinstance(after, Partial):
             raise ValueError(
                 f"no plan from {before} to {after} on mesh dim {m}: a plan cannot create a "
-                "Partial that the source does not have"
+                "Partial that the source does not have on this mesh dim"
             )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:

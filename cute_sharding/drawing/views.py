@@ -11,7 +11,7 @@ from cute_sharding.drawing.parts import Panel, Section, Table
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.suggestions import heads_that_do_not_divide, suggested_targets
+from cute_sharding.propagation.suggestions import parts_that_do_not_divide, suggested_targets
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import (
     Partial,
@@ -138,13 +138,13 @@ def _would_hold(view: View, holding: Holding) -> tuple[Panel, ...]:
 def _why_not(before: Sharding, view: View, blocked: int, names: tuple[str, ...]) -> tuple[str, ...]:
     """What blocks the view, and where to redistribute first."""
     fixed = [m for m, p in enumerate(before.placements) if isinstance(p, Partial)]
-    heads = heads_that_do_not_divide(view, before.cuts, before.mesh, blocked)
+    split = parts_that_do_not_divide(view, before.cuts, before.mesh, blocked)
     lines = [
         f"not free: no Shard or _StridedShard of the output, {view.output_shape}, gives the "
         f"devices of {names[blocked]} the elements that {before.placements[blocked]} gives them"
     ]
-    if heads:
-        lines.append(heads)
+    if split:
+        lines.append(split)
     for target in suggested_targets(view, before.cuts, before.mesh, fixed=fixed):
         source, output = (
             format_placements(replaced(before.placements, cuts))

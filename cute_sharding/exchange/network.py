@@ -25,6 +25,8 @@ from functools import lru_cache
 from math import isfinite
 from typing import TypeAlias
 
+from cute_sharding._words import counted
+
 
 @dataclass(frozen=True)
 class Link:
@@ -108,10 +110,16 @@ class Network:
         """
         if isinstance(names, Mapping):
             missing = [name for name in mesh_dim_names or () if name not in names]
-            if mesh_dim_names is None or missing:
+            if mesh_dim_names is None:
                 raise ValueError(
-                    f"the network has no link for the mesh dims {missing or 'without names'}: "
-                    f"give one link for each of {list(mesh_dim_names or names)}"
+                    f"the network has links by mesh dim names, {list(names)}, but no "
+                    "mesh_dim_names are given: give mesh_dim_names, or a list with one link for "
+                    "each mesh dim"
+                )
+            if missing:
+                raise ValueError(
+                    f"the network has no link for the mesh dims {missing}: give one link for each "
+                    f"of {list(mesh_dim_names)}"
                 )
             names = [names[name] for name in mesh_dim_names]
         unknown = [name for name in names if not isinstance(name, Link) and name not in LINKS]
@@ -209,8 +217,9 @@ class Network:
         """
         if len(self.links) not in (1, len(mesh)):
             raise ValueError(
-                f"the network has {len(self.links)} links, but the mesh {tuple(mesh)} has "
-                f"{len(mesh)} dims: give one link for all mesh dims, or one link for each mesh dim"
+                f"the network has {counted(len(self.links), 'link')}, but the mesh {tuple(mesh)} "
+                f"has {counted(len(mesh), 'dim')}: give one link for all mesh dims, or one link "
+                "for each mesh dim"
             )
         if not self._hosts_divide(mesh):
             raise ValueError(

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
+from cute_sharding._words import counted
 from cute_sharding.exchange.cost import coordinates
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.relations.devices import local
@@ -80,8 +81,8 @@ class Mesh:
     def __post_init__(self) -> None:
         if len(self.ranks) != prod(self.sizes):
             raise ValueError(
-                f"{len(self.ranks)} ranks do not fit the mesh {self.sizes} of {prod(self.sizes)} "
-                "devices: give one rank for each device"
+                f"the mesh {self.sizes} has {counted(prod(self.sizes), 'device')}, but the list of "
+                f"ranks has {len(self.ranks)}: give one rank for each device"
             )
         if isinstance(self.ranks, range) and self.ranks.step == 1:
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+from cute_sharding._words import counted
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.symbolic import Int, as_int, parse_expr
 
@@ -165,7 +166,8 @@ class Layout:
             return make(self.shape[mode], self.stride[mode])
         except IndexError:
             raise IndexError(
-                f"mode {mode} does not exist: {self!r} has the modes 0 to {self.rank - 1}"
+                f"mode {mode} does not exist: {self!r} has {counted(self.rank, 'mode')}, counted "
+                "from 0"
             ) from None
 
     def __eq__(self, other: object) -> bool:
@@ -215,8 +217,8 @@ class Layout:
         if len(modes) == 1 and type(self.shape) is tuple:  # a coordinate of the only mode
             return _at_coordinate(modes[0], coordinate, coordinate)
         raise LayoutError(
-            f"coordinate {coordinate} does not fit {self!r}: give one index, {len(modes)} indices "
-            f"for the modes, or {len(self.leaves)} indices for the leaves"
+            f"coordinate {coordinate} does not fit {self!r}: give one index, one index for each "
+            f"mode ({len(modes)}), or one index for each leaf ({len(self.leaves)})"
         )
 
 

@@ -11,6 +11,7 @@ from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
+from cute_sharding._words import counted
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item, own_part, size_of
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.placed import Placed
@@ -282,9 +283,9 @@ class Refit:
         if self.unread:
             name, left = next(iter(self.unread.items()))
             raise ValueError(
-                f"the refit has no inverse, because {left} elements of the source tensor {name!r} "
-                "are in no result. Add a result that has these elements, or remove the tensor from "
-                "the source"
+                f"the refit has no inverse, because the results lack {counted(left, 'element')} of "
+                f"the source tensor {name!r}. Add a result with the rest of the tensor, or remove "
+                "the tensor from the source"
             )
         back = inverse(self.relation, any_copy=True)
         return Refit(back, self.results, self.operands, self.memory_limit)

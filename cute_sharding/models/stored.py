@@ -9,6 +9,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from cute_sharding._words import counted
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.piece import Piece, piece
 
@@ -64,9 +65,9 @@ class Stored:
         have, there = sum(chunk.elements for chunk in chunks), prod(self.shape)
         if have != there:
             raise ValueError(
-                f"{self.name!r} of shape {self.shape} has {there} elements, but the checkpoint "
-                f"has {have} elements in {len(chunks)} chunks. The tensor was not saved "
-                "completely: save the checkpoint again"
+                f"{self.name!r} of shape {self.shape} has {counted(there, 'element')}, but the "
+                f"checkpoint has {counted(have, 'element')} in {counted(len(chunks), 'chunk')}. "
+                "The tensor was not saved correctly: save the checkpoint again"
             )
 
     def bytes_of(self, chunk: int) -> int:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding._words import counted
 from cute_sharding.layout.size import is_at_most, is_multiple, is_same
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
@@ -82,8 +83,8 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     """
     if len(cuts) != len(mesh):
         raise ValueError(
-            f"the mesh has {len(mesh)} dims, but {len(cuts)} cuts are given: give one cut for "
-            "each mesh dim"
+            f"the mesh has {counted(len(mesh), 'dim')}, but the list of cuts has {len(cuts)}: give "
+            "one cut for each mesh dim"
         )
     kept = view.kept
     kinds: Kinds = [(view.sizes, view.target)]

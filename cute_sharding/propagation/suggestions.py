@@ -10,6 +10,7 @@ from cute_sharding.propagation.targets import Target, free_targets, target_of
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
 from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding.placement import Shard
 
 MOST = 3
 
@@ -120,11 +121,12 @@ def _has_blocks_of_two_sizes(
     )
 
 
-def heads_that_do_not_divide(
+def parts_that_do_not_divide(
     view: View, cuts: Sequence[Cut], mesh: Sequence[int], blocked: int
 ) -> str | None:
-    """A sentence for the error, if the view splits the cut dim, as heads of a projection, into
-    too few parts for the devices; None if something else blocks the view.
+    """A sentence for the error, if the view splits the cut dim into too few parts for the devices:
+    into the heads of an attention, or into weights that one projection joins; None if something
+    else blocks the view.
 
     Args:
         view, cuts, mesh: as in :func:`suggested_targets`; the sizes are numbers.
@@ -132,8 +134,11 @@ def heads_that_do_not_divide(
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> heads = BY_OP["Tensor.view"].view((4, 16, 32), (4, 16, 2, 16))
-    >>> heads_that_do_not_divide(heads, [(2, 1)], (4,), 0).partition(": ")[2]
+    >>> parts_that_do_not_divide(heads, [(2, 1)], (4,), 0).partition(": ")[2]
     'in attention, the heads do not divide by the mesh'
+    >>> fused = BY_OP["Tensor.view"].view((4, 16, 192), (4, 16, 3, 4, 16))
+    >>> parts_that_do_not_divide(fused, [(2, 1)], (4,), 0).partition(": ")[2]
+    'if 3 weights are joined in the dim, shard each of them: _S(2,3) makes the view free'
     """
     cut = cuts[blocked]
     if cut is None:
@@ -145,10 +150,18 @@ def heads_that_do_not_divide(
     devices = prod(n for other, n in zip(cuts, mesh) if other is not None and other[0] == dim)
     if pieces > 1 or len(parts) < 2 or parts[0] % devices == 0:
         return None
+    shards = (dim, cut[1] * parts[0])
+    of_each = [*cuts[:blocked], shards, *cuts[blocked + 1 :]]
+    if len(parts) > 2 and carry(view, of_each, mesh).blocked is None:
+        remedy = (
+            f"if {parts[0]} weights are joined in the dim, shard each of them: {Shard(*shards)} "
+            "makes the view free"
+        )
+    else:
+        remedy = "in attention, the heads do not divide by the mesh"
     return (
         f"dim {dim} of {view.input_shape[dim]} is split into {' x '.join(map(str, split))}, and "
-        f"{parts[0]} is no multiple of the {devices} devices that shard it: in attention, the "
-        "heads do not divide by the mesh"
+        f"{parts[0]} is no multiple of the {devices} devices that shard it: {remedy}"
     )
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
+from cute_sharding._words import counted
 from cute_sharding.layout.size import Size, expression, is_at_most, is_same
 
 
@@ -241,8 +242,9 @@ def movedim(
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
         raise ValueError(
-            f"movedim has {len(moved)} source dims {source}, but {len(to)} destination dims "
-            f"{destination}: give one destination dim for each source dim"
+            f"movedim has {counted(len(moved), 'source dim')} {source}, but "
+            f"{counted(len(to), 'destination dim')} {destination}: give one destination dim for "
+            "each source dim"
         )
     order = [d for d in range(ndim) if d not in moved]
     for d, j in sorted(zip(moved, to), key=lambda pair: pair[1]):
@@ -255,8 +257,8 @@ def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
     order = normalize_dims(_varargs(dims), len(shape))
     if len(order) != len(shape):
         raise ValueError(
-            f"permute has {len(order)} dims {order} for a tensor of {len(shape)} dims: give each "
-            "tensor dim once"
+            f"permute has {counted(len(order), 'dim')} {order} for a tensor of "
+            f"{counted(len(shape), 'dim')}: give each tensor dim once"
         )
     return tuple([InputDim(d) for d in order])
 
@@ -267,8 +269,8 @@ def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
     pad = len(times) - len(shape)
     if pad < 0:
         raise ValueError(
-            f"repeat has {len(times)} numbers {times} for a tensor of {len(shape)} dims: give at "
-            "least one number for each dim"
+            f"repeat has {counted(len(times), 'number')} {times} for a tensor of "
+            f"{counted(len(shape), 'dim')}: give at least one number for each dim"
         )
     dims = (_SINGLETON,) * pad + identity(len(shape))
     return tuple([repeat_of(dim, n) for dim, n in zip(dims, times)])

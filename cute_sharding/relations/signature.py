@@ -38,6 +38,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from cute_sharding._words import counted
+
 ONE, NONE, UNREAD = "1", "0", "_"
 
 # Reductions that may stay pending through a linear op; and through an op that only copies elements
@@ -283,16 +285,16 @@ def _most_without_names(
     """
     if len(operands) != len(ndims):
         raise ValueError(
-            f"the signature {pattern!r} has {len(operands)} operands, but {len(ndims)} operands "
-            "are given"
+            f"the signature {pattern!r} has {counted(len(operands), 'operand')}, but the number of "
+            f"given operands is {len(ndims)}"
         )
     most = 0
     for names, ndim in zip(operands, ndims):
         rest = ndim - sum(_bare(name) != "..." for name in names)
         if rest < 0 or (rest and "..." not in map(_bare, names)):
             raise ValueError(
-                f"an operand of {ndim} dims does not fit the dim names {' '.join(names)!r} in the "
-                f"signature {pattern!r}"
+                f"an operand of {counted(ndim, 'dim')} does not fit the dim names "
+                f"{' '.join(names)!r} in the signature {pattern!r}"
             )
         most = max(most, rest if "..." in map(_bare, names) else 0)
     return most

@@ -7,6 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from cute_sharding._words import counted
 from cute_sharding.layout import Layout, make_layout
 from cute_sharding.layout.layout import row_major
 
@@ -101,7 +102,7 @@ class View:
         except ValueError:
             raise ValueError(
                 f"a placement shards dim {dim}, but the shape {tuple(self.input_shape)} has "
-                f"{len(self.input_shape)} dims, counted from 0: use a dim of the shape"
+                f"{counted(len(self.input_shape), 'dim')}, counted from 0: use a dim of the shape"
             ) from None
 
     @cached_property

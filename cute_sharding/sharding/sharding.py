@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import chain, product
 from math import prod
 
+from cute_sharding._words import counted
 from cute_sharding.layout import Layout, LayoutError, coalesce
 from cute_sharding.layout.layout import from_leaves, row_major
 from cute_sharding.sharding.boxes import Box, boxes
@@ -50,9 +51,9 @@ class Sharding:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.placements) != len(self.mesh):
             raise ValueError(
-                f"the mesh {self.mesh} has {len(self.mesh)} dims, but {len(self.placements)} "
-                f"placements are given, {format_placements(self.placements)}: give one placement "
-                "for each mesh dim"
+                f"the mesh {self.mesh} has {counted(len(self.mesh), 'dim')}, but the list of "
+                f"placements {format_placements(self.placements)} has {len(self.placements)}: give "
+                "one placement for each mesh dim"
             )
         if any(n < 0 for n in self.shape):
             raise ValueError(f"shape {self.shape} has a negative size")
@@ -67,7 +68,7 @@ class Sharding:
             if isinstance(placement, Shard) and placement.dim >= len(self.shape):
                 raise ValueError(
                     f"placement {placement} is for tensor dim {placement.dim}, but the shape "
-                    f"{self.shape} has only {len(self.shape)} dims"
+                    f"{self.shape} has only {counted(len(self.shape), 'dim')}"
                 )
 
     @property
@@ -122,8 +123,8 @@ class Sharding:
         shape = tuple(shape)
         if layout.rank != 2:
             raise LayoutError(
-                f"{layout!r} has {layout.rank} modes, but the layout of a sharding has two modes, "
-                "(devices, local)"
+                f"{layout!r} has {counted(layout.rank, 'mode')}, but the layout of a sharding has "
+                "two modes, (devices, local)"
             )
         devices = layout[0] if isinstance(layout[0].shape, tuple) else (layout[0],)
         mesh = tuple(mode.size for mode in devices)
@@ -273,8 +274,9 @@ def _shard_of(
     factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
-            f"{where}: no placement of tensor dim {dim} gives {parts} devices blocks of {inside} "
-            f"elements. In tensor dim {dim}, the local shape {tuple(local_shape)} has "
-            f"{local_shape[dim]} rows of {below} elements"
+            f"{where}: no placement of tensor dim {dim} gives {parts} devices blocks of "
+            f"{counted(inside, 'element')}. In tensor dim {dim}, the local shape "
+            f"{tuple(local_shape)} has {counted(local_shape[dim], 'row')} of "
+            f"{counted(below, 'element')}"
         )
     return Shard(dim, factor)

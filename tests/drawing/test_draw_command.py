@@ -70,8 +70,11 @@ def test_as_json(capsys):
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("draw", "draw needs --shape, --mesh, --placements: give all"),
-        ("draw --shape 4,6 --mesh 2", "needs --placements"),
+        (
+            "draw",
+            "or only --layout: also give --shape, --mesh, --placements",
+        ),
+        ("draw --shape 4,6 --mesh 2", "also give --placements"),
         (f"{OF} --view 24 --to R", "a picture shows only one change"),
         (f"{OF} --layout 4:1", "with --layout, leave out"),
         (f"{OF} --width 5", "20 columns or more"),

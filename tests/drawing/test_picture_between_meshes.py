@@ -253,7 +253,7 @@ def test_ranks_left_out_of_the_legend():
         (lambda plan, of: draw(of, mesh=(3,)), "mesh= needs to="),
         (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows only one"),
         (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh must not have a Partial"),
-        (lambda plan, of: draw(of, to="R, R", mesh=(3,)), "2 placements"),
+        (lambda plan, of: draw(of, to="R, R", mesh=(3,)), "[R, R] has 2: "),
         (lambda plan, of: draw(of, to=of, mesh=(3,)), "give a mesh with the sizes (2,)"),
         (lambda plan, of: draw(plan.source, shape=(4, 6)), "shape= is only for a Layout"),
     ],

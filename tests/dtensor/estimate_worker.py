@@ -136,6 +136,7 @@ def checks():
                 "raises",
                 "makes_a_mesh",
                 "takes_an_op_apart",
+                "has_a_frozen_parameter",
             )
         },
     }

@@ -202,6 +202,25 @@ def takes_an_op_apart(mesh):
     return step
 
 
+def has_a_frozen_parameter(mesh):
+    """As adapters are trained: a weight without a gradient, which a later step trains."""
+    frozen, trained = (
+        torch.nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh, at_last(mesh, Shard(0))))
+        for _ in range(2)
+    )
+    model = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+    model[0].weight, model[1].weight = frozen.requires_grad_(False), trained
+    model = torch.nn.Sequential(*model)
+    x = distribute_tensor(torch.randn(8, 8), mesh, at_last(mesh, R))
+
+    def step():
+        model(x).square().mean().backward()
+        assert (frozen.grad is None) != frozen.requires_grad and trained.grad is not None
+        frozen.requires_grad_(True)
+
+    return step
+
+
 def makes_a_mesh(mesh):
     """Another mesh of the same ranks, inside the function."""
     other = init_device_mesh("cpu", (4,))

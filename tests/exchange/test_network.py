@@ -140,3 +140,7 @@ def test_what_does_not_fit_is_refused():
         Network((OUT,), (3,), IN).checked((8,))
     with pytest.raises(ValueError, match="share a host, at least 1"):
         Network((OUT,), (0,), IN)
+    with pytest.raises(ValueError, match="give mesh_dim_names, or a list with one link"):
+        Network.named({"dp": "nvlink"})
+    with pytest.raises(ValueError, match=r"no link for the mesh dims \['tp'\]: give one link"):
+        Network.named({"dp": "nvlink"}, ("dp", "tp"))

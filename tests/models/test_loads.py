@@ -127,6 +127,6 @@ def test_all_read_about_as_much_within_the_limit():
 
 def test_what_was_not_saved_whole():
     with pytest.raises(
-        ValueError, match="has 12 elements, but the checkpoint has 6 elements in 1 chunks"
+        ValueError, match="has 12 elements, but the checkpoint has 6 elements in 1 chunk"
     ):
         Stored("w", (4, 3), "float32", 4, (Chunk((0, 0), (2, 3)),))

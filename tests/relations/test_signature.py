@@ -34,9 +34,9 @@ def test_a_list_of_results_is_alike():
     ("pattern", "ndims", "message"),
     [
         ("m k, k n", (2, 2), "has no ->"),
-        ("m k, k n -> m n", (2,), "has 2 operands, but 1 operands are given"),
+        ("m k, k n -> m n", (2,), "has 2 operands, but the number of given operands is 1"),
         ("m k -> m", (3,), "an operand of 3 dims does not fit the dim names 'm k'"),
-        ("m k ... -> m", (1,), "an operand of 1 dims does not fit the dim names 'm k ...'"),
+        ("m k ... -> m", (1,), "an operand of 1 dim does not fit the dim names 'm k ...'"),
     ],
 )
 def test_what_does_not_fit_is_refused(pattern, ndims, message):

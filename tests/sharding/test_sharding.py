@@ -425,7 +425,7 @@ def test_parse_errors_quote_the_placement(text):
         (
             lambda: Sharding((4,), (2,), (Shard(1),)),
             ValueError,
-            "is for tensor dim 1, but the shape (4,) has only 1 dims",
+            "is for tensor dim 1, but the shape (4,) has only 1 dim",
         ),
         (lambda: Sharding((), (2,), (Shard(0),)), ValueError, "has only 0 dims"),
         (lambda: Sharding((-4,), (2,), (Shard(0),)), ValueError, "negative size"),

@@ -108,11 +108,11 @@ def _wrong(wanted: Wanted, said: Said, objects: Collection[str]) -> list[str]:
     for each, dtype in zip(wanted.results, wanted.dtypes):
         name, shape = each.name, each.placed.shape
         if name in objects:
-            found.append(f"{name!r} is a tensor in the state, but not in the checkpoint")
+            found.append(f"{name!r} is a tensor in the state, but another object in the checkpoint")
         elif name in shapes and shapes[name] != shape:
             found.append(f"{name!r} has shape {shapes[name]}, but shape {shape} in the state")
         elif name in said.casts and dtypes[name] != dtype:
             found.append(f"refit= casts {name!r} to {dtypes[name]}, but the state has {dtype}")
     for name in sorted(wanted.objects & {*said.names}):
-        found.append(f"{name!r} is a tensor in the checkpoint, but not in the state")
+        found.append(f"{name!r} is a tensor in the checkpoint, but another object in the state")
     return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from cute_sharding._words import counted
 from cute_sharding.dtensor.bookkeeping.settings import Implicit
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.symbols import hints_of
@@ -72,8 +73,8 @@ def propagate_shape_and_sharding(
     placements, shape, mesh = tuple(input_src_placements), global_input_shape, tuple(mesh_sizes)
     if len(placements) != len(mesh):
         raise ValueError(
-            f"the mesh {mesh} has {len(mesh)} dims, but {len(placements)} placements are given, "
-            f"{text(placements)}: give one placement for each mesh dim"
+            f"the mesh {mesh} has {counted(len(mesh), 'dim')}, but the list of placements "
+            f"{text(placements)} has {len(placements)}: give one placement for each mesh dim"
         )
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:

@@ -20,7 +20,7 @@ from cute_sharding.dtensor.run.placements import Cuts, cut_of, text, without
 from cute_sharding.exchange import received_elements
 from cute_sharding.layout import Size
 from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.suggestions import heads_that_do_not_divide
+from cute_sharding.propagation.suggestions import parts_that_do_not_divide
 from cute_sharding.propagation.targets import Target
 from cute_sharding.relations.table import ByDimMap
 from cute_sharding.relations.view import View
@@ -119,9 +119,9 @@ def _with_less(asked: Asked, source: tuple[Placement, ...], suggestions: list[Su
     view, cuts, goal = asked.at_hand, hints_of(asked.cuts), [cut_of(p) for p in source]
     received = received_elements(view.input_shape, cuts, hints_of(tuple(goal)), asked.mesh)
     said = f", each device receives up to {received} elements"
-    heads = _heads(asked, carry(view, cuts, asked.mesh).blocked)
-    if heads:
-        said += f"; {heads}"
+    split = _split(asked, carry(view, cuts, asked.mesh).blocked)
+    if split:
+        said += f"; {split}"
     for suggestion in suggestions:
         if suggestion.target.received < received:
             return (
@@ -131,10 +131,10 @@ def _with_less(asked: Asked, source: tuple[Placement, ...], suggestions: list[Su
     return said
 
 
-def _heads(asked: Asked, blocked: int | None) -> str | None:
+def _split(asked: Asked, blocked: int | None) -> str | None:
     if blocked is None or not asked.has_numbers:
         return None
-    return heads_that_do_not_divide(asked.at_hand, hints_of(asked.cuts), asked.mesh, blocked)
+    return parts_that_do_not_divide(asked.at_hand, hints_of(asked.cuts), asked.mesh, blocked)
 
 
 def _described(asked: Asked, output: tuple[Placement, ...]) -> str:
@@ -155,9 +155,9 @@ def explain(
         f"communication: no Shard or _StridedShard of the output gives the {mesh[blocked]} devices "
         f"of {axis} the elements that {placements[blocked]} gives them.",
     ]
-    heads = _heads(asked, blocked)
-    if heads:
-        lines.append(f"{heads[0].upper()}{heads[1:]}.")
+    split = _split(asked, blocked)
+    if split:
+        lines.append(f"{split[0].upper()}{split[1:]}.")
     if suggestions is None:
         lines.append(
             "Redistribute the input first: "

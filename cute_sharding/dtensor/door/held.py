@@ -155,7 +155,8 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
             f"local_boxes: the local tensor has shape {tuple(local.shape)}, but a DTensor of shape "
             f"{tuple(spec.shape)} on mesh "
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
-            f"{spec.placements} has a local tensor of shape {sizes} on this rank. Create the "
-            "DTensor with distribute_tensor, or pass to from_local the shards that "
-            "distribute_tensor makes"
+            f"{spec.placements} has a local tensor of shape {sizes} on "
+            f"{'this rank' if rank is None else f'rank {rank}'}. Create the DTensor with "
+            "distribute_tensor, or pass to from_local the shards that distribute_tensor makes, "
+            "with the global shape and stride"
         )

@@ -52,7 +52,8 @@ class Memory(observing.Observer):
         self._held: Counter[tuple[str, str]] = Counter()
         self._total = 0
         self._most: dict[tuple[bool, str], int] = {}
-        self._layer_of: dict[int, str] = {}  # the storage of each parameter
+        self._layer_of: dict[int, str] = {}  # by the id of a parameter
+        self._trained: set[int] = set()  # the ids of parameters whose gradients are looked for
 
     def __enter__(self) -> Memory:
         self._layers.found = self._of_module
@@ -128,8 +129,9 @@ class Memory(observing.Observer):
         for name, parameter in module.named_parameters():
             layer = name.rpartition(".")[0]
             self._hold_all([parameter], (PARAMETERS, layer))
-            if id(parameter) not in self._layer_of:
-                self._layer_of[id(parameter)] = layer
+            self._layer_of.setdefault(id(parameter), layer)
+            if parameter.requires_grad and id(parameter) not in self._trained:
+                self._trained.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(partial(self._of_gradient, layer))
 
     def _of_gradient(self, layer: str, parameter: torch.Tensor) -> None:

@@ -85,9 +85,9 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
             copy.check("a compiled program", tensor)
     if _are_of_one(memories):
         raise RuntimeError(
-            "a compiled program writes to several inputs that are views of one tensor. Each view "
-            "is a copy, and a write to one input would not reach the other inputs. Pass the "
-            "tensor, and take the views inside the program."
+            "a compiled program writes to several inputs that are one tensor or its views. The "
+            "views are copies, and a write to one input would not reach the other inputs. Pass "
+            "only the tensor, and take the views inside the program."
         )
 
     def after() -> None:
@@ -146,8 +146,9 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         or (others and False in copies and not in_any_order)
     ):
         raise RuntimeError(
-            f"{registry.name_of(op)} cannot write to several views of one tensor in one call, "
-            "because the views are copies. Write to one view at a time."
+            f"{registry.name_of(op)} cannot write to several views of one tensor, or to a tensor "
+            "and its views, in one call, because the views are copies. Write to one tensor or view "
+            "at a time."
         )
     for leaf in local_tensors.leaves(args, kwargs):
         if tensor_specs.is_dtensor(leaf) and memory_of(leaf._local_tensor) is not None:

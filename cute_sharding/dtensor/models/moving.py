@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from cute_sharding._words import counted
 from cute_sharding.dtensor.models.buffers import Buffers, KeptMemory, room_for
 from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, process_groups, watching
@@ -205,9 +206,9 @@ class Bucket:
         """
         raise RuntimeError(
             f"the sender on mesh {self.specs[0].current.mesh} and this rank have different plans "
-            f"for {len(self.ways)} tensors: the shapes, dtypes, placements or memory_limit "
-            "differ. Pass the same tensors, placements and memory_limit on all ranks, and first "
-            "redistribute results of ops to explicit placements"
+            f"for {counted(len(self.ways), 'tensor')}: the shapes, dtypes, placements or "
+            "memory_limit differ. Pass the same tensors, placements and memory_limit on all "
+            "ranks, and first redistribute results of ops to explicit placements"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -66,8 +66,8 @@ def plan_reshard(
     >>> plan.collectives, plan.received_bytes == plan.lower_bound, plan.coverage.is_whole
     (1, True, True)
     """
-    if isinstance(source, Mapping) and source and all(isinstance(x, Spec) for x in source.values()):
-        if not (isinstance(target, Mapping) and source.keys() == target.keys()):
+    if _are_specs(source):
+        if not (_are_specs(target) and source.keys() == target.keys()):
             raise ValueError(
                 "source is a dict of Specs, but target is not a dict of Specs with the same "
                 "names: pass one Spec in target for each name in source"
@@ -75,6 +75,11 @@ def plan_reshard(
         pairs = [(name, spec.placed(), target[name].placed()) for name, spec in source.items()]
         return plan_models(pairs, memory_limit, network)
     return planned(State(source), Targets(target, mesh, dtype), memory_limit, network)
+
+
+def _are_specs(state: Any) -> TypeGuard[Mapping[str, Spec]]:
+    is_dict = isinstance(state, Mapping) and bool(state)
+    return is_dict and all(isinstance(each, Spec) for each in state.values())
 
 
 class Group(NamedTuple):

@@ -21,6 +21,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.specs import Spec
 
 Wanted: TypeAlias = "Sequence[Placement] | str | DTensor | None"
 """What is wanted of one tensor: placements; or a DTensor, which says mesh and dtype as well; or
@@ -94,8 +95,9 @@ class Targets:
         unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
         if unused:
             raise ValueError(
-                f"placements= names {', '.join(map(repr, unused))}, but no DTensor of the state "
-                "has such a name: write names as in a state dict, or patterns as in fnmatch"
+                f"no DTensor of the state uses the target placements of "
+                f"{', '.join(map(repr, unused))}: write names as in a state dict, or patterns as "
+                "in fnmatch"
             )
 
 
@@ -119,8 +121,13 @@ def _patterns(wanted: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _patterns(value, f"{below}{i}")
     elif isinstance(wanted, Placement):
         raise TypeError(
-            f"placements= has a single placement, {wanted!r}, for {name or 'all tensors'}: give a "
+            f"the target of {name or 'all tensors'} is a single placement, {wanted!r}: give a "
             "sequence with one placement for each mesh dim"
+        )
+    elif isinstance(wanted, Spec):
+        raise TypeError(
+            f"the target of {name or 'all tensors'} is a Spec, but source is not a dict of Specs: "
+            "give placements or a DTensor as the target, or a dict of Specs as source"
         )
 
 

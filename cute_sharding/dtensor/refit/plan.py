@@ -15,7 +15,13 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.bookkeeping.names import as_text
 from cute_sharding.dtensor.models.running import ReshardError
 from cute_sharding.dtensor.refit.running import Running
-from cute_sharding.dtensor.refit.specs import Target, named_tensor, spec_of, target_of
+from cute_sharding.dtensor.refit.specs import (
+    Target,
+    check_all_used,
+    named_tensor,
+    spec_of,
+    target_of,
+)
 from cute_sharding.dtensor.refit.trace import Generator, trace
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.apart import lie_alike, meetings
@@ -325,6 +331,7 @@ def plan_refit(
         name: target_of(target, name, shape, dtype)
         for name, shape, dtype in zip(found.names, found.relation.outputs, found.dtypes)
     }
+    check_all_used(target, found.names)
     operands = tuple([named_tensor(name, spec) for name, spec in specs.items()])
     made = tuple([named_tensor(name, spec) for name, spec in results.items()])
     return RefitPlan(found.relation, operands, made, memory_limit, specs, results)

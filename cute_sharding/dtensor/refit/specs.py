@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -71,8 +71,7 @@ def target_of(target: Target, name: str, shape: tuple[int, ...], dtype: torch.dt
     if callable(target):
         found = target(name, torch.empty(shape, dtype=dtype, device="meta"))
     else:
-        patterns = [name, *(pattern for pattern in target if fnmatchcase(name, pattern))]
-        found = next((target[pattern] for pattern in patterns if pattern in target), None)
+        found = next((target[pattern] for pattern in _entries(target, name)), None)
         if found is None:
             raise ValueError(
                 f"the target has no entry for result {name!r} (entries: "
@@ -89,3 +88,26 @@ def target_of(target: Target, name: str, shape: tuple[int, ...], dtype: torch.dt
             "that makes the results) or the target"
         )
     return spec
+
+
+def check_all_used(target: Target, names: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: an entry of the target is of no result. An entry for all may be of none.
+    """
+    if callable(target):
+        return
+    used = {"*"}.union(*(_entries(target, name) for name in names))
+    unused = [name for name in target if name not in used]
+    if unused:
+        raise ValueError(
+            f"no result has the target of {', '.join(map(repr, unused))}: write names of results "
+            f"({', '.join(map(repr, names))}), or patterns as in fnmatch"
+        )
+
+
+def _entries(target: Mapping[str, Any], name: str) -> list[str]:
+    """The keys of a target that are of this result: its name, else patterns, the first of which
+    decides.
+    """
+    return [name] if name in target else [key for key in target if fnmatchcase(name, key)]

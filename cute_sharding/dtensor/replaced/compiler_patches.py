@@ -23,14 +23,14 @@ FRAMES = Patch(
     until="a package can exclude its files from `torch.compile`",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_none_of_ours_is_compiled",
 )
+# redistribute_local_tensor has an object of the class Given in its co_consts.
 CONSTANTS = Patch(
     module="torch._dynamo.variables.constant",
     attribute="common_constant_types",
     file="torch/_dynamo/variables/constant.py",
-    why="`torch.compile` raises an error for a constant whose class is not in "
-    "`common_constant_types`. `cute_sharding` adds an object of the class `Given` to `co_consts` "
-    "of the function `redistribute_local_tensor`. `cute_sharding` adds the class `Given` "
-    "to `common_constant_types`, so that `torch.compile` can compile `redistribute_local_tensor`.",
+    why="If a redistribution breaks the graph, `torch.compile` raises an error about an unknown "
+    "constant in the code of `cute_sharding`. `cute_sharding` adds the class of the constant "
+    "to `common_constant_types`, so the program runs.",
     until="an unknown constant causes a graph break, not an error",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_a_redistribution_that_breaks_the_graph",
 )
@@ -127,10 +127,8 @@ EXPRESSIONS = Patch(
     module=_PROXIES,
     attribute="_build_proxy_for_sym_expr",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="`_build_proxy_for_sym_expr` adds graph nodes for an expression of symbolic sizes. PyTorch "
-    "cannot trace some powers, products and maxima of symbolic sizes for Inductor. With "
-    "`cute_sharding`, `_build_proxy_for_sym_expr` uses only two-argument functions that Inductor "
-    "supports.\n\n"
+    why="With Inductor, PyTorch does not compile some expressions of symbolic sizes. With "
+    "`cute_sharding`, Inductor compiles the following expressions:\n\n"
     "| expression | fault in PyTorch | releases |\n"
     "|---|---|---|\n"
     "| power | error | 2.13 |\n"
@@ -140,15 +138,14 @@ EXPRESSIONS = Patch(
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
+# set_proxy_slot stores which graph node computes a symbolic size, and forgets the first node if a
+# later node computes the same size. A node may then become its own input.
 SLOTS = Patch(
     module=_PROXIES,
     attribute="set_proxy_slot",
     file="torch/fx/experimental/proxy_tensor.py",
-    why="`set_proxy_slot` stores which graph node computes a symbolic size. If a "
-    "later node computes the same size, PyTorch's `set_proxy_slot` stores the later node instead. "
-    "If `set_proxy_slot` stores a later node, a node may become its own input, and compilation "
-    "never ends. With `cute_sharding`, `set_proxy_slot` keeps the first node that computes a "
-    "symbolic size.",
+    why="In PyTorch, compilation may never end if a program computes the same symbolic size "
+    "twice. With `cute_sharding`, the compilation of such programs ends.",
     until="`set_proxy_slot` keeps the first node",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",

@@ -103,11 +103,14 @@ LOCAL_MAP = Patch(
     module=_TENSOR + ".experimental._func_map",
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
-    why="PyTorch's `local_map` raises an error if the placements of an input differ from "
-    "`in_placements`. If all differing placements in `in_placements` are `Replicate`, "
-    "`cute_sharding` replicates the inputs of `local_map`. For uneven shards, PyTorch's "
-    "`local_map` computes a wrong global size: local size times number of ranks. In an eager "
-    "program, `cute_sharding` computes the correct global size of a `local_map` result.",
+    why="PyTorch's `local_map` has two faults:\n\n"
+    "| case | PyTorch | `cute_sharding` |\n"
+    "|---|---|---|\n"
+    "| `in_placements` has `Replicate`, the input a shard | error | replicates the input |\n"
+    "| uneven shards | global size = local size times number of ranks | correct global size |\n\n"
+    "If a size is symbolic, `cute_sharding` does not correct the global size. If shards are "
+    "uneven, all ranks must call the function from `local_map`, because the ranks exchange "
+    "sizes.",
     until="`local_map` redistributes inputs and supports uneven shards",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
@@ -155,9 +158,8 @@ LOCAL_TENSOR = Patch(
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
     why="A slice of a sharded dim is a copy that misses later writes to the sliced tensor. "
-    "`cute_sharding` replaces `DTensor._local_tensor` by a property, which updates a slice before "
-    "a program reads the slice. `DTensor._local_tensor` is a property only while slices of sharded "
-    "dims exist, because a property slows every op.",
+    "`cute_sharding` replaces `DTensor._local_tensor` by a property, which updates a slice "
+    "before a program reads the slice.",
     until="PyTorch updates the slice, or raises an error",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="a program would read old values from slices",
@@ -240,8 +242,8 @@ EXPANSION = Patch(
     file="torch/distributed/tensor/_ops/single_dim_strategy.py",
     why="PyTorch compares the costs of all placements that the inputs of an op could have. For "
     "symbolic sizes, each cost comparison of placements adds guards. In PyTorch 2.14 and later, "
-    "`detach` of a `_StridedShard` tensor takes half a minute on a 3-D mesh. `cute_sharding` first "
-    "tries the placements that the inputs of an op already have.",
+    "`detach` of a `_StridedShard` tensor can take half a minute on a 3-D mesh. `cute_sharding` "
+    "first tries the placements that the inputs of an op already have.",
     until="PyTorch first tries the placements of the inputs",
     test="tests/dtensor/decide/test_strategies.py"
     "::test_an_op_on_what_a_view_made_is_not_weighed_against_"

@@ -114,8 +114,7 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
         return None
     raise RuntimeError(
         f"cute_sharding does not know the class {type(placement).__name__} of the placement "
-        f"{placement!r}: first redistribute the tensor to Shard, Replicate or Partial, by "
-        "DTensor.redistribute"
+        f"{placement!r}: create the DTensor with Shard, Replicate or Partial"
     )
 
 

@@ -88,8 +88,9 @@ def _check_reduced(placements: Sequence[Placement], mesh: DeviceMesh) -> None:
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"cannot redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)} "
-                "of another mesh: give Shard or Replicate instead of a Partial"
+                f"cute_sharding.redistribute cannot create {placement} on "
+                f"{mesh_dim_text(m, mesh.mesh_dim_names)}: give Shard or Replicate instead of a "
+                "Partial"
             )
 
 

@@ -137,7 +137,7 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
             )
     if len({*found}) < 2:
         raise ValueError(
-            f"prepare_groups got {dims!r}, which are fewer than two mesh dims. A single mesh dim "
+            f"prepare_groups got {dims!r}, which names fewer than two mesh dims. A single mesh dim "
             "already has a process group. Pass sets of several mesh dims, such as (0, 1), or "
             "pass no sets to create all groups"
         )

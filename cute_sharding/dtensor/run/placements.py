@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from cute_sharding import sharding
+from cute_sharding._words import counted
 from cute_sharding.dtensor.compiled.symbols import to_sizes, to_symints
 from cute_sharding.dtensor.replaced import symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -119,7 +120,7 @@ def checked_placements(
         if cut is not None and not -len(shape) <= cut[0] < len(shape):
             raise ValueError(
                 f"{name}: placement {placement} is for tensor dim {cut[0]}, but the shape {shape} "
-                f"has only {len(shape)} dims"
+                f"has only {counted(len(shape), 'dim')}"
             )
         result.append(counted_from_0(placement, len(shape)))
     return tuple(result)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding._words import counted
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.bookkeeping.telling import is_new
 from cute_sharding.dtensor.replaced import process_groups
@@ -65,12 +66,13 @@ def say_what_is_missing(
     names, dims = mesh.mesh_dim_names, missing[0]
     flatten = f" or mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten()" if names else ""
     logger.warning(
-        "redistribution of a tensor of shape %s on mesh %s from %s to %s takes %d collectives, "
+        "redistribution of a tensor of shape %s on mesh %s from %s to %s takes %s, "
         "and each device receives %d elements. With one process group for the mesh dims %s, the "
-        "redistribution would take %d collectives, and each device would receive %d elements. "
+        "redistribution would take %s, and each device would receive %d elements. "
         "First call cute_sharding.prepare_groups(mesh)%s on all ranks. (The first rank of the "
         "mesh logs this message once for these mesh dims.)",
         *(plan.shape, plan.mesh, text(before), text(after)),
-        *(plan.collectives, plan.received_elements),
-        *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),
+        *(counted(plan.collectives, "collective"), plan.received_elements),
+        " and ".join(map(str, missing)),
+        *(counted(collectives(best), "collective"), received_by(best), flatten),
     )

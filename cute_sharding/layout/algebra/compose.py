@@ -83,7 +83,7 @@ def _composed(
             continue
         if form.empty:
             both = _texts(a, leaves, b)
-            raise LayoutError(f"composition({both}): A has only index 0, but B has larger values")
+            raise LayoutError(f"composition({both}): A has only index 0, but B has other values")
         if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
             both = _texts(a, leaves, b)
             raise LayoutError(

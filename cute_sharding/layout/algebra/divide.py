@@ -69,7 +69,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
             raise LayoutError(
                 f"complement({layout!r}) does not exist: the stride {d} of mode {n}:{d} is not a "
                 f"multiple of {current}, the size times the stride of the mode with the next "
-                "smaller stride"
+                "smaller or equal stride"
             )
         if type(gap) is not int or gap != 1:
             out.append((gap, current))

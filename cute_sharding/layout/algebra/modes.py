@@ -4,6 +4,7 @@ merge neighbours, order by stride.
 
 from __future__ import annotations
 
+from cute_sharding._words import counted
 from cute_sharding.layout.errors import LayoutError, Undecided
 from cute_sharding.layout.layout import IntTuple, Layout, make, make_layout
 from cute_sharding.layout.symbolic import Int, is_less, is_nonnegative, is_zero
@@ -28,8 +29,9 @@ def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
     if type(profile) is tuple:
         if layout.rank < len(profile):
             raise LayoutError(
-                f"the profile {profile} has {len(profile)} entries, but {layout!r} has only "
-                f"{layout.rank} modes: give at most one entry for each mode"
+                f"the profile {profile} has {counted(len(profile), 'entry', 'entries')}, but "
+                f"{layout!r} has only {counted(layout.rank, 'mode')}: give at most one entry for "
+                "each mode"
             )
         modes = tuple(layout)
         return make_layout(
@@ -79,7 +81,12 @@ def group_modes(layout: Layout, begin: int, end: int) -> Layout:
     >>> group_modes(Layout((2, 3, 4)), 0, 2)
     ((2,3),4):((12,4),1)
     """
-    if not 0 <= begin < end <= layout.rank or type(layout.shape) is not tuple:
+    if type(layout.shape) is not tuple:
+        raise LayoutError(
+            f"group_modes({layout!r}, {begin}, {end}): a layout with one size and no modes cannot "
+            f"be grouped: write it as ({layout.shape},):({layout.stride},)"
+        )
+    if not 0 <= begin < end <= layout.rank:
         raise LayoutError(
             f"group_modes({layout!r}, {begin}, {end}): give begin and end with 0 <= begin < end <= "
             f"{layout.rank}, the number of modes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from cute_sharding._words import counted
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.layout import Layout, make_layout
 
@@ -24,8 +25,8 @@ def by_mode(
     """Apply ``operation`` to each mode with its tiler; a mode with no tiler or None stays."""
     if a.rank < len(tiler):
         raise LayoutError(
-            f"the tiler {tiler} has {len(tiler)} entries, but {a!r} has only {a.rank} modes: give "
-            "at most one entry for each mode"
+            f"the tiler {tiler} has {counted(len(tiler), 'entry', 'entries')}, but {a!r} has only "
+            f"{counted(a.rank, 'mode')}: give at most one entry for each mode"
         )
     modes = tuple(a)
     return make_layout(
@@ -42,8 +43,8 @@ def unzip(operation: Callable[[Layout, Tiler], Layout], a: Layout, tiler: Tiler)
         return operation(a, tiler)
     if a.rank < len(tiler):
         raise LayoutError(
-            f"the tiler {tiler} has {len(tiler)} entries, but {a!r} has only {a.rank} modes: give "
-            "at most one entry for each mode"
+            f"the tiler {tiler} has {counted(len(tiler), 'entry', 'entries')}, but {a!r} has only "
+            f"{counted(a.rank, 'mode')}: give at most one entry for each mode"
         )
     modes = tuple(a)
     split = [unzip(operation, m, t) for m, t in zip(modes, tiler, strict=False)]

@@ -159,9 +159,9 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
                         import sympy
 
                         return sympy.Rational(a, b)
-                    raise LayoutError(
-                        f"cannot read {text!r}: {a}/{b} is not an integer: use // instead of /"
-                    )
+                    if not b:
+                        raise ZeroDivisionError
+                    raise LayoutError(f"cannot read {text!r}: use // instead of / in {a}/{b}")
                 return _BINARY[type(op)](a, b)
             case ast.Call(
                 func=ast.Name(id="floor" | "ceiling" | "Mod" | "Max" | "Min" as name),

@@ -315,7 +315,7 @@ def test_our_rules_and_torchs_are_decided_alike():
 @pytest.mark.parametrize(
     "placements, message",
     [
-        ((Shard(0), Shard(0)), "2 placements"),
+        ((Shard(0), Shard(0)), r"placements \[S\(0\), S\(0\)\] has 2"),
         ((Shard(2),), "shards dim 2"),
         ((Shard(-1),), "shards dim -1"),
     ],

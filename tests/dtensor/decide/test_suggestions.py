@@ -40,9 +40,9 @@ def test_the_command_line_suggests_what_the_error_does(shape, target, mesh, cuts
     assert [each["input"] for each in found["redistribute_to"]] == [
         list(map(str, each)) for each in theirs
     ]
-    heads = found["blocked_by"]["heads"]
-    assert (heads is not None) == ("the heads do not divide by the mesh" in message)
-    assert heads is None or heads[1:] in message
+    split = found["blocked_by"]["split"]
+    assert (split is not None) == ("is no multiple of the" in message)
+    assert split is None or split[1:] in message
 
 
 def _collectives_of_attention(placements):

@@ -111,6 +111,13 @@ def test_an_op_that_torch_takes_apart_for_its_rule_runs(checks):
 
 
 @pytest.mark.costly
+def test_a_parameter_may_be_frozen(checks):
+    found = checks["has_a_frozen_parameter"]
+    assert found["error"] is None and Traffic.from_data(found["step"]).collectives > 0
+    assert Memory.of(found["memory"]).by_kind()["parameters"] > 0
+
+
+@pytest.mark.costly
 def test_a_process_for_each_setting():
     """Layers that each send more are all run; and the rest of the way from a function to text."""
     found = cute_sharding.estimate(

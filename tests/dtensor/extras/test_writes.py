@@ -262,10 +262,10 @@ def test_what_is_drawn_is_drawn_once():
 def test_several_of_one_are_written_to_one_after_the_other_or_not_at_all():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(number((4, 2)), (2,), [Shard(0)])
-        with pytest.raises(RuntimeError, match="Write to one view at a time"):
+        with pytest.raises(RuntimeError, match="Write to one tensor or view at a time"):
             torch._foreach_lerp_([x[:3], x], [x[1:] + 1, x + 2], 0.5)
         with pytest.raises(
-            RuntimeError, match="Write to one view at a time"
+            RuntimeError, match="Write to one tensor or view at a time"
         ):  # as it reads what it wrote
             torch._foreach_add_([x[:2], x], [x[2:], x + 2])
 

@@ -136,6 +136,10 @@ def test_plans_of_a_model_on_meta():
     assert cute_sharding.plan_reshard(specs, wanted).to_dict() == plan.to_dict()
     with pytest.raises(ValueError, match="pass one Spec in target for each name in source"):
         cute_sharding.plan_reshard(specs, {})
+    with pytest.raises(ValueError, match="pass one Spec in target for each name in source"):
+        cute_sharding.plan_reshard(specs, dict.fromkeys(specs, "R"))
+    with pytest.raises(TypeError, match="is a Spec, but source is not a dict of Specs"):
+        cute_sharding.plan_reshard(state, wanted)
 
 
 def test_a_graph_that_was_there_before_is_not_gone_through(alone):

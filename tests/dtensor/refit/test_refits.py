@@ -144,7 +144,7 @@ def test_the_inverse_of_a_plan():
     assert [*back.target] == [*source] and back.target["q"] == source["q"]
     turned = plan_refit(lambda w: {"v": w["q"].mT}, {"q": spec(16, 8)}, {"v": (GENERATOR, "R, R")})
     assert turned.inverse().inverse().relation == turned.relation
-    with pytest.raises(ValueError, match="8 elements of the source tensor 'bias' are in no result"):
+    with pytest.raises(ValueError, match="the results lack 8 elements of the source tensor 'bias'"):
         plan_refit(fused, SOURCE, TARGET).inverse()
 
 
@@ -207,6 +207,11 @@ def test_what_is_refused():
             "the target has no entry for result 'y' .entries: 'z'.: add",
             ValueError,
             (turn, ok, {"z": onto["*"]}),
+        ),
+        (
+            "no result has the target of 'z': write names of results .'y'.",
+            ValueError,
+            (turn, ok, {"y": (GENERATOR, "R, R"), "z": (GENERATOR, "R, R")}),
         ),
         (
             "result 'y' has shape .8, 8. and dtype torch.float32, but its entry in the target",

@@ -207,7 +207,11 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
         ({VIEWS: "1", IMPLICIT: "cheepest"}, r"cheapest, error \(did you mean 'cheapest'\?\)"),
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
-            "has no effect without USE_CUTE_VIEW_PROPAGATION=1 or USE_CUTE_SHARDING=1: also",
+            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
+        ),
+        (
+            {EVERYTHING: "1", VIEWS: "0", IMPLICIT: "cheapest"},
+            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
         ),
         (
             {VIEWS: "1", NETWORK: "ethernet,nvlink"},
