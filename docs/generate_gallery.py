@@ -90,17 +90,17 @@ PATTERNS = (
     pattern(
         "gqa",
         "Grouped-query attention: fewer key heads than devices",
-        "If two key heads are sharded over four ranks, each rank has half a head. No placements "
-        "of a tensor (batch, sequence, heads, head size) describe half a head.",
+        "If two key heads are sharded over four ranks, each rank has half a head. If a "
+        "rank has half a head, a view that splits columns into heads communicates.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
         "Tensor parallelism shards a weight by columns, and `fully_shard` shards each shard again "
-        "by columns. If an optimizer flattens a weight that is sharded twice, PyTorch returns "
-        "wrong data. With cute-sharding, a flattened weight that is sharded twice is correct, and "
-        "needs no communication.",
+        "by columns. If an optimizer flattens a weight under FSDP and tensor parallelism, "
+        "PyTorch returns wrong data. With cute-sharding, the optimizer gets correct data without "
+        "communication.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
@@ -160,9 +160,9 @@ PATTERNS = (
     ),
     pattern(
         "experts",
-        "Expert parallelism: experts and their slots in one dim",
-        "The mesh dim ep shards the experts, and the mesh dim tp shards the slots of each expert. "
-        "A view flattens experts and slots into one dim.",
+        "Expert parallelism: experts and their tokens in one dim",
+        "The mesh dim ep shards the experts, and the mesh dim tp shards the tokens of each expert. "
+        "A view flattens experts and tokens into one dim.",
         *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
     ),
     pattern(

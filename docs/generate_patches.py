@@ -74,8 +74,8 @@ def page() -> str:
             *(line for row in TABLE for line in section(row)),
             "# While communication is recorded",
             "",
-            "To record communication, `profile()`, `no_communication()` and `estimate` temporarily "
-            f"replace {len(WATCHED)} more objects of PyTorch, even without `enable`.",
+            "`profile()`, `no_communication()` and `estimate` temporarily replace the following "
+            f"{len(WATCHED)} PyTorch objects, even without `enable`.",
             "",
             *(line for row in WATCHED for line in section(row)),
         ]

@@ -153,8 +153,9 @@ def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
     unknown = [name for name in text.split("+") if name not in known]
     if unknown:
         raise UsageError(
-            f"--groups {text}: the mesh has no dim {', '.join(unknown)}: join dims of "
-            f"{', '.join(names)} by +, such as {'+'.join(names[:2])}, or write none"
+            f"--groups {text}: the mesh has no dim {', '.join(unknown)}. Join names of mesh dims "
+            f"({', '.join(names)}) by +, such as {'+'.join(names[:2])}. For groups of single "
+            "mesh dims only, write --groups none"
         )
     return tuple([known[name] for name in text.split("+")])
 

@@ -84,8 +84,8 @@ def results(
         return []
     if os.environ.get(_DRY_RUN):
         raise RuntimeError(
-            "a dry run of estimate imports the file of the step, and called estimate again: put "
-            'the call of estimate behind if __name__ == "__main__":'
+            "estimate was called inside a dry run of estimate, which imports the file of the step. "
+            'In the file of the step, call estimate only behind if __name__ == "__main__":'
         )
     with TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         asked = Path(folder, "request.json")

@@ -116,8 +116,8 @@ class ReshardPlan:
         for name, way, _ in self.tensors:
             if way.plan.steps:
                 raise ValueError(
-                    f"parts cannot describe the reduction of a Partial, and {name} is "
-                    f"{way.source}: first redistribute the tensor to Shard or Replicate"
+                    "plan.parts(rank) cannot describe the reduction of a Partial, but the source "
+                    f"of {name} is {way.source}: first redistribute {name} to Shard or Replicate"
                 )
         return tuple([_all_packed(each.bundle).part(rank) for each in self.packed])
 

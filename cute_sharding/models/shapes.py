@@ -47,9 +47,9 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, Shape]:
         found = sizes.get(given) if isinstance(given, str) else given
         if not isinstance(found, int) or found < 0:
             raise ValueError(
-                f"the size {given!r} of {of} must be an integer of 0 or more, or a name to which "
-                "sizes gives such an integer (sizes has "
-                f"{', '.join(map(repr, sizes)) or 'no names'})"
+                f"the size {given!r} of {of} must be an integer of 0 or more, or the name of such "
+                'an integer under the key "sizes" of the model (names under the key: '
+                f"{', '.join(map(repr, sizes)) or 'none'})"
             )
         return found
 

@@ -212,8 +212,9 @@ class ReadTwice(ValueError):
     ...     inverse(relation_of("Tensor.expand", (2, 1), (2, 3)))
     ... except ReadTwice as error:
     ...     print(error)
-    the relation has no inverse, because an element of operand 0 of shape (2, 1) is read more than \
-once, by operand 0 (2,3):(1,0) -> result 0 (2,3):(3,1). If all copies are equal, pass any_copy=True
+    the relation has no inverse, because an element of operand 0 of shape (2, 1) is in \
+several places of the results. The part of the relation that repeats the element: operand 0 \
+(2,3):(1,0) -> result 0 (2,3):(3,1). If all copies are equal, pass any_copy=True
     """
 
 
@@ -244,8 +245,9 @@ def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
             if not any_copy and sum(some.size for some in new) < each.size:
                 raise ReadTwice(
                     f"the relation has no inverse, because an element of operand {k} of shape "
-                    f"{relation.inputs[k]} is read more than once, by {each}. If all copies are "
-                    "equal, pass any_copy=True"
+                    f"{relation.inputs[k]} is in several places of the results. The part of the "
+                    f"relation that repeats the element: {each}. If all copies are equal, pass "
+                    "any_copy=True"
                 )
             found += new
     return Relation(relation.outputs, relation.inputs, join_pieces(found))

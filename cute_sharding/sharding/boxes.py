@@ -208,15 +208,19 @@ def _box(runs: Sequence[Run], pending: tuple[str, ...]) -> Box:
 
 def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
     turns = prod(count for count, _, _ in loops)
-    if turns < 1 or size % turns:
+    if any(count < 1 for count, _, _ in loops) or size % turns:
         raise ValueError(
-            f"{box}: the loops {loops} have {turns} iterations, but the number of iterations must "
-            f"divide the {size} rows"
+            f"{box}: each loop is (count, global_step, local_step). In the loops {loops}, each "
+            f"count must be 1 or more, and the product of the counts, {turns}, must divide the "
+            f"{size} rows"
         )
     dx = dy = size // turns
     for count, x_step, y_step in reversed(loops):
-        if count < 1 or x_step < dx or y_step < dy:
-            raise ValueError(f"{box}: iterations of the loops {loops} overlap; use larger steps")
+        if x_step < dx or y_step < dy:
+            raise ValueError(
+                f"{box}: each loop is (count, global_step, local_step). In the loops {loops}, each "
+                "step must go beyond all rows of one iteration: use larger steps"
+            )
         dx, dy = dx + (count - 1) * x_step, dy + (count - 1) * y_step
 
 
@@ -233,8 +237,8 @@ def _each(runs: Sequence[Run]) -> Iterator[list[Run]]:
 def _slices(box: Box, offset: tuple[int, ...]) -> tuple[slice, ...]:
     if not box.is_contiguous:
         raise ValueError(
-            f"{box} has gaps: call contiguous() for its {box.count} contiguous boxes, or use "
-            "as_strided with global_view and local_view"
+            f"{box} is not contiguous. Use the slices of the {box.count} boxes of "
+            "box.contiguous(), or as_strided with box.global_view(...) or box.local_view(...)"
         )
     return tuple([slice(start, start + size) for start, size in zip(offset, box.size)])
 

@@ -121,7 +121,8 @@ def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
     held = rows_held(n, tuple(chain))
     if not 0 <= position < count_rows(held):
         raise IndexError(
-            f"position {position} is not a row of the device, which has {count_rows(held)} rows"
+            f"position {position} is out of range for the {count_rows(held)} rows on the device: "
+            "count positions from 0"
         )
     found = meet_on_x([run.flipped() for run in held], [Run(position, position, (), 1)])
     return found[0].x

@@ -274,9 +274,9 @@ def _shard_of(
     factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
-            f"{where}: no placement of tensor dim {dim} gives {parts} devices blocks of "
-            f"{counted(inside, 'element')}. In tensor dim {dim}, the local shape "
+            f"{where}: no placement divides tensor dim {dim} into blocks of "
+            f"{counted(inside, 'element')} for {parts} devices. The local shape "
             f"{tuple(local_shape)} has {counted(local_shape[dim], 'row')} of "
-            f"{counted(below, 'element')}"
+            f"{counted(below, 'element')} in tensor dim {dim}"
         )
     return Shard(dim, factor)

@@ -337,7 +337,7 @@ def who_only_has_and_who_only_wants():
         try:
             call({"x": x})
         except ValueError as error:
-            assert f"rank {rank} also has " in str(error)
+            assert f"because rank {rank} has " in str(error)
             assert "Call run(state) on rank" in str(error)
         else:
             raise AssertionError(call)

@@ -131,10 +131,10 @@ def weights_are_sent_and_received_as_often_as_is_wanted():
                         assert x.device_mesh == generator and torch.equal(x.to_local(), part)
         assert sum(sent.counts.values()) == 3  # the two are all ranks
     if is_trainer:
-        with raises(ValueError, "receive cannot .*, because rank . also has some of the tensors"):
+        with raises(ValueError, "receive cannot .* rank . is on a source mesh of the plan"):
             plan.receive()
     else:
-        with raises(ValueError, "send cannot .*, because rank . also needs some of the tensors"):
+        with raises(ValueError, "send cannot .* rank . is on a target mesh of the plan"):
             plan.send(source)
 
 
@@ -269,9 +269,7 @@ def what_is_refused_leaves_all_as_it_was():
     x, y = (distribute_tensor(ids(8, 4), line, [Shard(0)]) for _ in range(2))
     state = {"a": x, "b": {"c": y}, "n": 3, "t": torch.ones(2)}
     reshard = cute_sharding.reshard
-    with raises(
-        ValueError, "no DTensor of the state uses the target placements of 'b.d', 'e\\*': "
-    ):
+    with raises(ValueError, "no DTensor of the state has a name that matches 'b.d', 'e\\*': "):
         reshard(state, {"a": "R", "b": {"d": "R"}, "e*": "R"})
     with raises(ValueError, "a and d are the same tensor, but have different target placements"):
         reshard({**state, "d": x}, {"a": "R", "d": "S(1)"})

@@ -228,12 +228,12 @@ def test_what_is_pending_is_said_of_the_boxes():
     [
         (lambda: Box((0,), (4, 4), (0, 0)), "one entry for each tensor dim"),
         (lambda: Box((-1,), (4,), (0,)), "all numbers must be 0 or more"),
-        (lambda: Box((0,), (5,), (0,), (((2, 4, 4),),)), "have 2 iterations, but"),
-        (lambda: Box((0,), (4,), (0,), (((0, 4, 4),),)), "have 0 iterations, but"),
-        (lambda: Box((0,), (4,), (0,), (((2, 1, 2),),)), "overlap; use larger steps"),
-        (lambda: Box((0,), (4,), (0,), (((2, 2, 1),),)), "overlap; use larger steps"),
+        (lambda: Box((0,), (5,), (0,), (((2, 4, 4),),)), "the product of the counts, 2, must"),
+        (lambda: Box((0,), (4,), (0,), (((0, 4, 4),),)), "each count must be 1 or more"),
+        (lambda: Box((0,), (4,), (0,), (((2, 1, 2),),)), ": use larger steps"),
+        (lambda: Box((0,), (4,), (0,), (((2, 2, 1),),)), ": use larger steps"),
         (lambda: intersection(Box((), (), ()), Box((0,), (4,), (0,))), "0 and 1 dims"),
-        (lambda: Box((0,), (4,), (0,), (((2, 4, 2),),)).local_slices, "2 contiguous boxes"),
+        (lambda: Box((0,), (4,), (0,), (((2, 4, 2),),)).local_slices, "is not contiguous"),
         (lambda: Sharding((4,), (2,), (Shard(0),)).boxes((2,)), "not on the mesh"),
     ],
 )

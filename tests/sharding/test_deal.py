@@ -188,6 +188,6 @@ def test_rows_after_several_mesh_dims():
                         assert [row_at(n, chain, i) for i in range(len(expected))] == expected
                         with pytest.raises(
                             IndexError,
-                            match=f"is not a row of the device, which has {len(expected)} rows",
+                            match=f"is out of range for the {len(expected)} rows on the device",
                         ):
                             row_at(n, chain, len(expected))

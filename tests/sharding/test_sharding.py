@@ -352,7 +352,7 @@ def test_what_cannot_be_read_cannot_be_said(mesh):
         (
             "((2),(3,4)):((4),(8,1))",
             (4, 6),
-            "mesh dim 0, device mode 2:4: no placement of tensor dim 0 gives 2 devices blocks of 4",
+            "mesh dim 0, device mode 2:4: no placement divides tensor dim 0 into blocks of 4",
         ),
         (
             "(((2,2),),(2,3)):(((12,3),),(6,1))",

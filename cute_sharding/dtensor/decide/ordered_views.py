@@ -75,9 +75,9 @@ def with_whole_input(
         raise RuntimeError(
             f"{name} got a tensor of shape {tuple(spec.shape)} with placements "
             f"{text(spec.placements)} on mesh "
-            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)}, where a later mesh dim "
-            "divides the rows before an earlier mesh dim. For uneven shards, the order of the "
-            "mesh dims changes which elements a device has. First redistribute the tensor to "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)}. The placements "
+            "mean that a later mesh dim shards the tensor first. For uneven shards, the order of "
+            "the mesh dims changes which elements a device has. First redistribute the tensor to "
             "placements without _StridedShard: "
             f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )

@@ -152,11 +152,10 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
     mesh, sizes = tuple(spec.mesh.shape), _placed(spec).shape_of(device)
     if tuple(local.shape) != sizes:
         raise ValueError(
-            f"local_boxes: the local tensor has shape {tuple(local.shape)}, but a DTensor of shape "
-            f"{tuple(spec.shape)} on mesh "
-            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
-            f"{spec.placements} has a local tensor of shape {sizes} on "
-            f"{'this rank' if rank is None else f'rank {rank}'}. Create the DTensor with "
-            "distribute_tensor, or pass to from_local the shards that distribute_tensor makes, "
-            "with the global shape and stride"
+            f"local_boxes: the local tensor on {'this rank' if rank is None else f'rank {rank}'} "
+            f"has shape {tuple(local.shape)}, but must have shape {sizes}. The DTensor has shape "
+            f"{tuple(spec.shape)} and placements {spec.placements} on mesh "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)}. Create the DTensor with "
+            "distribute_tensor. Or call DTensor.from_local with shape=, stride= and local tensors "
+            "of the sizes that distribute_tensor makes"
         )

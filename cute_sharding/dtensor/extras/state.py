@@ -124,9 +124,10 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
         ]
         if len(found) != 1:
             raise ValueError(
-                f"this rank does not hold exactly one shard for {index} of a DTensor of shape "
-                f"{tuple(self.shape)} with placements {self.placements}. The shards on this rank "
-                f"start at {[block.global_offset for block in blocks_of(self)]}"
+                f"the shard index {index} matches {len(found)} shards on this rank, but must match "
+                f"one shard. The DTensor has shape {tuple(self.shape)} and placements "
+                f"{self.placements}. The shards on this rank start at "
+                f"{[block.global_offset for block in blocks_of(self)]}"
             )
         return _part(self.to_local(), found[0])
 

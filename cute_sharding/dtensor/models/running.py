@@ -101,7 +101,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         Raises:
             ValueError: this rank is on a mesh that tensors go to, or the states are others.
         """
-        self._check_side("send", "needs", [specs.target.mesh for specs in self.specs])
+        self._check_side("send", "target", [specs.target.mesh for specs in self.specs])
         then = None if since is None else State(since)
         self._write(State(state), None, then, is_update=since is not None)
 
@@ -120,7 +120,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         Raises:
             ValueError: this rank is on a mesh that tensors come from, or the state is another.
         """
-        self._check_side("receive", "has", [specs.current.mesh for specs in self.specs])
+        self._check_side("receive", "source", [specs.current.mesh for specs in self.specs])
         held = into if since is None else since
         if held is not None:
             self._write(None, State(held), None, is_update=since is not None)
@@ -349,13 +349,13 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         some = [name for i in moving if i in moved for name in self.names[i]]
         return some, [name for i in moving if i not in moved for name in self.names[i]]
 
-    def _check_side(self, what: str, does: str, meshes: Sequence[DeviceMesh]) -> None:
+    def _check_side(self, what: str, other: str, meshes: Sequence[DeviceMesh]) -> None:
         _check_ranks_are_real()
         rank = process_groups.this_rank()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
-                f"{what} cannot run on rank {rank}, because rank {rank} also {does} some of the "
-                f"tensors. Call run(state) on rank {rank}"
+                f"{what} cannot run on rank {rank}, because rank {rank} is on a {other} mesh of "
+                f"the plan. Call run(state) on rank {rank}"
             )
 
 
@@ -388,9 +388,9 @@ def _check_apart(
     for i, x in before.items():
         if x.numel() and x.data_ptr() == given[i].data_ptr():
             raise ValueError(
-                f"{names[i][0]} of since= shares memory with the state, and no element can "
-                "differ. Keep a copy of each tensor, such as x.clone(), and pass the copies as "
-                "since="
+                f"{names[i][0]} of since= shares memory with the state, so the run cannot find out "
+                "which elements changed. Keep a copy of each tensor, such as x.clone(), and pass "
+                "the copies as since="
             )
 
 

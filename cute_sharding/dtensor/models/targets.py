@@ -95,9 +95,9 @@ class Targets:
         unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
         if unused:
             raise ValueError(
-                f"no DTensor of the state uses the target placements of "
-                f"{', '.join(map(repr, unused))}: write names as in a state dict, or patterns as "
-                "in fnmatch"
+                f"no DTensor of the state has a name that matches {', '.join(map(repr, unused))}: "
+                "in the target placements, write names as in a state dict, or patterns as in "
+                "fnmatch"
             )
 
 

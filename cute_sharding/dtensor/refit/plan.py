@@ -233,7 +233,7 @@ class RefitPlan(OfThisProcess, Refit):
         rank = process_groups.this_rank()
         if any(rank in spec.ranks.ranks for spec in specs.values()):
             raise ValueError(
-                f"{what} cannot run on rank {rank}, because rank {rank} also has {others} of the "
+                f"{what} cannot run on rank {rank}, because rank {rank} has {others} of the "
                 f"refit. Call run(state) on rank {rank}"
             )
 

@@ -55,8 +55,8 @@ def spec_of(name: str, given: Any) -> Spec:
     if chains_of_spec(spec) != chains_of_placements(*said):
         raise RuntimeError(
             f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} has a "
-            "shard order that a refit cannot read: a later mesh dim divides the rows before an "
-            "earlier mesh dim. Redistribute the tensor to Shard or Replicate first"
+            "shard order that a refit cannot read: a later mesh dim shards the tensor first. First "
+            "redistribute the tensor to Shard or Replicate"
         )
     return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)
 
@@ -101,8 +101,8 @@ def check_all_used(target: Target, names: Sequence[str]) -> None:
     unused = [name for name in target if name not in used]
     if unused:
         raise ValueError(
-            f"no result has the target of {', '.join(map(repr, unused))}: write names of results "
-            f"({', '.join(map(repr, names))}), or patterns as in fnmatch"
+            f"no result has a name that matches {', '.join(map(repr, unused))}: in the target, "
+            f"write names of results ({', '.join(map(repr, names))}), or patterns as in fnmatch"
         )
 
 

@@ -28,9 +28,9 @@ CONSTANTS = Patch(
     module="torch._dynamo.variables.constant",
     attribute="common_constant_types",
     file="torch/_dynamo/variables/constant.py",
-    why="If a redistribution breaks the graph, `torch.compile` raises an error about an unknown "
-    "constant in the code of `cute_sharding`. `cute_sharding` adds the class of the constant "
-    "to `common_constant_types`, so the program runs.",
+    why="If a redistribution breaks the graph, `torch.compile` raises an error, because a constant "
+    "in the code of `cute_sharding` has the unknown class `Given`. `cute_sharding` adds `Given` to "
+    "`common_constant_types`.",
     until="an unknown constant causes a graph break, not an error",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_a_redistribution_that_breaks_the_graph",
 )
@@ -51,9 +51,8 @@ GUARDS = Patch(
     file="torch/fx/experimental/symbolic_shapes.py",
     why="If a graph uses a global size as a constant, PyTorch guards only the local sizes. "
     "DTensors with different global sizes can have equal local sizes, so `cute_sharding` also "
-    "guards the global sizes. If a program does not read a parameter's `.grad`, guards on the "
-    "gradient's size can raise an error. If a program does not read a gradient, `cute_sharding` "
-    "removes the guards on the gradient's size.",
+    "guards the global sizes. `cute_sharding` removes guards on the sizes of gradients that the "
+    "program does not read.",
     until="PyTorch guards global sizes, but no unread gradients",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_global_sizes_that_a_graph_takes_for_constants_are_"
@@ -145,7 +144,7 @@ SLOTS = Patch(
     attribute="set_proxy_slot",
     file="torch/fx/experimental/proxy_tensor.py",
     why="In PyTorch, compilation may never end if a program computes the same symbolic size "
-    "twice. With `cute_sharding`, the compilation of such programs ends.",
+    "twice. With `cute_sharding`, `set_proxy_slot` keeps the first graph node of a symbolic size.",
     until="`set_proxy_slot` keeps the first node",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",

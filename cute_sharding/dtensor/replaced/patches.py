@@ -107,10 +107,10 @@ LOCAL_MAP = Patch(
     "| case | PyTorch | `cute_sharding` |\n"
     "|---|---|---|\n"
     "| `in_placements` has `Replicate`, the input a shard | error | replicates the input |\n"
-    "| uneven shards | global size = local size times number of ranks | correct global size |\n\n"
-    "If a size is symbolic, `cute_sharding` does not correct the global size. If shards are "
-    "uneven, all ranks must call the function from `local_map`, because the ranks exchange "
-    "sizes.",
+    "| uneven shards | global size = local size times number of ranks | correct global size |\n"
+    "| uneven shards, symbolic size | wrong global size | wrong global size |\n\n"
+    "If shards are uneven, all ranks must call the function from `local_map`, because the ranks "
+    "exchange sizes.",
     until="`local_map` redistributes inputs and supports uneven shards",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
@@ -158,8 +158,8 @@ LOCAL_TENSOR = Patch(
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
     why="A slice of a sharded dim is a copy that misses later writes to the sliced tensor. "
-    "`cute_sharding` replaces `DTensor._local_tensor` by a property, which updates a slice "
-    "before a program reads the slice.",
+    "With `cute_sharding`, `DTensor._local_tensor` is a property, which first copies missed writes "
+    "into the slice.",
     until="PyTorch updates the slice, or raises an error",
     test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
     lacking="a program would read old values from slices",

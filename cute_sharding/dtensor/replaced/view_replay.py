@@ -160,9 +160,9 @@ def _with_view_ops(info: Any, view: Any, args: Sequence[Any], results: Sequence[
         return info
     else:
         raise RuntimeError(
-            f"a compiled program returns several views, one of shape {tuple(view.shape)}, of a "
-            "DTensor that the program creates but does not return. PyTorch cannot compile such a "
-            "program. Also return the DTensor, return .clone() of each view, or take the views "
+            "a compiled program creates a DTensor, and returns several views of the DTensor, but "
+            f"not the DTensor. One view has shape {tuple(view.shape)}. PyTorch cannot compile such "
+            "a program. Also return the DTensor, return .clone() of each view, or take the views "
             "outside of the program."
         )
     return replace(info, base_idx=at, view_meta_sequence=_replay(view, base))

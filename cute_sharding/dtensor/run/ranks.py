@@ -89,8 +89,8 @@ def slice_with(mesh: Any, rank: int) -> Mesh:
         if on.coordinates(rank) is not None:
             return on
     raise ValueError(
-        f"rank {rank} is not on the mesh {mesh}, nor on another slice of the same larger mesh. "
-        f"Pass a mesh with rank {rank}, or call the function only on the ranks of the mesh"
+        f"rank {rank} is not on the mesh {mesh}. Pass a mesh with rank {rank}, or call the "
+        "function only on the ranks of the mesh"
     )
 
 

@@ -59,9 +59,10 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
         for seen in some:
             if seen != theirs and not {*one.ranks}.isdisjoint(seen.ranks):
                 raise ValueError(
-                    f"cannot match the slices of {mesh} with the slices of {other}: the ranks "
-                    f"{[*one.ranks]} form one slice, but belong to several slices of the other "
-                    f"mesh, {[*theirs.ranks]} and {[*seen.ranks]}. Redistribute on the larger mesh"
+                    f"cannot redistribute from {mesh} to {other}: some of the ranks "
+                    f"{[*one.ranks]} are on the mesh slice of ranks {[*seen.ranks]} instead of the "
+                    f"mesh slice of ranks {[*theirs.ranks]}. Redistribute on a whole mesh instead "
+                    "of a slice"
                 )
     return Meshes(source, target)
 

@@ -65,15 +65,13 @@ def compose_leaves(
     try:
         return _composed(a, leaves, jumps_of(a), b)
     except Undecided as error:
-        raise Undecided(error.fact, f"composition({_texts(a, leaves, b)})") from None
+        raise Undecided(error.fact, f"composition({a!r}, {b or from_leaves(leaves)!r})") from None
 
 
 def _composed(
     a: Layout, leaves: Sequence[tuple[Int, Int]], form: Jumps, b: Layout | None
 ) -> list[list[tuple[Int, Int]]]:
-    """Each jump of A must be passed over, never reached, or met exactly. For symbols this is
-    proved; without a proof the error names the missing fact.
-    """
+    """Each jump of A must be passed over, never reached, or met exactly; provably, for symbols."""
     result: list[list[tuple[Int, Int]]] = []
     # For each jump, the largest sum of remainders that an index of B reaches.
     carries: list[Int] = [0] * len(form.jumps)
@@ -82,13 +80,14 @@ def _composed(
             result.append([(n, 0)])
             continue
         if form.empty:
-            both = _texts(a, leaves, b)
-            raise LayoutError(f"composition({both}): A has only index 0, but B has other values")
-        if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
-            both = _texts(a, leaves, b)
             raise LayoutError(
-                f"composition({both}): the stride {d} of leaf {n}:{d} of B is negative, but "
-                "indices of A start at 0"
+                f"composition(A, B) with {_texts(a, leaves, b)}: A has a value only for index 0, "
+                "but B has values other than 0"
+            )
+        if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
+            raise LayoutError(
+                f"composition(A, B) with {_texts(a, leaves, b)}: the stride {d} of leaf {n}:{d} of "
+                "B is negative, but indices of A start at 0"
             )
         modes: list[tuple[Int, Int]] = []
         while True:
@@ -146,7 +145,7 @@ def _steps_to_meet(q: Int, n: Int, rest: Int) -> Int | None:
 
 
 def _texts(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
-    return f"{a!r}, {b or from_leaves(leaves)!r}"
+    return f"A = {a!r} and B = {b or from_leaves(leaves)!r}"
 
 
 def _crossing(a: Layout, n: Int, d: Int, q: Int, run: Int) -> str:
@@ -180,14 +179,16 @@ def _compose_rarely(
     """
     static = is_static(form.slope, *chain(*leaves, *form.jumps))
     values = "" if static else " for all values"
-    error = f"composition({_texts(a, leaves, b)}) is not a layout{values}: {clash}. {ROW_MAJOR}"
+    both = _texts(a, leaves, b)
+    error = f"composition(A, B) with {both} is not a layout{values}: {clash}. {ROW_MAJOR}"
     b = b or from_leaves(leaves)
     if not static or len({c > 0 for _, c in form.jumps}) < 2:
         raise LayoutError(error)
     if b.size > ENUMERATION_LIMIT:
         raise LayoutError(
-            f"{error}. If B has at most {ENUMERATION_LIMIT} indices, composition also tries "
-            f"each index, but B has {b.size} indices: coalesce or split B"
+            f"cannot decide whether composition(A, B) with {both} is a layout: {clash}. B has "
+            f"{b.size} indices, but composition can check at most {ENUMERATION_LIMIT} indices: "
+            f"coalesce or split B. {ROW_MAJOR}"
         )
     modes: list[list[tuple[int, int]]] = []
     for n, d in b.leaves:

@@ -60,6 +60,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         modes.sort(key=cmp_to_key(compare_modes))
     out: list[tuple[Int, Int]] = []  # (size, stride), innermost first
     current: Int = 1
+    inner: tuple[Int, Int] = (0, 1)  # the mode before
     for d, n in modes:
         exact = divides(current, d)
         if exact is None:
@@ -68,12 +69,11 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         if is_zero(gap):
             raise LayoutError(
                 f"complement({layout!r}) does not exist: the stride {d} of mode {n}:{d} is not a "
-                f"multiple of {current}, the size times the stride of the mode with the next "
-                "smaller or equal stride"
+                f"multiple of {current}, the size times the stride of mode {inner[1]}:{inner[0]}"
             )
         if type(gap) is not int or gap != 1:
             out.append((gap, current))
-        current = n * d
+        current, inner = n * d, (d, n)
     if divides(current, bound):
         last: Int = quotient(bound, current)
     elif is_nonnegative(current - bound):

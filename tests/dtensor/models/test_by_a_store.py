@@ -211,5 +211,5 @@ def test_weights_of_another_program(seed):
 
 def test_what_is_pending_is_no_copy():
     pending, finished = Spec((4, 4), (2,), "P"), Spec((4, 4), (2,), "S(0)")
-    with pytest.raises(ValueError, match="parts cannot describe the reduction of a Partial"):
+    with pytest.raises(ValueError, match="cannot describe the reduction of a Partial"):
         plan_reshard({"w": pending}, {"w": finished}).parts(0)

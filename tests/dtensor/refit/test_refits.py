@@ -209,7 +209,7 @@ def test_what_is_refused():
             (turn, ok, {"z": onto["*"]}),
         ),
         (
-            "no result has the target of 'z': write names of results .'y'.",
+            "no result has a name that matches 'z': in the target, write names of results .'y'.",
             ValueError,
             (turn, ok, {"y": (GENERATOR, "R, R"), "z": (GENERATOR, "R, R")}),
         ),
