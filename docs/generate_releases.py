@@ -26,14 +26,14 @@ PINNED = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
 CASES = 1000
 
 KINDS = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, uneven")
-COLUMNS = ("torch", "Python", "commit", "passed", "failed", "skipped", "expected failures")
+FACTS = ("Python", "commit", "passed", "failed", "skipped", "expected failures")
 HEAD = f"""# Releases of PyTorch
 
 `make releases` generates this page. For each release of PyTorch, `make thorough TORCH=...` runs all
-tests on CPUs. The columns from *passed* to *expected failures* count tests. An expected failure is
-a test of a known limit of cute-sharding.
+tests on CPUs. The rows from *passed* to *expected failures* count tests. An expected failure is a
+test of a known limit of cute-sharding.
 
-The last four columns show the results of `python -m benchmarks.views --answers --cases {CASES}`:
+The rows *views* show the results of `python -m benchmarks.views --answers --cases {CASES}`:
 
 ```text
 100.0% of 165, 0 wrong
@@ -42,8 +42,6 @@ The last four columns show the results of `python -m benchmarks.views --answers 
 0 wrong      views with a wrong result
 ```
 
-| {" | ".join(COLUMNS)} | views: {" | ".join(KINDS)} |
-|{"---|" * (len(COLUMNS) + len(KINDS))}
 """
 
 SKIPPED = """
@@ -135,22 +133,19 @@ def main() -> None:
 
 def write(rows: dict[str, Any]) -> None:
     """The page, of what is known of each release."""
-    lines = []
-    for name in RELEASES:
-        if name in rows:
-            row = rows[name]
-            lines.append(
-                f"| {row['torch']} | {row['python']} | {row['commit']} | {row['passed']} | "
-                f"{row['failed']} | {row['skipped']} | {row['xfailed']} | "
-                f"{' | '.join(row['views'])} |"
-            )
+    known = [rows[name] for name in RELEASES if name in rows]
+    names = "torch", *FACTS, *(f"views: {kind}" for kind in KINDS)
+    keys = "torch", "python", "commit", "passed", "failed", "skipped", "xfailed"
+    values = [[*(str(row[key]) for key in keys), *row["views"]] for row in known]
+    lines = [f"| {' | '.join(line)} |" for line in zip(names, *values)]
+    lines.insert(1, "|---" * (len(known) + 1) + "|")
     skips = [
         f"| {name} | {skip} |" for name in RELEASES if name in rows for skip in rows[name]["skips"]
     ]
     PAGE.write_text(
         HEAD + "\n".join(lines) + "\n" + (SKIPPED + "\n".join(skips) + "\n" if skips else "")
     )
-    print(lines[-1])
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":
