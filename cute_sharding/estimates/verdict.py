@@ -50,19 +50,17 @@ def _all_is_worse(estimate: Comparison) -> list[str]:
     """The sentence for a step that costs more with all flags than with the best setting."""
     best = estimate.best
     every = next((run for run in estimate.runs if run.setting == ALL), None)
-    if best is None or every is None or best is every or every.failure is not None:
+    if best is None or every is None or every.failure is not None:
         return []
-    pairs = (
-        ("the bytes", best.step.busiest_bytes, every.step.busiest_bytes, in_bytes),
-        ("the time", estimate.seconds(best), estimate.seconds(every), in_seconds),
-    )
-    worse = [
-        f"{many / few:.2g} times {what} ({show(many)} in place of {show(few)})"
-        if few
-        else f"{show(many)} in place of {show(few)}"
-        for what, few, many, show in pairs
-        if _is_less(few, many)
-    ]
+    if every in (best, estimate.fewest):
+        return []
+    few, many = best.step.busiest_bytes, every.step.busiest_bytes
+    took, takes = estimate.seconds(best), estimate.seconds(every)
+    worse = []
+    if _is_less(few, many):
+        worse.append(_times(many, few, "bytes", in_bytes(many), in_bytes(few)))
+    if _is_less(took, takes):
+        worse.append(_times(takes, took, "time", in_seconds(takes), in_seconds(took)))
     if not worse:
         return []
     known = "PyTorch alone" if best.setting == STOCK else flags_of(best)
@@ -71,6 +69,12 @@ def _all_is_worse(estimate: Comparison) -> list[str]:
         f"Do not set {flags_of(every)} for this step: it costs {' and '.join(worse)} of {known}. "
         f"Instead, {instead}. The option --details all names the lines that cost more."
     ]
+
+
+def _times(more: float, less: float, what: str, *shown: str) -> str:
+    """How much larger a figure is."""
+    figures = " in place of ".join(shown)
+    return f"{more / less:.2g} times the {what} ({figures})" if less else figures
 
 
 def _conclusion(estimate: Comparison) -> str:

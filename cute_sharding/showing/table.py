@@ -128,7 +128,7 @@ def _slower(report: Report) -> list[str]:
     if ours <= theirs * (1 + ALIKE):
         return []
     todo = (
-        "first change the line that is named above"
+        'first make the change that is named after "To change first"'
         if _rooted(report)
         else ("compare the flags, with the option --settings PyTorch,views,all of estimate")
     )

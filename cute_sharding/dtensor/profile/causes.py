@@ -1,6 +1,5 @@
-"""The causes of collectives, in sentences: the redistributed tensors, the rule, and the reason; the
-bytes that PyTorch alone and this package would have sent; and placements that avoid the
-communication.
+"""The causes of collectives, in sentences: the redistributed tensors, the rule, and the reason; and
+the bytes that PyTorch alone and this package would have sent.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def test_more_seconds_than_by_pytorchs_rules_are_said(mesh):
     root = Root(None, False, "mul", "mul in model.py:1 combines")
     rooted = dear._replace(cause=dear.cause._replace(root=root))
     said = joined(text(p.report._replace(lines=(rooted,)), 100, 20))
-    assert "What to do: first change the line that is named above." in said
+    assert 'first make the change that is named after "To change first".' in said
     assert f"may follow from one op. {root.text}." in said
 
 
