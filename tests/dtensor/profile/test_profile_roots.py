@@ -222,3 +222,11 @@ def test_an_operand_that_stays_is_named_if_no_other_helps(mesh):
 
 def test_placements_are_written_as_a_program_writes_them():
     assert as_code([Shard(1), Replicate()]) == "[Shard(1), Replicate()]"
+
+
+def test_the_command_for_totals_has_the_mesh_of_the_program():
+    mesh = init_device_mesh("cpu", (2, 4))
+    x = DTensor.from_local(torch.ones(2, 6), mesh, [Replicate(), Shard(0)])
+    with cute_sharding.profile() as p:
+        x[1:5]
+    assert "estimate FILE.py:FUNCTION --mesh 2,4 (see" in joined(p.table(100))
