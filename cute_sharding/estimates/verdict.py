@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from cute_sharding.estimates.traffic import Traffic
-from cute_sharding.estimates.values import ALIKE, SETTINGS, STOCK, Cause, Comparison, Run
+from cute_sharding.estimates.values import ALIKE, ALL, SETTINGS, STOCK, Cause, Comparison, Run
 from cute_sharding.profiling import Place
 
 LEFT, REASONS = 3, 2  # the most lines to name, and the most ops of each
@@ -40,8 +40,45 @@ def in_seconds(seconds: float) -> str:
 
 def verdict(estimate: Comparison) -> str:
     """Whether the package is worth it for this step, in one line: by seconds of the network model,
-    and for equal seconds, by bytes.
+    and for equal seconds, by bytes. A warning follows if all flags together cost more than the best
+    setting.
     """
+    return " ".join([_conclusion(estimate), *_all_is_worse(estimate)])
+
+
+def _all_is_worse(estimate: Comparison) -> list[str]:
+    """The sentence for a step that costs more with all flags than with the best setting."""
+    best = estimate.best
+    every = next((run for run in estimate.runs if run.setting == ALL), None)
+    if best is None or every is None or every.failure is not None:
+        return []
+    if every in (best, estimate.fewest):
+        return []
+    few, many = best.step.busiest_bytes, every.step.busiest_bytes
+    took, takes = estimate.seconds(best), estimate.seconds(every)
+    worse = []
+    if _is_less(few, many):
+        worse.append(_times(many, few, "bytes", in_bytes(many), in_bytes(few)))
+    if _is_less(took, takes):
+        worse.append(_times(takes, took, "time", in_seconds(takes), in_seconds(took)))
+    if not worse:
+        return []
+    known = "PyTorch alone" if best.setting == STOCK else flags_of(best)
+    instead = "set no flag" if best.setting == STOCK else f"set {flags_of(best)} alone"
+    return [
+        f"Do not set {flags_of(every)} for this step: it costs {' and '.join(worse)} of {known}. "
+        f"Instead, {instead}. The option --details all names the lines that cost more."
+    ]
+
+
+def _times(more: float, less: float, what: str, *shown: str) -> str:
+    """How much larger a figure is."""
+    figures = " in place of ".join(shown)
+    return f"{more / less:.2g} times the {what} ({figures})" if less else figures
+
+
+def _conclusion(estimate: Comparison) -> str:
+    """Whether a flag is worth it."""
     stock, best = estimate.stock, estimate.best
     if best is None:
         return "No setting runs this step."

@@ -6,6 +6,6 @@ torch; :mod:`cute_sharding.dtensor.profile` fills in the values.
 """
 
 from cute_sharding.profiling.collective import Collective, Place
-from cute_sharding.profiling.report import Cause, Event, Line, Moved, Other, Report
+from cute_sharding.profiling.report import Cause, Event, Line, Moved, Other, Report, Root
 
-__all__ = ["Cause", "Collective", "Event", "Line", "Moved", "Other", "Place", "Report"]
+__all__ = ["Cause", "Collective", "Event", "Line", "Moved", "Other", "Place", "Report", "Root"]

@@ -64,6 +64,25 @@ class Other(NamedTuple):
 UNKNOWN = Other(None)
 
 
+class Root(NamedTuple):
+    """An op that sends nothing, and from which the communication of other ops may follow, because a
+    tensor became sharded.
+
+    Attributes:
+        place, backward, op: as in :class:`Cause`.
+        text: the op, its tensors, and the redistribution that avoids the communication.
+    """
+
+    place: Place | None
+    backward: bool
+    op: str
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The op as plain data."""
+        return {**self._asdict(), "place": None if self.place is None else self.place._asdict()}
+
+
 class Cause(NamedTuple):
     """The cause of a collective: an op on tensors with certain placements, on a line of the
     program.
@@ -81,6 +100,7 @@ class Cause(NamedTuple):
         todo: ways to avoid the communication, in sentences, the cheapest first.
         torch: the bytes that PyTorch alone would send for the same tensors.
         package: the bytes that this package would send, with all flags.
+        root: the op from which the communication may follow; None: unknown.
     """
 
     place: Place | None
@@ -94,6 +114,7 @@ class Cause(NamedTuple):
     todo: tuple[str, ...] = ()
     torch: Other = UNKNOWN
     package: Other = UNKNOWN
+    root: Root | None = None
 
 
 class Event(NamedTuple):
@@ -186,6 +207,7 @@ class Line(NamedTuple):
             "results": list(cause.results),
             "why": cause.why,
             "todo": list(cause.todo),
+            "root": None if cause.root is None else cause.root.to_dict(),
             "collectives": self.kinds,
             "received_bytes": self.received,
             "model_seconds": self.model,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count, groupby, zip_longest
 from textwrap import wrap
 
-from cute_sharding.profiling import Cause, Line, Other, Report
+from cute_sharding.profiling import Cause, Line, Other, Report, Root
 from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 
 NARROWEST = 72
@@ -20,6 +20,10 @@ WIDE = 96
 CALLERS = 5
 # Seconds that differ by less of them are alike.
 ALIKE = 0.01
+# A remedy with more characters is not said twice.
+REPEATED = 140
+# Communication that follows from one line is said first if it has at least this share of the bytes.
+LARGE = 0.1
 SWITCH = "cute_sharding.enable(redistribution=True, movement=True)"
 
 
@@ -69,39 +73,68 @@ def head(report: Report) -> list[str]:
         f"received {received}; {model} by the network model ({report.network}), {measured} "
         "measured, until the program waited for each result."
     )
-    return [*said, *_compared(report)]
+    return [*said, *_rooted(report), *_compared(report)]
+
+
+def _rooted(report: Report) -> list[str]:
+    """The lines from which much of the communication may follow, by bytes."""
+    whole = report.total(lambda line: line.received)
+    found: dict[Root, list[Line]] = {}
+    for line in report.communicating:
+        if line.cause.root is not None:
+            found.setdefault(line.cause.root, []).append(line)
+    said = []
+    for root, lines in found.items():
+        received = report.total(lambda line: line.received, lines)
+        if received >= LARGE * whole:
+            places = {(line.cause.place, line.cause.backward) for line in lines}
+            many = f"{bytes_text(received)} on {of_many(len(places), 'line')} may follow from"
+            said.append((received, f"To change first: {many} one op. {root.text}."))
+    return [text for _, text in sorted(said, reverse=True)]
 
 
 def _compared(report: Report) -> list[str]:
-    if report.settings:
-        ours, theirs, unknown = report.compared(lambda cause: cause.torch)
-        if not theirs and not ours:
-            return []
-        return [
-            f"For the same ops and placements, PyTorch's rules would receive {bytes_text(theirs)}, "
-            f"and cute_sharding received {bytes_text(ours)}.{_left_out(unknown, 'PyTorch')} With "
-            "the package off, later tensors would have other placements: for the bytes of the "
-            "whole program, profile it with the package off, or run estimate.",
-            *_slower(report),
-        ]
-    theirs, ours, unknown = report.compared(lambda cause: cause.package)
-    if not theirs:
+    who, state = ("PyTorch", "off") if report.settings else ("this package", "on")
+    ours, theirs, unknown = report.compared(
+        (lambda cause: cause.torch) if report.settings else (lambda cause: cause.package)
+    )
+    if not theirs and not (report.settings and ours):
         return []
+    if report.settings:
+        one_by_one = (
+            f"PyTorch's rules would receive {bytes_text(theirs)}, and cute_sharding received "
+            f"{bytes_text(ours)}"
+        )
+    else:
+        one_by_one = f"{SWITCH} would receive {bytes_text(theirs)} of {bytes_text(ours)}"
     return [
-        f"For the same ops and placements, {SWITCH} would receive {bytes_text(ours)} of "
-        f"{bytes_text(theirs)}.{_left_out(unknown, 'this package')} With the package on, later "
-        "tensors would have other placements: for the bytes of the whole program, profile it with "
-        "the package on, or run estimate."
+        f"Op by op, each with its present placements: {one_by_one}.{_left_out(unknown, who)} This "
+        f"does not compare whole programs: with the package {state}, later tensors would have "
+        f"other placements, and the total may be larger or smaller.",
+        f"For the total with each setting: {_estimate(report)} (see docs/estimate.md).",
+        *(_slower(report) if report.settings else ()),
     ]
+
+
+def _estimate(report: Report) -> str:
+    """The command that compares whole programs on this mesh."""
+    mesh = next(iter(report.meshes), "N").replace(", ", ",")
+    sizes = re.sub(r"mesh dim \d+=", "", mesh)
+    return f"python -m cute_sharding estimate FILE.py:FUNCTION --mesh {sizes}"
 
 
 def _slower(report: Report) -> list[str]:
     ours, theirs = report.compared_seconds()
     if ours <= theirs * (1 + ALIKE):
         return []
+    todo = (
+        'first make the change that is named after "To change first"'
+        if _rooted(report)
+        else ("compare the flags, with the option --settings PyTorch,views,all of estimate")
+    )
     return [
-        f"By the network model, the collectives take longer than with PyTorch's rules: "
-        f"{seconds_text(ours)} instead of {seconds_text(theirs)}."
+        f"By the network model, the collectives of these ops take longer than with PyTorch's "
+        f"rules: {seconds_text(ours)} instead of {seconds_text(theirs)}. What to do: {todo}."
     ]
 
 
@@ -260,6 +293,7 @@ def _placements_wrapped(text: str, width: int) -> list[str]:
 def _reasons(lines: Sequence[Line], width: int) -> list[str]:
     """Of each row a reason; rows in order that say the same are one."""
     said = ["Why, and how to avoid it"]
+    first: dict[str, str] = {}  # by remedy, the number under which it is said
     numbered = list(enumerate(lines, 1))
 
     def reason(item: tuple[int, Line]) -> tuple[object, ...]:
@@ -278,8 +312,19 @@ def _reasons(lines: Sequence[Line], width: int) -> list[str]:
         callers = dict.fromkeys([callers_text(each) for _, each in items])
         said += _wrapped([f"{each}." for each in callers if each], width, "   ", "   ")
         for todo in line.cause.todo:
-            said += _wrapped([f"- {todo}."], width, "   ", "     ")
+            at = first.setdefault(todo, numbers) if len(todo) > REPEATED else numbers
+            said += _wrapped(
+                [f"- {todo}." if at == numbers else f"- see {at}: {_begin(todo)} ..."],
+                width,
+                "   ",
+                "     ",
+            )
     return said
+
+
+def _begin(todo: str) -> str:
+    """The first part of a remedy."""
+    return todo.partition(": ")[0].partition(", ")[0]
 
 
 def source(cause: Cause) -> str:

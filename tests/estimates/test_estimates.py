@@ -280,6 +280,25 @@ def test_fewer_bytes_that_take_longer_are_not_worth_it():
     assert "Fewer bytes, but more collectives: with USE_CUTE_MOVEMENT=1" in both
 
 
+def test_all_flags_that_cost_more_than_the_best_are_warned_of():
+    dear = replace(LESS, step=traffic(*step_of(580_000)))
+    views = replace(LESS, setting="views", step=traffic(*step_of(200_000)))
+    said = verdict(estimated(STOCK, views, dear))
+    assert said.startswith("Worth it: with USE_CUTE_VIEW_PROPAGATION=1 a step receives")
+    assert "Do not set USE_CUTE_SHARDING=1 for this step: it costs 2.9 times the bytes (" in said
+    assert "in place of 1.6 MB) and " in said and "of USE_CUTE_VIEW_PROPAGATION=1." in said
+    assert "Instead, set USE_CUTE_VIEW_PROPAGATION=1 alone." in said
+    more = replace(LESS, step=traffic(*9 * [collective("all-gather", (0, 1, 2, 3), 3_000_000)]))
+    said = verdict(estimated(STOCK, more))
+    assert said.startswith("Not worth it here") and "Instead, set no flag." in said
+    for runs in ((STOCK, views), (STOCK, LESS), (STOCK, views, replace(views, setting="all"))):
+        assert "Do not set" not in verdict(estimated(*runs))
+
+
+def step_of(received):
+    return 2 * [collective("all-to-all", (0, 1, 2, 3), received)]
+
+
 def test_seconds_alike_are_decided_by_bytes():
     # latency is nearly all of it
     few = traffic(*4 * [collective("all-gather", (0, 1, 2, 3), 100)])

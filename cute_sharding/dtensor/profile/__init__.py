@@ -10,6 +10,8 @@ remains installed.
 - :mod:`.profiler`: a recorder that also records causes and times
 - :mod:`.asking`: the redistributions of an op, by PyTorch's rule and by this package's rule
 - :mod:`.avoiding`, :mod:`.gradients`: placements for which an op, or a gradient, sends nothing
+- :mod:`.origins`: the earlier op that sharded a tensor, or that made a Partial
+- :mod:`.roots`, :mod:`.remedies`: what to do, in sentences
 - :mod:`.causes`, :mod:`.reporting`: the results as sentences, line by line
 - :mod:`.refusing`: a block that raises an error before anything is sent
 """

@@ -6,7 +6,7 @@ settings and the release.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide import propagation
 from cute_sharding.dtensor.decide.places import redistribution_of
 from cute_sharding.dtensor.fixes.when import convolves_wrongly
-from cute_sharding.dtensor.profile.profiler import PLAIN, Call
+from cute_sharding.dtensor.profile.profiler import PLAIN, Asked, Call
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -155,15 +155,26 @@ class Ask:
             return by_torch(schema, self.network)
         return by_package(schema, self.settings, self.network)
 
-    def received_to(self, spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
+    def received_to(
+        self, spec: DTensorSpec, placements: Sequence[Placement], *, sums: bool = False
+    ) -> int | None:
         """The bytes that the busiest rank receives if the program redistributes a tensor to other
-        placements. None: a Partial has to be reduced first, or the number is unknown.
+        placements. None: the number is unknown, or the tensor is a Partial. With ``sums``, the
+        reduction of a Partial counts.
         """
-        if any(isinstance(p, Partial) for p in spec.placements):
+        if not sums and any(isinstance(p, Partial) for p in spec.placements):
             return None
         by_plan = self.settings is not None and self.settings.redistribution
         to = placed_as(spec, tuple(placements))
         return redistributed(spec, to, self.settings if by_plan else None, self.network).received
+
+
+def asked_of(ask: Callable[[], Answered]) -> Answered | Exception:
+    """The decision, or the error of the rule."""
+    try:
+        return ask()
+    except Exception as error:  # any error is the answer of the rule for this op
+        return error
 
 
 def redistributed(
@@ -240,6 +251,22 @@ def _results(found: Any) -> tuple[DTensorSpec, ...]:
 
 
 # -- as text ---------------------------------------------------------------------------------------
+
+
+def name_of(source: Call | Asked) -> str:
+    """The name of an op without its overload, or of the function that the program calls."""
+    if isinstance(source, Asked):
+        return source.function
+    return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
+
+
+def in_brackets(placements: Sequence[object]) -> str:
+    """Placements as text.
+
+    >>> in_brackets(["S(0)", "R"])
+    '[S(0), R]'
+    """
+    return f"[{', '.join(map(str, placements))}]"
 
 
 def moved_of(before: DTensorSpec, after: DTensorSpec) -> Moved:

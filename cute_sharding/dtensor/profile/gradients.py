@@ -37,8 +37,8 @@ class Way(NamedTuple):
     Attributes:
         operand: the number of an operand of the forward op; None: the gradient of its result.
         placements: the placements of this tensor.
-        received: the bytes that the busiest rank receives to redistribute the operand to these
-            placements; None: a Partial has to be reduced first, or the tensor is the gradient.
+        received: the bytes that the busiest rank receives to redistribute the operand, or the
+            gradient, to these placements; None: unknown, or the operand is a Partial.
         gradient: the placements that the gradient of the result then needs; None: its present
             placements.
     """
@@ -49,7 +49,7 @@ class Way(NamedTuple):
     gradient: Placements | None = None
 
 
-class _Role(NamedTuple):
+class Role(NamedTuple):
     """The role of an operand of the gradient's op: an operand of the forward op, unchanged or with
     its last two dims swapped; or the gradient of the result, if ``operand`` is None.
     """
@@ -72,7 +72,7 @@ def ways_around(
     """
     given, specs = (op_schemas.specs_of(each) for each in (forward, schema))
     answered = ask(forward)
-    roles = _roles(specs, given, answered.results)
+    roles = roles_of(specs, given, answered.results)
     ways: list[Way] = []
     for before, after in moved:
         at = next((k for k, spec in enumerate(specs) if spec is before), None)
@@ -83,7 +83,10 @@ def ways_around(
         dims = [m for m, (p, q) in pairs if p != q]
         if role.operand is None:
             found = free_placements(schema, at, dims, ask)
-            ways += [Way(None, placements, None) for _, placements in found]
+            for _, placements in found:
+                received = ask.received_to(before, placements, sums=True)
+                there = swapped(placements, len(before.shape)) if role.is_swapped else placements
+                ways.append(Way(None, there, received))
         elif len(answered.results) == 1:
             ways += _of_operand(schema, forward, answered, roles, role, dims, after, ask)
     return sorted(dict.fromkeys(ways), key=lambda way: way.received or 0)[:NAMED]
@@ -93,8 +96,8 @@ def _of_operand(
     schema: OpSchema,
     forward: OpSchema,
     answered: Answered,
-    roles: Sequence[_Role | None],
-    role: _Role,
+    roles: Sequence[Role | None],
+    role: Role,
     dims: Sequence[int],
     after: DTensorSpec,
     ask: Ask,
@@ -119,7 +122,7 @@ def _of_operand(
             if each is not None and each.operand is None:
                 places[k] = gradient
             elif each is not None and each.operand == role.operand:
-                places[k] = _swap(placements, len(spec.shape)) if each.is_swapped else placements
+                places[k] = swapped(placements, len(spec.shape)) if each.is_swapped else placements
         if is_free(ask, with_placements(schema, places)):
             stays = tuple(now.results[0].placements) == tuple(answered.results[0].placements)
             yield Way(
@@ -131,7 +134,7 @@ def _of_operand(
 
 
 def _gradient_then(
-    schema: OpSchema, roles: Sequence[_Role | None], before: Answered, now: Answered
+    schema: OpSchema, roles: Sequence[Role | None], before: Answered, now: Answered
 ) -> Placements | None:
     """The placements of the gradient of the result if the result has other placements: those of the
     result if they were equal before, and otherwise the present placements. None if it is unknown
@@ -146,7 +149,7 @@ def _gradient_then(
     was, becomes = (tuple(each.results[0].placements) for each in (before, now))
     if gradient == was:
         gradient = tuple([Replicate() if isinstance(p, Partial) else p for p in becomes])
-    return _swap(gradient, len(spec.shape)) if role.is_swapped else gradient
+    return swapped(gradient, len(spec.shape)) if role.is_swapped else gradient
 
 
 def _sends_no_more(now: Answered, before: Answered) -> bool:
@@ -154,9 +157,15 @@ def _sends_no_more(now: Answered, before: Answered) -> bool:
     return a.error is None and a.received is not None and a.received <= (b.received or 0)
 
 
-def _roles(
+def roles_of(
     specs: Sequence[DTensorSpec], given: Sequence[DTensorSpec], results: Sequence[DTensorSpec]
-) -> list[_Role | None]:
+) -> list[Role | None]:
+    """For each operand of a gradient's op, its role; None if it is unknown.
+
+    Args:
+        specs: the operands.
+        given, results: the operands and results of the forward op.
+    """
     roles = [_role(spec, given, results) for spec in specs]
     if not any(role is not None and role.operand is None for role in roles):
         # One operand is the gradient: if all fit operands, the first with the shape of a result.
@@ -169,16 +178,16 @@ def _roles(
 
 def _role(
     spec: DTensorSpec, given: Sequence[DTensorSpec], results: Sequence[DTensorSpec]
-) -> _Role | None:
+) -> Role | None:
     shape, placements = tuple(spec.shape), tuple(spec.placements)
     back = _swap_shape(shape), _swapped(spec)
     for is_swapped, (as_shape, as_placements) in enumerate(((shape, placements), back)):
         for i, one in enumerate(given):
             if (tuple(one.shape), tuple(one.placements)) == (as_shape, as_placements):
-                return _Role(i, bool(is_swapped))
+                return Role(i, bool(is_swapped))
     for is_swapped, as_shape in enumerate((shape, back[0])):
         if any(tuple(one.shape) == as_shape for one in results[:1]):
-            return _Role(None, bool(is_swapped))
+            return Role(None, bool(is_swapped))
     return None
 
 
@@ -190,10 +199,11 @@ def _swap_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _swapped(spec: DTensorSpec) -> Placements:
-    return _swap(tuple(spec.placements), len(spec.shape))
+    return swapped(tuple(spec.placements), len(spec.shape))
 
 
-def _swap(placements: Placements, ndim: int) -> Placements:
+def swapped(placements: Placements, ndim: int) -> Placements:
+    """The placements with the last two dims swapped."""
     return tuple([_swap_one(p, ndim) for p in placements])
 
 

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cute_sharding.dtensor.profile.amounts import Posted
-from cute_sharding.dtensor.profile.causes import name_of, of_asked, of_call
+from cute_sharding.dtensor.profile.asking import name_of
+from cute_sharding.dtensor.profile.causes import of_asked, of_call
+from cute_sharding.dtensor.profile.origins import Flow
 from cute_sharding.dtensor.profile.places import Found
 from cute_sharding.dtensor.profile.profiler import Asked, Call, Profiler, Ran
 from cute_sharding.dtensor.profile.recorder import Seen
@@ -43,7 +45,8 @@ class _Refusing(Profiler):
         sent = self.collective_of(seen, source.place)
         if isinstance(source, Call):
             ran = Ran(source, 0.0, 0.0, found.moved)
-            cause = of_call(source, [ran], [sent], None, self.forward_of(source))
+            flow = Flow(self.calls, self.forward_of, [source])
+            cause = of_call(source, [ran], [sent], None, self.forward_of(source), flow=flow)
         else:
             cause = of_asked(source, None)
         if self._action == "raise":

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.profile.asking import group_on
 from cute_sharding.dtensor.profile.causes import of_asked, of_call
+from cute_sharding.dtensor.profile.origins import Flow
 from cute_sharding.dtensor.profile.profiler import Call, Profiler, Ran
 from cute_sharding.dtensor.replaced import registry
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
@@ -30,12 +31,14 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
     for ran in zip(profiler.notes, profiler.collectives):
         by_source.setdefault(ran[0].source, []).append(ran)
     lines = []
+    sending = [source for source in by_source if isinstance(source, Call)]
+    flow = Flow(profiler.calls, profiler.forward_of, sending)
     for source, every in by_source.items():
         notes, sent = [note for note, _ in every], [one for _, one in every]
         events = tuple([_event(one, note, meshes, chosen) for one, note in zip(sent, notes)])
         if isinstance(source, Call):
             calls = profiler.calls[source]
-            cause = of_call(source, notes, sent, chosen, profiler.forward_of(source), calls)
+            cause = of_call(source, notes, sent, chosen, profiler.forward_of(source), calls, flow)
         else:
             cause, calls = of_asked(source, chosen), _times(notes)
         lines.append(Line(cause, calls, events))

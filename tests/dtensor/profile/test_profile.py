@@ -15,8 +15,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping.versions import release
 from cute_sharding.dtensor.profile.asking import Answered
-from cute_sharding.dtensor.profile.causes import _as_recorded, _mark
-from cute_sharding.profiling import Collective, Other
+from cute_sharding.dtensor.profile.causes import _as_recorded
+from cute_sharding.dtensor.profile.remedies import _mark
+from cute_sharding.profiling import Collective, Other, Root
 from cute_sharding.showing.table import aligned, text
 
 
@@ -95,7 +96,7 @@ def test_the_table_fits_and_says_it_in_words(mesh):
         assert max(map(len, p.table(width).splitlines())) <= width
     text = p.table(100)
     assert "cute_sharding is off." in text and "mesh tp=4" in text
-    assert "cute_sharding.enable(redistribution=True, movement=True) would" in text
+    assert "cute_sharding.enable(redistribution=True, movement=True)" in text
     assert "profiled.py:" in text and "S(0) -> R" in text
     assert "x[1:5]  # a slice of the sharded dim" in text
     assert p.table(100, most=1).count("all-gather ") < text.count("all-gather ")
@@ -159,11 +160,14 @@ def test_a_figure_of_the_same_ops_is_not_said_to_be_that_of_the_program(mesh):
     with cute_sharding.enabled(**ON), cute_sharding.profile() as on:
         program(x)
     said = joined(on.table(100))
-    assert "For the same ops and placements, PyTorch's rules would receive 288 B" in said
-    assert "With the package off, later tensors would have other placements" in said
+    assert "each with its present placements: PyTorch's rules would receive 288 B" in said
+    assert "This does not compare whole programs: with the package off, later tensors" in said
+    command = "python -m cute_sharding estimate FILE.py:FUNCTION --mesh tp=4"
+    assert f"For the total with each setting: {command} (see docs/estimate.md)." in said
     assert "removes" not in said and "%" not in said
     said = joined(off.table(100))
-    assert "would receive 168 B of 288 B. With the package on, later tensors" in said
+    assert "would receive 168 B of 288 B. This does not compare" in said
+    assert "with the package on, later tensors" in said and command in said
 
 
 def test_more_seconds_than_by_pytorchs_rules_are_said(mesh):
@@ -175,7 +179,13 @@ def test_more_seconds_than_by_pytorchs_rules_are_said(mesh):
     dear = line._replace(events=2 * line.events)
     assert dear.model > line.cause.torch.seconds
     said = joined(text(p.report._replace(lines=(dear,)), 100, 20))
-    assert "the collectives take longer than with PyTorch's rules: 12 us instead of 6" in said
+    assert "ops take longer than with PyTorch's rules: 12 us instead of 6" in said
+    assert "What to do: compare the flags, with the option --settings PyTorch,views,all" in said
+    root = Root(None, False, "mul", "mul in model.py:1 combines")
+    rooted = dear._replace(cause=dear.cause._replace(root=root))
+    said = joined(text(p.report._replace(lines=(rooted,)), 100, 20))
+    assert 'first make the change that is named after "To change first".' in said
+    assert f"may follow from one op. {root.text}." in said
 
 
 def test_what_is_on_is_said_where_nothing_ran(mesh):
@@ -363,4 +373,7 @@ def test_a_gradient_names_how_that_of_the_result_has_to_lie(mesh):
     (cause,) = [line.cause for line in p.lines if line.events and line.cause.op == "mul"]
     at = cause.place.line
     assert cause.backward
-    assert f"the gradient of the result of exp in line {at} is [S(1)]" in " ".join(cause.todo)
+    (said,) = [todo for todo in cause.todo if "the gradient of the result of exp" in todo]
+    assert f"the gradient of the result of exp in line {at} is [S(1)]" in said
+    call = "register_hook(lambda grad: grad.redistribute(placements=[Shard(1)]))"
+    assert f"call {call} on this result, which receives 288 B" in said

@@ -37,7 +37,8 @@ def test_a_partial_that_goes_into_a_shard_is_said_to_receive_the_least(mesh):
     (cause,) = causes(lambda: x * y)
     assert [moved.change for moved in cause.moved] == ["P(sum) -> S(0)"]
     assert cause.todo == (
-        "a Partial has to be reduced once; a reduction to a Shard receives the least",
+        "this communication is needed: a Partial has to be reduced once, and a reduction to a "
+        "Shard receives the least",
     )
 
 
