@@ -10,6 +10,7 @@ import pytest
 GUIDES = (
     "docs/flags.md",
     "docs/migration.md",
+    "docs/tensor-parallel.md",
     "docs/profiling.md",
     "docs/estimate.md",
     "docs/models.md",
