@@ -266,8 +266,7 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
     for m, (before, after) in enumerate(pairs):
         if before != after and isinstance(after, Partial):
             raise ValueError(
-                f"no plan from {before} to {after} on mesh dim {m}: a plan cannot create a "
-                "Partial that the source does not have on this mesh dim"
+                f"no plan from {before} to {after} on mesh dim {m}: a plan cannot create a Partial"
             )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:

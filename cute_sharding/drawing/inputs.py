@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from cute_sharding._words import counted
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.exchange import Mesh
 from cute_sharding.relations.table import BY_OP
@@ -70,8 +69,8 @@ def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...
         return tuple(f"mesh{m}" for m in range(len(mesh)))
     if len(names) != len(mesh) or len(set(names)) < len(mesh):
         raise ValueError(
-            f"the names {tuple(names)} do not fit the {counted(len(mesh), 'dim')} of the mesh "
-            f"{tuple(mesh)}: give each mesh dim a different name"
+            f"the names of the dims of mesh {tuple(mesh)} are {tuple(names)}: give each mesh dim a "
+            "different name"
         )
     return tuple(names)
 

@@ -361,7 +361,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to="P"),
             ValueError,
-            "cannot create a Partial that the source does not have",
+            "a plan cannot create a Partial",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to=[3]),

@@ -226,7 +226,7 @@ def what_is_refused():
     held = plan.run(dict(state))
     with raises(ValueError, "pass the result of the earlier run as into="):
         plan.run(state, since=copied(state))
-    with raises(ValueError, "w of since= shares memory with the state.*Keep a copy"):
+    with raises(ValueError, "w in since= shares memory with the state.*Keep a copy"):
         plan.run(state, into=held, since=state)
     with raises(ValueError, "when the plan was made: make a new plan"):
         plan.run(state, into=copied(state))

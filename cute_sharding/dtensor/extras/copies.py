@@ -161,8 +161,8 @@ class Copy:
         spec = self.spec
         is_what = (
             f"{writer} writes to a view of shape {tuple(tensor.shape)} and "
-            f"placements {text(tensor.placements)}. The view is a copy of a DTensor of shape "
-            f"{tuple(spec.shape)} and placements {text(spec.placements)}"
+            f"placements {text(tensor.placements)}. The view has copies of the rows of a DTensor "
+            f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
         if self.writes != count_of_writes(self.source):
             raise RuntimeError(
@@ -350,9 +350,9 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         if copy.is_stale and alone:
             spec = copy.spec
             raise RuntimeError(
-                "to_local() cannot update a view that is a copy of a DTensor of shape "
-                f"{tuple(spec.shape)} with placements {text(spec.placements)}. The program wrote "
-                "to the DTensor after it took the view. The written rows are on other devices, "
+                f"to_local() cannot update a view of a DTensor of shape {tuple(spec.shape)} with "
+                f"placements {text(spec.placements)}. The program wrote to the DTensor after the "
+                "program took the view. The written rows are on other devices, "
                 "and to_local() does not communicate. Take the view again, or call full_tensor() "
                 "or clone() of the view on all ranks."
             )

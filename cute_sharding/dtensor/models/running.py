@@ -328,9 +328,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         for i, k, x in meetings(given, onto):
             if i != k or not self._is_kept(i, given[i], x):
                 raise ValueError(
-                    f"{self.names[k][0]} of into= shares memory with {self.names[i][0]} of the "
-                    "state, and the run would overwrite the state while reading the state. Pass "
-                    "tensors with their own memory as into="
+                    f"the target tensor {self.names[k][0]} shares memory with the source tensor "
+                    f"{self.names[i][0]}: give into= tensors with memory of their own"
                 )
 
     def _is_kept(self, i: int, given: torch.Tensor, onto: torch.Tensor) -> bool:
@@ -388,9 +387,9 @@ def _check_apart(
     for i, x in before.items():
         if x.numel() and x.data_ptr() == given[i].data_ptr():
             raise ValueError(
-                f"{names[i][0]} of since= shares memory with the state, so the run cannot find out "
-                "which elements changed. Keep a copy of each tensor, such as x.clone(), and pass "
-                "the copies as since="
+                f"the tensor {names[i][0]} in since= shares memory with the state, so the run "
+                "cannot find out which elements changed. Keep a copy of each tensor, such as "
+                "x.clone(), and pass the copies as since="
             )
 
 

@@ -166,9 +166,8 @@ class RefitPlan(OfThisProcess, Refit):
         for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
             if not lie_alike(self._running.kept_view(k, given), x):
                 raise ValueError(
-                    f"{self.results[k].name!r} of into= shares memory with "
-                    f"{self.operands[i].name!r} of the state, and the run would overwrite the "
-                    "state while reading the state. Pass tensors with their own memory as into="
+                    f"the target tensor {self.results[k].name!r} shares memory with the source "
+                    f"tensor {self.operands[i].name!r}: give into= tensors with memory of their own"
                 )
 
     @contextmanager
@@ -214,15 +213,15 @@ class RefitPlan(OfThisProcess, Refit):
         for name, spec in (*self.source.items(), *self.target.items()):
             if not isinstance(spec.mesh, DeviceMesh):
                 raise TypeError(
-                    f"the refit cannot run, because the mesh {spec.mesh} of {name!r} is not a "
-                    "DeviceMesh: plan the refit with DeviceMeshes"
+                    f"the plan cannot run, because the mesh {spec.mesh} of {name!r} is not a "
+                    "DeviceMesh: call plan_refit with DeviceMeshes"
                 )
             found.add(spec.mesh.device_type)
         kinds = sorted(found)
         if len(kinds) > 1:
             raise ValueError(
-                f"the meshes of the refit have the device types {' and '.join(kinds)}, but a refit "
-                "needs one device type: move the tensors to one device type first"
+                f"the meshes of source and target have the device types {' and '.join(kinds)}: "
+                "move the tensors to one device type first"
             )
 
     def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:

@@ -30,7 +30,7 @@ def named_tensor(name: str, spec: Spec) -> NamedTensor:
     placements: Any = spec.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise ValueError(
-            f"{name!r} has placements {text(placements)}, but a refit cannot reduce a Partial: "
+            f"{name!r} has placements {text(placements)}, but must not have a Partial: "
             "redistribute the tensor to Shard or Replicate first"
         )
     return NamedTensor(name, spec.placed())

@@ -37,8 +37,8 @@ SCHEMA_INFOS = Patch(
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
     why="PyTorch caches the output placements of each op in C++, with one cache per thread. "
     "`op_to_schema_info` lists which arguments of an op form the key in PyTorch's C++ cache. "
-    "`cute_sharding` changes the entries of `op_to_schema_info`, so PyTorch and `cute_sharding` "
-    "never share cached placements.",
+    "`cute_sharding` changes which arguments form the key, so placements from `cute_sharding` and "
+    "from PyTorch have different keys.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
@@ -47,8 +47,8 @@ SCHEMA_INFOS_OF_ONE_DIM = Patch(
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
     why="`op_to_schema_info_for_single_dim_strategy` lists which arguments of an op form the key "
     "in PyTorch's C++ cache. PyTorch uses `op_to_schema_info_for_single_dim_strategy` for ops "
-    "whose sharding rule describes one mesh dim. `cute_sharding` changes the cache key of each op, "
-    "so PyTorch and `cute_sharding` never share cached placements.",
+    "whose sharding rule describes one mesh dim. `cute_sharding` changes which arguments form the "
+    "key, so placements from `cute_sharding` and from PyTorch have different keys.",
     test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )

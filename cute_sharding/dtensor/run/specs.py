@@ -96,9 +96,9 @@ class Spec:
         found = process_groups.slices(self.mesh)
         if len(found) > 1:
             raise ValueError(
-                f"{self.mesh} is one of {len(found)} slices of a larger mesh, but a refit must "
-                "be the same on all ranks: pass the larger mesh, with Replicate on the other mesh "
-                "dims"
+                f"{self.mesh} is one of {len(found)} slices of a larger mesh, so ranks have "
+                "different meshes. Pass the larger mesh on all ranks, with Replicate on the mesh "
+                "dims that the slice lacks"
             )
         return found[0]
 
