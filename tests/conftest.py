@@ -21,7 +21,7 @@ ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 30
 # Tests marked ``costly`` compute for five seconds or more, the most because they start processes or
 # compile. Of them make test runs one in so many, and its last lines say which. (Those in a file
 # that share what takes long have one name in their mark, and all run or none.)
-COSTLY_ONE_IN = 8
+COSTLY_ONE_IN = 12
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.
