@@ -271,6 +271,11 @@ def test_parse_runs_no_code():
         Layout.parse("__import__('os').getcwd():1")
 
 
+def test_parse_names_a_division_by_zero():
+    with pytest.raises(LayoutError, match="cannot read '1/0': division by zero"):
+        Layout.parse("4:1/0")
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
