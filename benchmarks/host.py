@@ -1,8 +1,9 @@
 """What a redistribution costs the host on a mesh of thousands of devices, ours beside torch's,
 without a network: ``python -m benchmarks.host``.
 
-One process poses as one rank of 4,096 with torch's fake backend. Tensors are small, so that what is
-measured is Python, its caches and the launches. Cold is the first call.
+A process of each side, torch's without the package, poses as one rank of 4,096 with torch's fake
+backend. Tensors are small, so that what is measured is Python, its caches and the launches. Cold is
+the first call.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from contextlib import nullcontext
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import cute_sharding
+from benchmarks.sides import Side, torch_alone, with_flags
 
 WORLD = 4096
 ROUNDS = 10
@@ -40,6 +40,10 @@ CASES = {
 }
 
 
+# What a process keeps between calls: the tensor, and where it goes.
+_now: dict[str, Any] = {}
+
+
 def tensor_of(mesh: DeviceMesh, shape: tuple[int, ...], placements: list) -> DTensor:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -54,25 +58,38 @@ def tensor_of(mesh: DeviceMesh, shape: tuple[int, ...], placements: list) -> DTe
     )
 
 
-def cold(tensor: DTensor, after: list) -> float:
+def cold(name: str, prepared: bool) -> float:
+    """The seconds of the first redistribution."""
+    sizes, shape, before, after = CASES[name]
+    mesh = DeviceMesh("cpu", torch.arange(WORLD).reshape(sizes))
+    if prepared:
+        import cute_sharding
+
+        cute_sharding.prepare_groups(mesh)
+    _now.update(tensor=tensor_of(mesh, shape, before), after=after)
+    return once()
+
+
+def once() -> float:
     begin = time.perf_counter()
-    tensor.redistribute(placements=after)
+    _now["tensor"].redistribute(placements=_now["after"])
     return time.perf_counter() - begin
 
 
-def warm(tensor: DTensor, after: list, calls: int) -> tuple[float, float]:
-    """(torch's, ours), seconds a call: the fastest tenth of ``calls`` each, in turns, so that what
-    else runs on the machine falls on both.
+def several(calls: int) -> list[float]:
+    return [once() for _ in range(calls + 2)][2:]
+
+
+def warm(sides: Sequence[Side], calls: int) -> list[float]:
+    """Seconds a call of each side: the fastest tenth of ``calls`` each, in turns, so that what else
+    runs on the machine falls on all.
     """
-    stock: list[float] = []
-    ours: list[float] = []
+    taken: list[list[float]] = [[] for _ in sides]
     for _ in range(ROUNDS):
-        for switched_on, taken in ((False, stock), (True, ours)):
-            with cute_sharding.enabled(redistribution=True) if switched_on else nullcontext():
-                each = [cold(tensor, after) for _ in range(calls // ROUNDS + 2)]
-            taken += each[2:]
-    tenth = max(len(stock) // 10, 1)
-    return sum(sorted(stock)[:tenth]) / tenth, sum(sorted(ours)[:tenth]) / tenth
+        for some, side in zip(taken, sides):
+            some += side.call(several, max(calls // ROUNDS, 1))[0]
+    tenth = max(len(taken[0]) // 10, 1)
+    return [sum(sorted(some)[:tenth]) / tenth for some in taken]
 
 
 def main() -> None:
@@ -80,25 +97,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--prepared", action="store_true", help="after prepare_groups")
+    parser.add_argument("--prepared", action="store_true", help="ours after prepare_groups")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
     print(f"{'':44}{'torch':>12}{'ours':>12}{'ratio':>8}{'cold, torch':>14}{'cold, ours':>12}")
-    for name, (sizes, shape, before, after) in CASES.items():
-        mesh = DeviceMesh("cpu", torch.arange(WORLD).reshape(sizes))
-        if arguments.prepared:
-            cute_sharding.prepare_groups(mesh)
-        tensor = tensor_of(mesh, shape, before)
-        cute_sharding.disable()
-        cold_stock = cold(tensor, after)
-        with cute_sharding.enabled(redistribution=True):
-            cold_ours = cold(tensor, after)
-        stock, ours = warm(tensor, after, arguments.calls)
-        print(
-            f"{name:44}{stock * 1e3:9.3f} ms{ours * 1e3:9.3f} "
-            f"ms{ours / stock:8.2f}{cold_stock * 1e3:11.1f} ms{cold_ours * 1e3:9.1f} ms"
-        )
+    flags, posed = {"USE_CUTE_REDISTRIBUTION": "1"}, (0, WORLD)
+    with torch_alone(poses_as=posed) as torchs, with_flags(flags, poses_as=posed) as here:
+        for name in CASES:
+            [cold_stock] = torchs.call(cold, name, False)
+            [cold_ours] = here.call(cold, name, arguments.prepared)
+            stock, ours = warm((torchs, here), arguments.calls)
+            print(
+                f"{name:44}{stock * 1e3:9.3f} ms{ours * 1e3:9.3f} ms{ours / stock:8.2f}"
+                f"{cold_stock * 1e3:11.1f} ms{cold_ours * 1e3:9.1f} ms",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

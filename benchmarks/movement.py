@@ -3,6 +3,8 @@
 python -m benchmarks.movement             # 4 processes over gloo, tensors of 64 MB
 python -m benchmarks.movement --megabytes 1 --repeats 1   # quickly
 
+PyTorch's column is measured in processes that never import the package, in turn with ours.
+
 Time is that of the slowest rank, the least of several runs; bytes are what the busiest rank
 receives; memory is the most that a rank's process has beyond what it had before (Linux).
 """
@@ -10,23 +12,22 @@ receives; memory is the most that a rank's process has beyond what it had before
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
-from collections.abc import Callable
-from math import exp, log, prod
+from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard as Strided
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import cute_sharding
+from benchmarks.sides import Side, torch_alone, with_flags
+from benchmarks.timing import geometric_mean
 
 WORLD = 4
 
@@ -127,29 +128,39 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _measure(pattern: Pattern, x: DTensor, repeats: int) -> Measured | None:
+# What a process keeps between calls: the pattern and its tensor.
+_now: dict[str, Any] = {}
+
+
+def _begin(name: str, megabytes: float) -> int | str:
+    """The bytes that this rank receives, or the error that PyTorch raises."""
+    pattern = next(each for each in PATTERNS if each.name == name)
+    x = _local(pattern, init_device_mesh("cpu", (WORLD,)), megabytes)
+    _now.update(run=pattern.run, x=x)
     try:
         with Received() as received:
             _waited(pattern.run(x))
-    except Exception:
-        return None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return received.bytes
+
+
+def _time_once() -> tuple[float, int]:
+    """The seconds of one run, and the bytes of memory that this process has had beside."""
     _forget_peak()
-    before, times = _peak(), []
-    for _ in range(repeats):
-        dist.barrier()
-        begin = time.perf_counter()
-        _waited(pattern.run(x))
-        times.append(time.perf_counter() - begin)
-    of_all = torch.tensor([times, [float(received.bytes)] * repeats, [_peak() - before] * repeats])
-    of_all = of_all.double()
-    dist.all_reduce(of_all, op=dist.ReduceOp.MAX)
-    return Measured(of_all[0].min().item(), int(of_all[1, 0]), int(of_all[2, 0]))
+    before = _peak()
+    dist.barrier()
+    begin = time.perf_counter()
+    _waited(_now["run"](_now["x"]))
+    return time.perf_counter() - begin, _peak() - before
 
 
 def _local(pattern: Pattern, mesh: DeviceMesh, megabytes: float) -> DTensor:
-    first = max(int(pattern.shape[0] * megabytes / 64), 1)
-    shape = (first, *pattern.shape[1:])
     d = pattern.placement.dim  # type: ignore[attr-defined]
+    first = max(int(pattern.shape[0] * megabytes / 64), 1)
+    if d == 0:
+        first = -(-first // WORLD) * WORLD  # the same for every rank
+    shape = (first, *pattern.shape[1:])
     local = list(shape)
     local[d] //= WORLD
     size, stride = torch.Size(shape), tuple([prod(shape[k + 1 :]) for k in range(len(shape))])
@@ -158,29 +169,20 @@ def _local(pattern: Pattern, mesh: DeviceMesh, megabytes: float) -> DTensor:
     return DTensor.from_local(given, mesh, placements, run_check=False, shape=size, stride=stride)
 
 
-def _worker(rank: int, rendezvous: str, megabytes: float, repeats: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
-    mesh = init_device_mesh("cpu", (WORLD,))
-    ratios = []
-    if rank == 0:
-        print(f"{'':32}{'seconds':>17}{'MB received':>19}{'MB more held':>19}")
-        print(f"{'':32}{'torch':>8}{'here':>9}{'torch':>10}{'here':>9}{'torch':>10}{'here':>9}")
-    for pattern in PATTERNS:
-        x = _local(pattern, mesh, megabytes)
-        stock = _measure(pattern, x, repeats)
-        with cute_sharding.enabled(movement=True):
-            ours = _measure(pattern, x, repeats)
-        assert ours is not None, pattern.name
-        if stock is not None:
-            ratios.append(ours.seconds / stock.seconds)
-        if rank == 0:
-            print(_line(pattern.name, stock, ours), flush=True)
-    if rank == 0:
-        mean = exp(sum(map(log, ratios)) / len(ratios))
-        print(f"time here / torch: geometric mean {mean:.3f}, most {max(ratios):.3f}")
-    dist.barrier()
-    dist.destroy_process_group()
+def _compare(pattern: Pattern, sides: Sequence[Side], options: Any) -> list[Measured | None]:
+    """What each side takes; None where PyTorch raises."""
+    received = [side.call(_begin, pattern.name, options.megabytes) for side in sides]
+    assert not isinstance(received[1][0], str), (pattern.name, received[1])
+    found: list[list[tuple[float, int]]] = [[], []]
+    for _ in range(options.repeats):
+        for k, side in enumerate(sides):
+            if not isinstance(received[k][0], str):
+                seconds, memory = zip(*side.call(_time_once))
+                found[k].append((max(seconds), max(memory)))
+    return [
+        Measured(min(s for s, _ in some), max(got), max(m for _, m in some)) if some else None
+        for some, got in zip(found, received)
+    ]
 
 
 def _line(name: str, stock: Measured | None, ours: Measured) -> str:
@@ -201,13 +203,18 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=64, help="of each tensor")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.start_processes(
-            _worker,
-            args=(f"{folder}/rendezvous", options.megabytes, options.repeats),
-            nprocs=WORLD,
-            start_method="spawn",
-        )
+    print(f"{'':32}{'seconds':>17}{'MB received':>19}{'MB more held':>19}")
+    print(f"{'':32}{'torch':>8}{'here':>9}{'torch':>10}{'here':>9}{'torch':>10}{'here':>9}")
+    ratios = []
+    flags = {"USE_CUTE_VIEW_PROPAGATION": "1", "USE_CUTE_MOVEMENT": "1"}
+    with torch_alone(WORLD) as torchs, with_flags(flags, WORLD) as here:
+        for pattern in PATTERNS:
+            stock, ours = _compare(pattern, (torchs, here), options)
+            assert ours is not None
+            if stock is not None:
+                ratios.append(ours.seconds / stock.seconds)
+            print(_line(pattern.name, stock, ours), flush=True)
+    print(f"time here / torch: geometric mean {geometric_mean(ratios):.3f}, most {max(ratios):.3f}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@ own, in one run.
 
     python -m benchmarks.overhead [--calls 2000] [--rounds 5] [--only slice chunk]
 
-Each round takes the processor time of the same calls without the package, with view propagation,
-with redistribution as well and with everything on, in turn; the ratio is that of each round, and
-the median is printed. Nothing is communicated: one process poses as one rank.
+Each round takes the processor time of the same calls in a process that never imports the package,
+and in one with view propagation, one with redistribution as well and one with everything on, in
+turn; the ratio is that of each round, and the median is printed. Nothing is communicated: each
+process poses as one rank.
 """
 
 from __future__ import annotations
@@ -17,26 +18,28 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import cache
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import cute_sharding
+from benchmarks.sides import Side
 
-SETTINGS: dict[str, dict[str, Any] | None] = {
+VIEWS = {"USE_CUTE_VIEW_PROPAGATION": "1"}
+SETTINGS: dict[str, Mapping[str, str] | None] = {
     "torch": None,
-    "views": {},
-    "both": {"redistribution": True},
-    "everything": {"redistribution": True, "movement": True},
+    "views": VIEWS,
+    "both": {**VIEWS, "USE_CUTE_REDISTRIBUTION": "1"},
+    "everything": {"USE_CUTE_SHARDING": "1"},
 }
 
 TURNS = 8
 
 
+@cache
 def programs() -> dict[str, Callable[[], object]]:
     mesh = init_device_mesh("cpu", (4,))
     x = DTensor.from_local(torch.randn(8, 4, 16), mesh, [Shard(0)], run_check=False)
@@ -66,38 +69,42 @@ def programs() -> dict[str, Callable[[], object]]:
     }
 
 
-def timed(program: Callable[[], object], calls: int) -> float:
+def names_of_programs() -> list[str]:
+    return list(programs())
+
+
+def timed(name: str, calls: int) -> float:
+    """The processor time of the calls, and of none of those that come before."""
+    program = programs()[name]
+    gc.collect()
+    gc.disable()
     for _ in range(50):
         program()
     start = time.process_time()
     for _ in range(calls):
         program()
-    return time.process_time() - start
+    took = time.process_time() - start
+    gc.enable()
+    return took
 
 
-def measure(program: Callable[[], object], calls: int, rounds: int) -> dict[str, float]:
+def measure(sides: dict[str, Side], name: str, calls: int, rounds: int) -> dict[str, float]:
     """By setting the median ratio to torch's time. The calls of a round come in short turns: a
     machine is not as fast as it was a second ago.
     """
-    ratios: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+    ratios: dict[str, list[float]] = {setting: [] for setting in sides}
     # A turn takes a millisecond and more: of what takes less the clock itself would be measured.
-    in_a_turn = max(calls // TURNS, int(50e-3 / timed(program, 50)))
-    gc.disable()
+    [fifty] = sides["torch"].call(timed, name, 50)
+    in_a_turn = max(calls // TURNS, int(50e-3 / fifty))
     for _ in range(rounds):
-        seconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+        seconds: dict[str, list[float]] = {setting: [] for setting in sides}
         for turn in range(TURNS):
-            for setting in sorted(SETTINGS, reverse=turn % 2 == 1):
-                cute_sharding.disable()
-                arguments = SETTINGS[setting]
-                if arguments is not None:
-                    cute_sharding.enable(**arguments)
-                seconds[setting].append(timed(program, in_a_turn))
-        for setting in SETTINGS:
+            for setting in sorted(sides, reverse=turn % 2 == 1):
+                seconds[setting] += sides[setting].call(timed, name, in_a_turn)
+        for setting in sides:
             ratios[setting].append(
                 statistics.median(seconds[setting]) / statistics.median(seconds["torch"])
             )
-        gc.collect()
-    cute_sharding.disable()
     return {setting: statistics.median(values) for setting, values in ratios.items()}
 
 
@@ -139,27 +146,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[], help="programs with such words")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
     print(
         f"torch {torch.__version__}: time of {arguments.calls} warm calls, as a multiple of "
         f"torch's own (median of {arguments.rounds} rounds)"
     )
     print(f"{'':32}" + "".join(f"{name:>12}" for name in SETTINGS if name != "torch"))
-    for name, program in programs().items():
-        if not arguments.only or any(word in name for word in arguments.only):
-            row = measure(program, arguments.calls, arguments.rounds)
-            figures = "".join(f"{row[on]:12.3f}" for on in SETTINGS if on != "torch")
-            print(f"{name:32}{figures}", flush=True)
+    with ExitStack() as stack:
+        sides = {
+            setting: stack.enter_context(Side(flags, poses_as=(1, 4)))
+            for setting, flags in SETTINGS.items()
+        }
+        [names] = sides["torch"].call(names_of_programs)
+        for name in names:
+            if not arguments.only or any(word in name for word in arguments.only):
+                row = measure(sides, name, arguments.calls, arguments.rounds)
+                figures = "".join(f"{row[on]:12.3f}" for on in SETTINGS if on != "torch")
+                print(f"{name:32}{figures}", flush=True)
     if not arguments.only:
         times = autoload(10)
         print(
             f"import torch, without DTensor: {times['0']:.2f} ms more with no flag, "
             f"{times['1']:.2f} ms more with one"
         )
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Redistribution beside torch's own, in one run: real gloo processes, the same tensors, the two in
-turn.
+"""Redistribution beside torch's own, in one run: four gloo processes with the package and four that
+never import it, the same tensors, the two in turn.
 
-    python -m benchmarks.redistribution [--processes 4] [--megabytes 64] [--repeat 5] [--pairs 20]
+    python -m benchmarks.redistribution [--megabytes 64] [--repeat 5] [--pairs 20]
 
 Prints for each pair of placements the times, what the busiest rank receives, the collectives and
 the peak memory of both, and whether torch's result is right. Times are the slowest rank's, the
@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
-import tempfile
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.sides import Side, torch_alone, with_flags
+from benchmarks.timing import geometric_mean
+
+WORLD = 4
 
 
 def S(dim: int, split_factor: int = 1) -> Any:
@@ -110,140 +113,119 @@ class Watch(TorchDispatchMode):
         self.alive -= size
 
 
-def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
-    import cute_sharding
+# What a process keeps between calls: the tensor, and where it goes.
+_now: dict[str, Any] = {}
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=arguments.processes
-    )
+
+def part(full: torch.Tensor, mesh: Any, placements: Sequence[Any]) -> torch.Tensor:
+    """What this rank has of ``full``, by the definition of each placement, from left to right."""
+    local = full
+    for m, placement in enumerate(placements):
+        if not isinstance(placement, (Shard, _StridedShard)):
+            continue
+        d, k = placement.dim, mesh.get_coordinate()[m]
+        pieces = local.chunk(getattr(placement, "split_factor", 1), d)
+        taken = [piece.tensor_split(_ends(piece.shape[d], mesh.size(m)), d)[k] for piece in pieces]
+        local = torch.cat(taken, d)
+    return local.contiguous()
+
+
+def _ends(n: int, parts: int) -> list[int]:
+    block = -(-n // parts)
+    return [min(k * block, n) for k in range(1, parts)]
+
+
+def begin(shape: tuple[int, ...], odd: bool, source: list[Any], target: list[Any], n: int) -> Any:
+    """Redistribute once, which makes groups, plans and caches; then count.
+
+    Returns: the elements that the busiest rank receives, the collectives, the peak of memory in MB,
+    and whether the result is right. Every rank's contribution to a pending sum is the whole tensor.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
-    meshes = {shape: init_device_mesh("cpu", shape) for shape in {pair[0] for pair in PAIRS}}
-    side = math.isqrt(arguments.megabytes * 2**20 // 4)
-    ratios = []
-    if rank == 0:
-        print(
-            f"{'mesh':8} {'from':22} {'to':22} {'ours ms':>8} {'torch ms':>9} {'ratio':>6}   "
-            f"{'received':>17}   {'collectives':>11}   {'peak MB':>11}   torch is"
-        )
-    for shape, odd, source, target in PAIRS[: arguments.pairs]:
-        full = torch.arange(float((side + odd) * (side - odd))).reshape(side + odd, side - odd)
-        mesh = meshes[shape]
-        start = _start(full, mesh, source)
-        with cute_sharding.enabled(views=False):
-            want = (
-                _start(full, mesh, target).to_local()
-                if not any(p.is_partial() for p in source)
-                else None
-            )
-        measured: dict[str, tuple[int, int, int, str]] = {}
-        times: dict[str, list[float]] = {"ours": [], "torch": []}
-        for turn in range(1 + arguments.repeat):
-            for name in ("ours", "torch") if turn % 2 == 0 else ("torch", "ours"):
-                with cute_sharding.enabled(redistribution=name == "ours", views=False):
-                    if turn == 0:
-                        measured[name] = _measure(start, target, want)
-                    elif not measured[name][-1].startswith("raises"):
-                        times[name].append(_time(start, target))
-        ours, torchs = (
-            (statistics.median(times[name] or [math.inf]), *measured[name])
-            for name in ("ours", "torch")
-        )
-        assert ours[4] == "right", (source, target)
-        ratios.append(ours[0] / torchs[0] if torchs[4] == "right" else math.nan)
-        if rank == 0:
-            names = [", ".join(map(str, placements)) for placements in (source, target)]
-            received, count, peak = (f"{ours[i]:,}/{torchs[i]:,}" for i in (1, 2, 3))
-            print(
-                f"{shape!s:8} {names[0]:22} {names[1]:22} {ours[0] * 1e3:8.1f} "
-                f"{torchs[0] * 1e3:9.1f} {ratios[-1]:6.2f}   {received:>17}   {count:>11}   "
-                f"{peak:>11}   {torchs[4]}",
-                flush=True,
-            )
-    if rank == 0:
-        right = [r for r in ratios if not math.isnan(r)]
-        print(
-            "geometric mean of ours over torch, where torch is right: "
-            f"{math.exp(sum(map(math.log, right)) / len(right)):.2f}, worst {max(right):.2f}"
-        )
-    dist.barrier()
-    dist.destroy_process_group()
-    time.sleep(0.5)  # gloo's threads
-
-
-def _start(full: torch.Tensor, mesh: Any, placements: list[Any]) -> DTensor:
-    """``full`` with those placements; every rank's contribution to a pending sum is the whole."""
-    from cute_sharding.dtensor.run.placements import cut_of
-    from cute_sharding.sharding.meeting import rows
-
-    local = full
-    coordinate = mesh.get_coordinate()
-    for dim, n in enumerate(full.shape):
-        chain = [
-            (cut[1], mesh.size(m), coordinate[m])
-            for m, p in enumerate(placements)
-            if (cut := cut_of(p)) is not None and cut[0] == dim
-        ]
-        if chain:
-            local = torch.cat([local.narrow(dim, a, b - a) for a, b in rows(n, chain)], dim)
-    return DTensor.from_local(
-        local.contiguous(),
+    mesh = init_device_mesh("cpu", shape)
+    full = torch.arange(float((n + odd) * (n - odd))).reshape(n + odd, n - odd)
+    contributions = math.prod(k for k, p in zip(shape, source) if p.is_partial())
+    want = part(full, mesh, target) * contributions
+    start = DTensor.from_local(
+        part(full, mesh, source),
         mesh,
-        placements,
+        source,
         run_check=False,
         shape=full.shape,
         stride=full.stride(),
     )
-
-
-def _measure(
-    start: DTensor, target: list[Any], want: torch.Tensor | None
-) -> tuple[int, int, int, str]:
-    """The elements received, the collectives, the peak of memory in MB, and whether the result is
-    right. Groups, plans and caches are made on the way.
-    """
+    _now.update(start=start, target=target)
     try:
         result = start.redistribute(placements=target).to_local()
-        verdict = "right" if want is None or torch.equal(result, want) else "WRONG"
     except Exception as error:
         return 0, 0, 0, f"raises {type(error).__name__}"
-    del result
+    wrong = torch.tensor(result.shape != want.shape or not torch.equal(result, want))
+    del result, full, want
     with Watch(start.to_local()) as watch:
         start.redistribute(placements=target)
-    counts = torch.tensor(
-        [watch.received, watch.collectives, (watch.peak + start.to_local().nbytes) // 2**20]
-    )
+    peak = (watch.peak + start.to_local().nbytes) // 2**20
+    counts = torch.tensor([watch.received, watch.collectives, peak, wrong])
     dist.all_reduce(counts, dist.ReduceOp.MAX)
-    received, collectives, peak = map(int, counts)
-    return received, collectives, peak, verdict
+    received, collectives, most, is_wrong = map(int, counts)
+    return received, collectives, most, "WRONG" if is_wrong else "right"
 
 
-def _time(start: DTensor, target: list[Any]) -> float:
-    """The seconds of one redistribution on the slowest rank."""
+def time_once() -> float:
+    """The seconds of one redistribution, beside one before it."""
+    start, target = _now["start"], _now["target"]
     start.redistribute(placements=target)
     dist.barrier()
     begin = time.perf_counter()
     result = start.redistribute(placements=target).to_local()
-    del result
-    took = torch.tensor(time.perf_counter() - begin)
-    dist.all_reduce(took, dist.ReduceOp.MAX)
-    return took.item()
+    result = getattr(result, "wait", lambda: result)()
+    return time.perf_counter() - begin
+
+
+def compare(arguments: argparse.Namespace, ours: Side, torchs: Side) -> list[float]:
+    """Prints a line for each pair; the ratios where PyTorch is right."""
+    ratios = []
+    side = math.isqrt(arguments.megabytes * 2**20 // 4)
+    for shape, odd, source, target in PAIRS[: arguments.pairs]:
+        rows = [each.call(begin, shape, odd, source, target, side)[0] for each in (ours, torchs)]
+        assert rows[0][3] == "right", (source, target, rows[0])
+        times: list[list[float]] = [[], []]
+        for turn in range(arguments.repeat):
+            for k in (0, 1) if turn % 2 == 0 else (1, 0):
+                if not rows[k][3].startswith("raises"):
+                    times[k].append(max((ours, torchs)[k].call(time_once)))
+        own, theirs = (statistics.median(some or [math.inf]) for some in times)
+        if rows[1][3] == "right":
+            ratios.append(own / theirs)
+        names = [", ".join(map(str, placements)) for placements in (source, target)]
+        received, count, peak = (f"{rows[0][i]:,}/{rows[1][i]:,}" for i in range(3))
+        print(
+            f"{shape!s:8} {names[0]:22} {names[1]:22} {own * 1e3:8.1f} {theirs * 1e3:9.1f} "
+            f"{own / theirs:6.2f}   {received:>17}   {count:>11}   {peak:>11}   {rows[1][3]}",
+            flush=True,
+        )
+    return ratios
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=len(PAIRS))
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(
-            worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=arguments.processes
-        )
+    print(
+        f"{'mesh':8} {'from':22} {'to':22} {'ours ms':>8} {'torch ms':>9} {'ratio':>6}   "
+        f"{'received':>17}   {'collectives':>11}   {'peak MB':>11}   torch is"
+    )
+    flags = {"USE_CUTE_REDISTRIBUTION": "1"}
+    with with_flags(flags, WORLD) as ours, torch_alone(WORLD) as torchs:
+        ratios = compare(arguments, ours, torchs)
+    print(
+        "geometric mean of ours over torch, where torch is right: "
+        f"{geometric_mean(ratios):.2f}, worst {max(ratios):.2f}"
+    )
 
 
 if __name__ == "__main__":
