@@ -5,6 +5,7 @@
 # make coverage: the tests again, and the lines that none of them reaches.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 # make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
+# make bench: the benchmarks. make bench-smallest: each once at its smallest size, to see that all run.
 # make upstream: the patches for PyTorch, in build/upstream/ (docs/upstream.md).
 # make dist: wheel and sdist in dist/, and the wheel checked in an empty environment. FIRST=torch==2.13.0 installs that there first.
 PYTHON ?= python3
@@ -18,7 +19,7 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests quick thorough coverage releases docs pages bench upstream \
+.PHONY: demo test lint types tests quick thorough coverage releases docs pages bench bench-smallest upstream \
 	dist clean
 
 demo: $(VENV)/.installed
@@ -71,6 +72,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.profiled
 	$(BIN)/python -m benchmarks.strategies
+
+bench-smallest: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks
 
 upstream: $(VENV)/.installed-test
 	$(BIN)/python -m upstream

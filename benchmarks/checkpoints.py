@@ -1,5 +1,6 @@
-"""Loading a model's checkpoint onto another mesh, beside torch.distributed.checkpoint: real gloo
-processes, the same files (in memory, where there is /dev/shm), each way in turn.
+"""Loading a model's checkpoint onto another mesh, beside torch.distributed.checkpoint: four gloo
+processes with the package and four that never import it, the same files (in memory, where there is
+/dev/shm), each way in turn.
 
     python -m benchmarks.checkpoints [--width 640] [--layers 6] [--repeat 3] [--only fsdp]
 
@@ -17,13 +18,14 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_tensor
@@ -40,6 +42,7 @@ from benchmarks.reshard import (
     slowest,
     whole_tensors,
 )
+from benchmarks.sides import Side, torch_alone, with_flags
 
 Full = Callable[[str], torch.Tensor]
 
@@ -54,42 +57,42 @@ class Counting(checkpoint.FileSystemReader):
         return super().read_data(plan, planner)
 
 
-class Way(NamedTuple):
-    """How a checkpoint is loaded: a function that loads into a state, and gives the bytes that this
-    rank has read, and been sent where that is known.
-    """
-
-    name: str
-    load: Callable[[State], tuple[int, int]]
+# How a checkpoint is loaded into a state from a folder, or from a file of whole tensors: the bytes
+# that this rank has read, and been sent where that is known.
+Load = Callable[[State, Path, Path], tuple[int, int]]
 
 
-def ways(path: Path, file: Path, in_mesh: bool) -> list[Way]:
+def by_package(state: State, source: Path, limit: int | None = None) -> tuple[int, int]:
     from cute_sharding import load_checkpoint
 
-    def ours(state: State, source: Any, limit: int | None = None) -> tuple[int, int]:
-        done = load_checkpoint(state, source, memory_limit=limit)
-        return done.read_bytes, done.received_bytes
+    done = load_checkpoint(state, source, memory_limit=limit)
+    return done.read_bytes, done.received_bytes
 
-    def torchs(state: State) -> tuple[int, int]:
-        reader = Counting(path)
-        if in_mesh:
-            checkpoint.load(dict(state), storage_reader=reader, no_dist=len(state) == 0)
-        return reader.read, 0
 
-    def by_scatter(state: State) -> tuple[int, int]:
-        first = dist.get_rank() == 0
-        whole = torch.load(file, mmap=True) if first else {}
-        for name, x in state.items():
-            full = whole[name] if first else torch.empty(x.shape)
-            x.copy_(distribute_tensor(full, x.device_mesh, x.placements))
-        return sum(x.nbytes for x in whole.values()), 0
+def by_torch(state: State, path: Path, file: Path) -> tuple[int, int]:
+    reader = Counting(path)
+    checkpoint.load(dict(state), storage_reader=reader, no_dist=len(state) == 0)
+    return reader.read, 0
 
-    return [
-        Way("load_checkpoint", lambda state: ours(state, path)),
-        Way("torch.distributed.checkpoint", torchs),
-        Way("load_checkpoint of a file", lambda state: ours(state, file)),
-        Way("torch.load and scatter", by_scatter),
-    ]
+
+def by_scatter(state: State, path: Path, file: Path) -> tuple[int, int]:
+    first = dist.get_rank() == 0
+    whole = torch.load(file, mmap=True) if first else {}
+    for name, x in state.items():
+        full = whole[name] if first else torch.empty(x.shape)
+        x.copy_(distribute_tensor(full, x.device_mesh, x.placements))
+    return sum(x.nbytes for x in whole.values()), 0
+
+
+OURS: dict[str, Load] = {
+    "load_checkpoint": lambda state, path, file: by_package(state, path),
+    "load_checkpoint of a file": lambda state, path, file: by_package(state, file),
+}
+# What each of these is beside.
+TORCHS: dict[str, Load] = {
+    "torch.distributed.checkpoint": by_torch,
+    "torch.load and scatter": by_scatter,
+}
 
 
 def empty(case: Case, full: Full, names: list[str]) -> State:
@@ -104,79 +107,90 @@ def empty(case: Case, full: Full, names: list[str]) -> State:
     }
 
 
-def saved(case: Case, full: Full, names: list[str], folder: str) -> tuple[Path, Path]:
-    mesh, placements = case.source
+@cache
+def cases_by_name() -> dict[str, Case]:
+    line = DeviceMesh("cpu", range(4))
+    same = Case("fsdp to fsdp", (line, lambda n: [fsdp(n)]), (line, lambda n: [fsdp(n)]))
+    return {case.name: case for case in (*cases(), same)}
+
+
+def names_of_cases() -> list[str]:
+    return list(cases_by_name())
+
+
+def save(name: str, width: int, layers: int, folder: str) -> tuple[Path, Path]:
+    """The folder and the file that ways load from."""
+    mesh, placements = cases_by_name()[name].source
+    shapes = parameters(width, layers)
+    full = whole_tensors(shapes)
     path, file = Path(folder) / "checkpoint", Path(folder) / "state.pt"
-    state = {n: distribute_tensor(full(n), mesh, placements(n), src_data_rank=None) for n in names}
+    state = {n: distribute_tensor(full(n), mesh, placements(n), src_data_rank=None) for n in shapes}
     inside = mesh._is_current_rank_part_of_mesh()
     checkpoint.save(dict(state) if inside else {}, checkpoint_id=path)
     if dist.get_rank() == 0:
-        torch.save({name: full(name) for name in names}, file)
+        torch.save({name: full(name) for name in shapes}, file)
     dist.barrier()
     return path, file
 
 
-def worker(rank: int, arguments: argparse.Namespace, folder: str) -> None:
-    begin(rank, folder)
-    shapes = parameters(arguments.width, arguments.layers)
+# What a process keeps between calls: the loads of one case, by the name of their way.
+_now: dict[str, Callable[[], Any]] = {}
+
+
+def begin(
+    name: str, width: int, layers: int, path: Path, file: Path, ways: Sequence[str]
+) -> dict[str, list[int]]:
+    """By way what :func:`first_time` finds. torch's ways need all ranks on the mesh."""
+    case, shapes = cases_by_name()[name], parameters(width, layers)
     full = whole_tensors(shapes)
-    line = DeviceMesh("cpu", range(4))
-    same = Case("fsdp to fsdp", (line, lambda n: [fsdp(n)]), (line, lambda n: [fsdp(n)]))
-    for case in [*cases(), same]:
-        if arguments.only in case.name:
-            compared(case, full, list(shapes), arguments.repeat, folder)
-    end()
+    state = empty(case, full, list(shapes))
+    loads = {**OURS, **(TORCHS if case.target[0].size() == 4 else {})}
+    runs = {way: partial(loads[way], state, path, file) for way in ways if way in loads}
+    _now.clear()
+    _now.update(runs)
+    return {way: first_time(run, case, full, state) for way, run in runs.items()}
 
 
-def begin(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    rendezvous = f"file://{folder}/rendezvous{os.environ.get('MALLOC_MMAP_THRESHOLD_', '')}"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=4)
+def time_once(way: str) -> float:
+    return slowest(lambda: _now[way]() and {})
 
 
-def end() -> None:
-    dist.barrier()
-    dist.destroy_process_group()
-    time.sleep(0.5)  # gloo's threads
+def compare(name: str, here: Side, torchs: Side, arguments: Any, folder: str) -> None:
+    size = arguments.width, arguments.layers
+    [(path, file), *_] = torchs.call(save, name, *size, folder)
+    total = sum(prod(shape) * 4 for shape in parameters(*size).values())
+    print(f"{name}: {len(parameters(*size))} tensors, {total / 2**20:.1f} MiB", flush=True)
+    rows, run_by = {}, {}
+    for side, ways in ((here, OURS), (torchs, TORCHS)):
+        [found, *_] = side.call(begin, name, *size, path, file, list(ways))
+        rows.update(found)
+        run_by.update(dict.fromkeys(found, side))
+    times: dict[str, list[float]] = {way: [] for way in rows}
+    for _ in range(arguments.repeat):
+        for way, side in run_by.items():
+            times[way].append(side.call(time_once, way)[0])
+    best = {way: min(of) for way, of in times.items()}
+    beside = dict(zip(TORCHS, OURS))
+    for way, (read, received, peak, right) in rows.items():
+        ratio = f"{best[beside[way]] / best[way]:4.2f} of it" if way in beside else ""
+        print(
+            f"  {way:29} {best[way] * 1e3:6.0f} ms {ratio:10}   "
+            f"{read / total:5.2f} of the model read   {received / 2**20:6.1f} MiB received   "
+            f"{peak / 2**20:5.0f} MiB beside   {'right' if right else 'WRONG'}",
+            flush=True,
+        )
 
 
-def compared(case: Case, full: Full, names: list[str], repeat: int, folder: str) -> None:
-    path, file = saved(case, full, names, folder)
-    total = sum(full(name).nbytes for name in names)
-    if dist.get_rank() == 0:
-        print(f"{case.name}: {len(names)} tensors, {total / 2**20:.1f} MiB", flush=True)
-    mesh, _ = case.target
-    those = ways(path, file, in_mesh=mesh.size() == 4)
-    those = those if mesh.size() == 4 else those[::2]  # torch's need all ranks on the mesh
-    state = empty(case, full, names)
-    rows = {way.name: first_time(way, case, full, state) for way in those}
-    times: dict[str, list[float]] = {way.name: [] for way in those}
-    for _ in range(repeat):
-        for way in those:
-            times[way.name].append(slowest(lambda way=way: way.load(state) and {}))
-    best = {name: min(of) for name, of in times.items()}
-    for k, way in enumerate(those):
-        read, received, peak, right = rows[way.name]
-        ours, theirs = ([best[each.name] for each in those[i::2]] for i in (0, 1))
-        ratio = f"{ours[k // 2] / theirs[k // 2]:4.2f} of it" if k % 2 and theirs else ""
-        ratio = ratio if len(those) == 4 else ""
-        if dist.get_rank() == 0:
-            print(
-                f"  {way.name:29} {best[way.name] * 1e3:6.0f} ms {ratio:10}   "
-                f"{read / total:5.2f} of the model read   {received / 2**20:6.1f} MiB received   "
-                f"{peak / 2**20:5.0f} MiB beside   {'right' if right else 'WRONG'}",
-                flush=True,
-            )
-
-
-def first_time(way: Way, case: Case, full: Full, state: State) -> list[int]:
+def first_time(
+    load: Callable[[], tuple[int, int]], case: Case, full: Full, state: State
+) -> list[int]:
     """What all ranks read, what the busiest is sent, the peak beside, and whether it is right."""
     for x in state.values():
         x.zero_()
     let_go()
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
-    read, received = way.load(state)
+    read, received = load()
     peak = resident("VmHWM") - before
     right = is_right(state, case, full)
     found = torch.tensor([received, peak, not right])
@@ -206,36 +220,28 @@ class Beside(threading.Thread):
         self.join()
 
 
-def limits(rank: int, arguments: argparse.Namespace, folder: str) -> None:
+def limits(name: str, width: int, layers: int, path: Path, file: Path) -> list[str]:
     """What is resident, where the C library gives back what is freed."""
-    begin(rank, folder)
-    shapes = parameters(arguments.width, arguments.layers)
-    full, names = whole_tensors(shapes), list(shapes)
-    from cute_sharding import load_checkpoint
-
-    for case in cases():
-        if arguments.only not in case.name:
-            continue
-        path, file = saved(case, full, names, folder)
-        state = empty(case, full, names)
-        for what, source, limit in (("checkpoint", path, 40 << 20), ("file", file, 16 << 20)):
-            for x in state.values():
-                x.zero_()
-            load_checkpoint(state, source, memory_limit=limit)  # what is mapped, and code
-            right = is_right(state, case, full)
-            with Beside() as beside:
-                load_checkpoint(state, source, memory_limit=limit)
-            found = torch.tensor([beside.peak, not right])
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-            peak, wrong = map(int, found)
-            if rank == 0:
-                print(
-                    f"{case.name}, {what}, memory_limit={limit / 2**20:.0f} MiB: "
-                    f"{peak / 2**20:.1f} MiB resident beside, {peak / limit:.2f} of it, "
-                    f"{'WRONG' if wrong else 'right'}",
-                    flush=True,
-                )
-    end()
+    case, shapes = cases_by_name()[name], parameters(width, layers)
+    full = whole_tensors(shapes)
+    state = empty(case, full, list(shapes))
+    lines = []
+    for what, source, limit in (("checkpoint", path, 40 << 20), ("file", file, 16 << 20)):
+        for x in state.values():
+            x.zero_()
+        by_package(state, source, limit)  # what is mapped, and code
+        right = is_right(state, case, full)
+        with Beside() as beside:
+            by_package(state, source, limit)
+        found = torch.tensor([beside.peak, not right])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        peak, wrong = map(int, found)
+        lines.append(
+            f"{name}, {what}, memory_limit={limit / 2**20:.0f} MiB: "
+            f"{peak / 2**20:.1f} MiB resident beside, {peak / limit:.2f} of it, "
+            f"{'WRONG' if wrong else 'right'}"
+        )
+    return lines
 
 
 def main() -> None:
@@ -248,10 +254,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args()
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    size = arguments.width, arguments.layers
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        mp.spawn(worker, (arguments, folder), nprocs=4)
+        with with_flags({}, 4) as here, torch_alone(4) as torchs:
+            [names, *_] = here.call(names_of_cases)
+            for name in names:
+                if arguments.only in name:
+                    compare(name, here, torchs, arguments, folder)
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)
-        mp.spawn(limits, (arguments, folder), nprocs=4)
+        with with_flags({}, 4) as here:
+            for name in names:
+                if arguments.only in name:
+                    [(path, file), *_] = here.call(save, name, *size, folder)
+                    [lines, *_] = here.call(limits, name, *size, path, file)
+                    print(*lines, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """What views cost under torch.compile with dynamic shapes: graphs compiled, and the guards that
-propagation adds, beside torch's own rules.
+propagation adds, beside PyTorch in a process that never imports the package.
 
 python -m benchmarks.compiled              # the table
 python -m benchmarks.compiled --write      # into docs/compiled.md
@@ -11,16 +11,15 @@ import argparse
 import logging
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-import cute_sharding
+from benchmarks.sides import Side, torch_alone, with_flags
 
 PAGE = Path(__file__).parents[1] / "docs" / "compiled.md"
 DEVICES = 4
@@ -237,28 +236,31 @@ def measure(pattern: Pattern, backend: str = "aot_eager", *, gradients: bool = F
     return Measured(counter.frame_count, tuple(guards.found), None)
 
 
-def line(name: str, pattern: Pattern) -> str:
-    cute_sharding.disable()
-    stock = _stock(pattern)
-    with cute_sharding.enabled():
-        ours = measure(pattern)
+def line(name: str, torchs: Side, here: Side) -> str:
+    pattern = PATTERNS[name]
+    [stock], [ours] = torchs.call(_graphs, name), here.call(_graphs, name)
     cells = [
         name,
         f"({', '.join(pattern.dims.split())}) {list(pattern.placements)} on {pattern.mesh}",
         str(len(pattern.shapes)),
-        stock,
-    ]
-    cells += [
+        _stock(stock),
         ours.error or str(ours.graphs),
         ", ".join(f"`{guard}`" for guard in ours.guards) or "none",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def _stock(pattern: Pattern) -> str:
+def _graphs(name: str) -> Measured | None:
+    """What this process measures; None where the program raises without a compiler too."""
+    warnings.filterwarnings("ignore")
     try:
-        found = measure(pattern)
+        return measure(PATTERNS[name])
     except RuntimeError:
+        return None
+
+
+def _stock(found: Measured | None) -> str:
+    if found is None:
         return "refused, eager too"
     return (
         f"error: {found.error.split(':')[0]}"
@@ -267,7 +269,7 @@ def _stock(pattern: Pattern) -> str:
     )
 
 
-def page() -> str:
+def page(names: Sequence[str], torchs: Side, here: Side) -> str:
     return "\n".join(
         [
             "# Views under torch.compile",
@@ -300,7 +302,7 @@ def page() -> str:
             "",
             "| pattern | input | shapes | PyTorch: graphs, or error | package: graphs | guards |",
             "|---|---|---|---|---|---|",
-            *(line(name, pattern) for name, pattern in PATTERNS.items()),
+            *(line(name, torchs, here) for name in names),
             "",
         ]
     )
@@ -311,13 +313,13 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help=f"write {PAGE.name} instead of printing it"
     )
+    parser.add_argument("--only", default="", help="patterns whose name has this in it")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=0, world_size=DEVICES, store=FakeStore())
-    text = page()
-    dist.destroy_process_group()
+    names = [name for name in PATTERNS if arguments.only in name]
+    posed = (0, DEVICES)
+    views = {"USE_CUTE_VIEW_PROPAGATION": "1"}
+    with torch_alone(poses_as=posed) as torchs, with_flags(views, poses_as=posed) as here:
+        text = page(names, torchs, here)
     if arguments.write:
         PAGE.write_text(text)
         print(f"wrote {PAGE}")

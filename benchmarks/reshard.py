@@ -1,5 +1,5 @@
-"""Whole models from mesh to mesh, beside what programs do without: real gloo processes, the same
-tensors, each way in turn.
+"""Whole models from mesh to mesh, beside what programs do without: four gloo processes with the
+package and four that never import it, the same tensors, each way in turn.
 
     python -m benchmarks.reshard [--width 640] [--layers 6] [--repeat 3] [--only fsdp] [--ways hand]
 
@@ -18,19 +18,20 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.sent_by_hand import send_by_hand, written
+from benchmarks.sides import torch_alone, with_flags
 
 VOCABULARY = 13824
 R = Replicate()
@@ -187,11 +188,15 @@ def by_hand(case: Case, state: State) -> Callable[[], State]:
     return lambda: send_by_hand(state, sends, case.target)
 
 
-WAYS: dict[str, Callable[[Case, State], Callable[[], State] | None]] = {
+Make = Callable[[Case, State], Callable[[], State] | None]
+OURS: dict[str, Make] = {
     "reshard": by_plan,
     "reshard, into": by_plan_into,
     "reshard, 1 % changed": by_changes,
     "redistribute, each": by_tensor,
+}
+# What a program does without the package.
+WITHOUT: dict[str, Make] = {
     "torch's, each": by_stock,
     "whole tensors": by_whole_tensors,
     "checkpoint": by_checkpoint,
@@ -264,6 +269,7 @@ def within_limit(case: Case, full: Callable[[str], torch.Tensor], names: list[st
     the most.
     """
     import cute_sharding
+    from cute_sharding.exchange import MemoryLimitError
 
     def model() -> State:
         mesh, placements = case.source
@@ -277,8 +283,8 @@ def within_limit(case: Case, full: Callable[[str], torch.Tensor], names: list[st
     limit = cute_sharding.plan_reshard(model(), wanted, mesh).peak_bytes
     try:
         cute_sharding.plan_reshard(model(), wanted, mesh, memory_limit=0)
-    except ValueError as error:
-        limit = (limit + int(str(error).split("memory_limit=0: ")[1].split()[0])) // 2
+    except MemoryLimitError as error:
+        limit = (limit + error.least) // 2
     let_go()
     before = resident()
     state = model()
@@ -314,50 +320,42 @@ def slowest(run: Callable[[], State]) -> float:
     return took.item()
 
 
-def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
-    shapes = parameters(arguments.width, arguments.layers)
+# What a process keeps between calls: the runs of one case, by the name of their way.
+_now: dict[str, Callable[[], State]] = {}
+
+
+@cache
+def cases_by_name() -> dict[str, Case]:
+    return {case.name: case for case in cases()}
+
+
+def begin(name: str, ways: Sequence[str], width: int, layers: int) -> dict[str, list[int]]:
+    """By way what :func:`measure` finds, for ways that the case has."""
+    case, shapes = cases_by_name()[name], parameters(width, layers)
     full = whole_tensors(shapes)
-    ways = {name: way for name, way in WAYS.items() if arguments.ways in name or name == "reshard"}
-    for case in cases():
-        if arguments.only not in case.name:
-            continue
-        mesh, placements = case.source
-        state = {
-            name: distribute_tensor(full(name), mesh, placements(name), src_data_rank=None)
-            for name in shapes
-        }
-        runs = {name: made for name, way in ways.items() if (made := way(case, state)) is not None}
-        measured = {name: measure(run, case, full) for name, run in runs.items()}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(arguments.repeat):
-            for name, run in runs.items():
-                times[name].append(slowest(run))
-        if rank == 0:
-            show(case, shapes, measured, times)
-    dist.barrier()
-    dist.destroy_process_group()
-    time.sleep(0.5)  # gloo's threads
+    mesh, placements = case.source
+    state = {
+        name: distribute_tensor(full(name), mesh, placements(name), src_data_rank=None)
+        for name in shapes
+    }
+    makes = {**OURS, **WITHOUT}
+    _now.clear()
+    _now.update({way: run for way in ways if (run := makes[way](case, state)) is not None})
+    return {way: measure(run, case, full) for way, run in _now.items()}
 
 
-def limits(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
-    """What is resident with a limit of memory."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
-    shapes = parameters(arguments.width, arguments.layers)
-    for case in cases():
-        if arguments.only in case.name:
-            limit, peak = within_limit(case, whole_tensors(shapes), list(shapes))
-            if rank == 0:
-                print(
-                    f"{case.name}, memory_limit={limit / 2**20:.1f} MiB: {peak / 2**20:.1f} MiB "
-                    f"resident, {peak / limit:.2f} of it",
-                    flush=True,
-                )
-    dist.barrier()
-    dist.destroy_process_group()
-    time.sleep(0.5)
+def time_once(way: str) -> float:
+    return slowest(_now[way])
+
+
+def names_of_cases() -> list[str]:
+    return list(cases_by_name())
+
+
+def limits(name: str, width: int, layers: int) -> list[int]:
+    """See :func:`within_limit`."""
+    shapes = parameters(width, layers)
+    return within_limit(cases_by_name()[name], whole_tensors(shapes), list(shapes))
 
 
 def whole_tensors(shapes: dict[str, tuple[int, ...]]) -> Callable[[str], torch.Tensor]:
@@ -389,17 +387,17 @@ def measure(run: Callable[[], State], case: Case, full: Callable[[str], torch.Te
 
 
 def show(
-    case: Case,
+    name: str,
     shapes: dict[str, tuple[int, ...]],
     measured: dict[str, list[int]],
     times: dict[str, list[float]],
 ) -> None:
     total = sum(torch.Size(shape).numel() for shape in shapes.values()) * 4
-    print(f"{case.name}: {len(shapes)} tensors, {total / 2**20:.1f} MiB")
-    best = {name: min(of) for name, of in times.items()}
-    for name, (collectives, sent, received, peak, right) in measured.items():
+    print(f"{name}: {len(shapes)} tensors, {total / 2**20:.1f} MiB")
+    best = {way: min(of) for way, of in times.items()}
+    for way, (collectives, sent, received, peak, right) in measured.items():
         print(
-            f"  {name:20} {best[name] * 1e3:7.0f} ms   {best['reshard'] / best[name]:4.2f}   "
+            f"  {way:20} {best[way] * 1e3:7.0f} ms   {best['reshard'] / best[way]:4.2f}   "
             f"{received / 2**20:7.1f} MiB received   {peak / 2**20:6.0f} MiB beside   "
             f"{collectives:3} collectives   {sent or '-':>4} messages   "
             f"{'right' if right else 'WRONG'}",
@@ -417,9 +415,32 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--ways", default="", help="ways whose name has this in it")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=4)
-        mp.spawn(limits, (arguments, os.path.join(folder, "of_limits")), nprocs=4)
+    size = arguments.width, arguments.layers
+    ours = [way for way in OURS if arguments.ways in way or way == "reshard"]
+    without = [way for way in WITHOUT if arguments.ways in way]
+    with with_flags({}, 4) as here, torch_alone(4) as torchs:
+        [names, *_] = here.call(names_of_cases)
+        names = [name for name in names if arguments.only in name]
+        for name in names:
+            measured, run_by = {}, {}
+            for side, ways in ((here, ours), (torchs, without)):
+                [found, *_] = side.call(begin, name, ways, *size)
+                measured.update(found)
+                run_by.update(dict.fromkeys(found, side))
+            times: dict[str, list[float]] = {way: [] for way in measured}
+            for _ in range(arguments.repeat):
+                for way, side in run_by.items():
+                    times[way].append(side.call(time_once, way)[0])
+            show(name, parameters(*size), measured, times)
+    # In new processes, which hold nothing else.
+    with with_flags({}, 4) as here:
+        for name in names:
+            [(limit, peak), *_] = here.call(limits, name, *size)
+            print(
+                f"{name}, memory_limit={limit / 2**20:.1f} MiB: {peak / 2**20:.1f} MiB "
+                f"resident, {peak / limit:.2f} of it",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

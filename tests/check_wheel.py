@@ -7,11 +7,21 @@ there, the flags work, and the README's first program does what the README says.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
 
 import pages
+
+
+# A program that only sets the flag.
+SWITCHED_ON = """
+import torch.distributed.tensor
+from cute_sharding import settings
+found = settings()
+assert found.views and found.ops and found.redistribution and found.movement, found
+"""
 
 
 def files_missing(installed: Path) -> list[str]:
@@ -46,11 +56,17 @@ def main() -> None:
     commands = [command for command in pages.commands("README.md") if name in command.text]
     assert commands
     status = "USE_CUTE_SHARDING=1 cute-sharding status"
-    commands.append(pages.Command(status, "...\non: views, redistribution, ...", 0))
+    commands.append(pages.Command(status, "", 0))
     for command in commands:
         said = pages.complaint(command, "README.md", environment)
         assert not said, said
         print(f"$ {command.text}\n{command.output.strip()}")
+    subprocess.run(
+        [sys.executable, "-c", SWITCHED_ON],
+        env={**environment, "USE_CUTE_SHARDING": "1"},
+        check=True,
+        timeout=120,
+    )
     print(f"OK: cute-sharding {found.version} in {installed}")
 
 

@@ -31,7 +31,7 @@ from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Link, Network
 from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import Mesh, Placed
-from cute_sharding.exchange.plan import RedistributionPlan
+from cute_sharding.exchange.plan import MemoryLimitError, RedistributionPlan
 from cute_sharding.exchange.reduction import Reduction
 from cute_sharding.exchange.step import Step
 
@@ -42,6 +42,7 @@ __all__ = [
     "Exchange",
     "Item",
     "Link",
+    "MemoryLimitError",
     "Mesh",
     "Network",
     "Part",

@@ -16,6 +16,19 @@ from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains
 
 
+class MemoryLimitError(ValueError):
+    """No plan keeps within the limit of memory.
+
+    Attributes:
+        limit: the limit that was given, in elements for one tensor, and in bytes for several.
+        least: the smallest limit that would do, in the same unit.
+    """
+
+    def __init__(self, message: str, *, limit: int, least: int) -> None:
+        super().__init__(message)
+        self.limit, self.least = limit, least
+
+
 class Held(NamedTuple):
     """What the devices hold: the chains, and (mesh dim, reduction) pairs on which each device has
     only a contribution. On the mesh dims ``kept`` it stays pending.
@@ -201,7 +214,7 @@ def within_memory(
         what: names the task in the error.
 
     Raises:
-        ValueError: none does. The message names the smallest limit that would do.
+        MemoryLimitError: none does.
     """
     found = [_fit(stages, source, limit) for stages in ways]
     fitting = [stages for stages in found if stages is not None]
@@ -210,9 +223,11 @@ def within_memory(
             peak_of([stage.in_rounds(stage.most_rounds) for stage in stages], source)
             for stages in ways
         )
-        raise ValueError(
+        raise MemoryLimitError(
             f"no plan for {what} keeps every device within {limit:,} elements: the smallest "
-            f"possible limit is memory_limit={least}"
+            f"possible limit is memory_limit={least}",
+            limit=limit,
+            least=least,
         )
     return fitting
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding.exchange.plan import MemoryLimitError
 from cute_sharding.models.way import Load
 
 # Of one tensor, or of several together, the load on each of the ranks that are looked at.
@@ -43,7 +44,7 @@ def buckets(
     go together, and None stays where it is. ``held_are``: what the loads are of, for the error.
 
     Raises:
-        ValueError: a rank would hold more than ``limit`` bytes even with one tensor at a time.
+        MemoryLimitError: a rank would hold more than ``limit`` bytes even with one tensor at a time.
 
     >>> grows, shrinks = (Load(8, 0, 4, 4, 0, 16, 16, 8),), (Load(16, 0, 4, 4, 0, 8, 8, 8),)
     >>> buckets([grows, shrinks, shrinks])
@@ -64,9 +65,11 @@ def buckets(
             members, load = _next(_alike(order, kinds), loads, kinds, held, limit, most)
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
-            raise ValueError(
+            raise MemoryLimitError(
                 f"memory_limit={limit} is too small: a device needs at least {least} bytes for "
-                f"{held_are}. Raise the limit, or use more devices"
+                f"{held_are}. Raise the limit, or use more devices",
+                limit=limit,
+                least=least,
             )
         at_once = before is not None and (
             limit is None or _peak(_without(held, before), before, load) <= limit

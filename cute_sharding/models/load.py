@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.copies import Copy, run_of
 from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.plan import MemoryLimitError
 from cute_sharding.layout.layout import row_major
 from cute_sharding.models.buckets import LEAST, MOST, SHARE
 from cute_sharding.models.needs import Needs, needs_of
@@ -93,7 +94,7 @@ class LoadPlan:
         memory_limit: the most bytes that a rank may hold beside the results, or None.
 
     Raises:
-        ValueError: not even one chunk by itself keeps within the limit.
+        MemoryLimitError: not even one chunk by itself keeps within the limit.
 
     >>> from cute_sharding.models.stored import Chunk
     >>> from cute_sharding.sharding import Shard, Sharding
@@ -199,10 +200,12 @@ class LoadPlan:
     def _check(self, alone: _Held, unit: Unit) -> None:
         if self.memory_limit is not None and alone.peak > self.memory_limit:
             stored = self.stored[unit.stored]
-            raise ValueError(
+            raise MemoryLimitError(
                 f"memory_limit={self.memory_limit} is too small: a chunk of {stored.name!r} has "
                 f"{stored.bytes_of(unit.chunk)} bytes, and a rank needs {alone.peak} bytes to "
-                "read, send and receive the whole chunk. Raise the limit"
+                "read, send and receive the whole chunk. Raise the limit",
+                limit=self.memory_limit,
+                least=alone.peak,
             )
 
     def _add(self, held: _Held, unit: Unit) -> None:

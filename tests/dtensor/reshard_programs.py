@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cute_sharding
 from cute_sharding.dtensor.models import moving
 from cute_sharding.dtensor.run.bundles import Shipment
+from cute_sharding.exchange import MemoryLimitError
 
 
 @contextmanager
@@ -228,8 +229,17 @@ def no_more_is_held_than_the_plan_says():
             assert torch.equal(x.to_local(), (full + i).chunk(4, 1)[mine])
         if limit == held * 3 // 2:
             assert len(plan.packed) > 3 and any(each.follows_at_once for each in plan.packed)
-    with raises(ValueError, r"memory_limit=1 is too small: a device needs at least \d+ bytes"):
+    with raises(
+        MemoryLimitError, r"memory_limit=1 is too small: a device needs at least \d+ bytes"
+    ):
         cute_sharding.reshard(sizes, "S(1)", other, memory_limit=1)
+    try:
+        cute_sharding.reshard(sizes, "S(1)", other, memory_limit=1)
+    except MemoryLimitError as error:
+        assert error.limit == 1
+        cute_sharding.plan_reshard(sizes, "S(1)", other, memory_limit=error.least)
+        with raises(MemoryLimitError, "is too small"):
+            cute_sharding.plan_reshard(sizes, "S(1)", other, memory_limit=error.least - 1)
 
 
 def what_fails_leaves_each_tensor_as_it_was_or_moved():
