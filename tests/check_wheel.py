@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pages
 
-
 # A program that only sets the flag.
 SWITCHED_ON = """
 import torch.distributed.tensor

@@ -21,6 +21,7 @@ LAYERS = [
     "_imports",
     "_html",
     "_words",
+    "_memory",
     "layout",
     "sharding",
     "relations",

@@ -10,10 +10,10 @@ in the tensor and in the buffer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from math import prod
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.by_links import LinkFlow, LinkMessage
 from cute_sharding.exchange.copies import Copy, Vector, fold, minus
 from cute_sharding.exchange.part import Buffer
@@ -21,7 +21,7 @@ from cute_sharding.exchange.placed import Placed
 from cute_sharding.sharding.chains import Device
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def edges(n: int, split_factor: int, parts: int) -> tuple[int, ...] | None:
     """The first devices of ranges, among ``parts`` devices that hold blocks of ``n`` rows: within a
     range, each device's rows are those of the device before, moved by one step; and the end. None

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from typing import NamedTuple, TypeVar
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, messages_alone
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import ALL, Message, Turn, in_turn
@@ -264,7 +265,7 @@ def own_part(exchange: Exchange, rank: int, turn: Turn = ALL) -> OwnPart:
     return _own_part(exchange, rank, turn)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _own_part(exchange: Exchange, rank: int, turn: Turn) -> OwnPart:
     messages = [*in_turn(exchange.sent_by(rank), turn)], [*in_turn(exchange.sent_to(rank), turn)]
     part = exchange.part_of(rank, messages)
@@ -308,7 +309,7 @@ def _without(by_peer: ByPeer, singles: Iterable[Single]) -> ByPeer:
     return {peer: some for peer, some in by_peer.items() if peer not in apart}
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _messages_alone(
     exchange: Exchange, rank: int, least: int, as_they_are: tuple[bool, bool]
 ) -> Alone:

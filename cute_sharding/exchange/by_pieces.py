@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.copies import Copy, Vector
 from cute_sharding.exchange.flow import Flow, Own
 from cute_sharding.exchange.placed import Mesh, Placed
@@ -43,7 +44,7 @@ class Line(NamedTuple):
 BUFFER = Line(1, 0)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def line_of(shape: tuple[int, ...]) -> Line:
     """The line of a local tensor of that shape."""
     return Line(len(shape), max([d for d, n in enumerate(shape) if n > 1], default=0))

@@ -5,10 +5,10 @@ either side.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+from cute_sharding._memory import remembered
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.moves import Link
 from cute_sharding.sharding.meeting import Run, turns_of_loops
@@ -121,7 +121,7 @@ def minus(a: Vector, b: Vector) -> Vector:
     return tuple([p - q for p, q in zip(a, b)])
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
     """Whether there is one copy, and it fills a tensor y of that shape from its first element to
     its last.

@@ -5,11 +5,11 @@ latency, are in :mod:`.network`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain as chained
 from itertools import product
 from math import prod
 
+from cute_sharding._memory import remembered
 from cute_sharding.sharding.chains import Chains, Cut, chain_of, chains_of
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.sharding.digits import common, digits
@@ -97,7 +97,7 @@ def received_by_digits(
     return need - have
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def most_local(
     shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...], least_of: Sequence[int] = ()
 ) -> int:
@@ -116,7 +116,7 @@ def most_local(
     return most
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def rows_of_devices(n: int, chain: tuple[tuple[int, int, bool], ...]) -> frozenset[int]:
     """The numbers of rows, of ``n``, that devices hold after a chain of cuts: (split factor,
     devices, whether only the device with the fewest of these counts).
@@ -163,7 +163,7 @@ def coordinates(n: int, devices: int) -> Sequence[int]:
     return range(n) if devices <= DEVICES or n <= 3 else sorted({0, 1, n // 2, n - 1})
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def _counts(n: int, before: Chain, after: Chain) -> tuple[int, int]:
     """(rows needed after, rows of these held before) of a dim of ``n`` rows."""
     return count_rows(rows_held(n, after)), count_rows(meet(n, before, after))

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from math import prod
 from typing import Any
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.cost import coordinates, received
 from cute_sharding.exchange.flow import Flow, Message, Own, in_turn
@@ -44,7 +45,7 @@ from cute_sharding.sharding.digits import chosen_by
 from cute_sharding.sharding.meeting import count_rows
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def identity(shape: tuple[int, ...]) -> Move:
     """The relation of a redistribution: every row is made of itself.
 

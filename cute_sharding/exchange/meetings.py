@@ -5,10 +5,10 @@ relation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.rows import Rows, common_rows, held_rows
 from cute_sharding.sharding.chains import Device
@@ -68,7 +68,7 @@ def of_every(
     return sizes_of(placed, rows), tuple(cuts)
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def meet_devices(
     one: Rows,
     of: tuple[int, ...],

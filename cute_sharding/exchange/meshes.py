@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, cast
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Network, messages
@@ -216,7 +217,7 @@ def _data(placed: Placed, names: Sequence[str] | None) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def plan_exchange(
     source: Placed,
     pending: Pending,

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
+from cute_sharding._memory import remembered
 from cute_sharding._words import counted
 from cute_sharding.exchange.cost import coordinates
 from cute_sharding.layout import Layout, LayoutError
@@ -179,7 +180,7 @@ def standing_for_all(meshes: Iterable[Mesh], used: Collection[int] | None = None
     return sorted(found)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _place(at: int, sizes: tuple[int, ...]) -> Device:
     """The coordinates of the place with that row-major number."""
     found = []

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from itertools import combinations
 from math import lcm, prod
 from typing import Any
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.candidates import Task, candidates
 from cute_sharding.exchange.cost import holds_all, most_local
@@ -21,7 +21,7 @@ from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, cuts_up_to
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def plan_steps(
     shape: tuple[int, ...],
     mesh: tuple[int, ...],
@@ -195,7 +195,7 @@ def _cost(
     return seconds, received_by(steps), collectives(steps), len(steps)
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _cheapest(task: Task) -> tuple[Step, ...]:
     return min(_admitted_ways(task), key=lambda steps: _cost(steps, task.network, task.native))
 

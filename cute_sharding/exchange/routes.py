@@ -13,12 +13,12 @@ but three all-to-alls of a local tensor each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.cost import most_local, received_by_digits
 from cute_sharding.sharding.chains import Chains, appended, cuts_up_to, cutting
 from cute_sharding.sharding.digits import chosen_by, digits
@@ -57,7 +57,7 @@ class _At(NamedTuple):
     way: tuple[Chains, ...]
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def route(
     shape: tuple[int, ...],
     mesh: tuple[int, ...],

@@ -44,7 +44,7 @@ def buckets(
     go together, and None stays where it is. ``held_are``: what the loads are of, for the error.
 
     Raises:
-        MemoryLimitError: a rank would hold more than ``limit`` bytes even with one tensor at a time.
+        MemoryLimitError: a rank holds more than ``limit`` bytes even with one tensor at a time.
 
     >>> grows, shrinks = (Load(8, 0, 4, 4, 0, 16, 16, 8),), (Load(16, 0, 4, 4, 0, 8, 8, 8),)
     >>> buckets([grows, shrinks, shrinks])

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.copies import Copy, run_of
 from cute_sharding.exchange.placed import Mesh, Placed
@@ -312,7 +313,7 @@ class _Held:
         return self._read.get(rank, 0) + max(moved, largest)
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _of_chunks(
     shape: Shape, chunks: tuple[Chunk, ...], read: tuple[int, ...], pieces: tuple[Piece, ...]
 ) -> tuple[Piece, ...]:

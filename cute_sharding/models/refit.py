@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding._words import counted
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item, own_part, size_of
 from cute_sharding.exchange.exchange import Exchange
@@ -413,7 +414,7 @@ def _member(refit: Refit, pieces: Sequence[Piece], dtype: str, itemsize: int) ->
     return Member(exchange, (*operands,), (*constants,), (*results,), dtype, itemsize)
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _exchange_of(
     relation: Relation, sources: tuple[Placed, ...], targets: tuple[Placed, ...]
 ) -> Exchange:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import starmap
 from operator import itemgetter
 from typing import NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.cost import local_elements, rows_of_devices
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for
@@ -157,7 +158,7 @@ class _Question:
         return self.signature.sizes([operand.shape for operand in self.operands])
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _assign(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
     return _search(question, spare)
 

@@ -17,11 +17,11 @@ only these rows are received. For other mesh dims we take the first of these tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.propagation.free import Cuts, FreeCuts
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     exchange: Exchange
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def chosen(
     move: Move,
     cuts: tuple[Cuts, ...],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding._memory import remembered
 from cute_sharding.exchange.cost import received_elements
 from cute_sharding.exchange.network import Chosen, Network
 from cute_sharding.exchange.plan import Held, received_by
@@ -38,7 +38,7 @@ def cuts_of(parts: Sequence[Part]) -> tuple[Cut, ...]:
     return tuple([None if isinstance(part, str) else part for part in parts])
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def received_for(
     operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...], chosen: Chosen = None
 ) -> int:

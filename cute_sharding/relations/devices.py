@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import product
 
+from cute_sharding._memory import remembered
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.piece import Piece, join_pieces, piece, through
 from cute_sharding.relations.relation import Relation, with_results
@@ -14,7 +14,7 @@ from cute_sharding.sharding.chains import chain_of, chains_of
 from cute_sharding.sharding.meeting import Chain, rows_held
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def local(shape: tuple[int, ...], chains: tuple[Chain, ...]) -> tuple[Piece, ...]:
     """The part of a tensor that a device holds: pieces from its local tensor (0) to the tensor (0).
 

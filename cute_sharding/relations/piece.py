@@ -9,11 +9,11 @@ and not of elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding._memory import remembered
 from cute_sharding.sharding.meeting import Run, meet_on_x, turns_of_loops
 
 # (size, step in the source, step in the target)
@@ -126,7 +126,7 @@ class Ladder(NamedTuple):
         return total
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def ladders(first: int, other: int, modes: tuple[Mode, ...]) -> tuple[Ladder, ...]:
     """The elements of a layout as ladders, as few as overlapping turns allow. ``modes``: (size,
     step, step on the other side), no step 0.
@@ -194,13 +194,13 @@ def bounds(first: int, modes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return low, high
 
 
-@lru_cache(maxsize=1 << 15)
+@remembered
 def source_bounds(one: Piece) -> tuple[int, int]:
     """The least and the greatest element of the source."""
     return bounds(one.x, [(n, dx) for n, dx, _ in one.modes])
 
 
-@lru_cache(maxsize=1 << 15)
+@remembered
 def target_bounds(one: Piece) -> tuple[int, int]:
     """The least and the greatest element of the target."""
     return bounds(one.y, [(n, dy) for n, _, dy in one.modes])

@@ -10,9 +10,9 @@ the exchange, or in which two of its dims share rows.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding.relations.elements import on_both_sides
 from cute_sharding.relations.forms import Form
 from cute_sharding.sharding.meeting import (
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
         return dim is not None and runs is None and form is None and not backward
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
     """The rows of the exchange that a device holds: x in the exchange, y on the device.
 
@@ -83,7 +83,7 @@ def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
     return tuple(join(meet_on_x([run.flipped() for run in rows.runs], found)))
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def needed_rows(
     source: Rows, of: tuple[int, ...], target: Rows, n: tuple[int, ...], chain: tuple[Any, ...]
 ) -> Runs:
@@ -94,7 +94,7 @@ def needed_rows(
     return tuple(join(meet_on_x(list(map(on_both_sides, whole)), held_rows(target, n, chain))))
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def common_rows(
     source: Rows,
     of: tuple[int, ...],

@@ -35,9 +35,9 @@ A pattern has names between spaces, tensors between commas, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding._words import counted
 
 ONE, NONE, UNREAD = "1", "0", "_"
@@ -213,7 +213,7 @@ class Signature(NamedTuple):
         return f"{', '.join(operands)} -> {', '.join(results)}"
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> Signature:
     """The signature of ``pattern``, for operands with these numbers of dims. If the pattern has one
     result and the op returns a list of such results, ``results`` is their number.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 
+from cute_sharding._memory import remembered
 from cute_sharding.sharding.meeting import Chain, Loop, Run, each_turn, rows_held, same_rows
 
 
@@ -183,7 +183,7 @@ def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[
     return tuple(found)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _same_rows(one: Run, other: Run) -> tuple[tuple[Run, Run], ...]:
     return tuple(same_rows([one], [other])) if one.size and other.size else ()
 

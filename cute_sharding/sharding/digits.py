@@ -9,11 +9,11 @@ digits answers for all devices at once; a comparison of rows answers for two dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding._memory import remembered
 from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
 from cute_sharding.layout.layout import from_leaves, row_major
@@ -34,7 +34,7 @@ class Digits(NamedTuple):
         return Digits({m: some for m, some in self.devices.items() if m not in near}, self.local)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits | None:
     """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None if blocks differ
     in size or start inside an earlier split, or if there are no rows.

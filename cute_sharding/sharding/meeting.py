@@ -13,10 +13,10 @@ number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from math import lcm, prod
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from cute_sharding._memory import remembered
 from cute_sharding.sharding.deal import runs
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Run(NamedTuple):
 Runs: TypeAlias = "tuple[Run, ...]"
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def rows_held(n: int, chain: Chain) -> Runs:
     """The rows of ``n`` that a device holds: x in the tensor, y on the device, which stores them in
     ascending order.
@@ -128,7 +128,7 @@ def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
     return found[0].x
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def meet(n: int, one: Chain, other: Chain) -> Runs:
     """The rows of ``n`` that two devices both hold: x on the first, y on the second."""
     return tuple(join(meet_on_x(rows_held(n, one), rows_held(n, other))))

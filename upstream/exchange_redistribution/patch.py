@@ -16,7 +16,7 @@ REDISTRIBUTE = "torch/distributed/tensor/_redistribute.py"
 
 # The smallest core: one exchange, in which a device sends itself what it keeps, replicas of a row
 # do not share its sending, and every buffer is packed. The rows and the copies are the package's.
-FORM = Form()
+FORM = Form(names={"remembered": "lru_cache(maxsize=1 << 12)"})
 
 
 def module() -> str:

@@ -14,6 +14,8 @@ from functools import _lru_cache_wrapper
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from cute_sharding import _memory
+
 
 class Kept(NamedTuple):
     """Something that a module keeps, other than a cache of a function's results.
@@ -65,6 +67,7 @@ def empty() -> None:
     """Empty all caches of the package. (Those of torch's propagator are torch's:
     replaced/registry.py.)
     """
+    _memory.forget()
     for cache in caches():
         cache.cache_clear()
     for kept in TABLE:

@@ -34,9 +34,9 @@ OUTCOMES = (
 )
 
 REDISTRIBUTE = "redistribute"
-MOST_KINDS = 1 << 10
+MOST_KINDS = 1 << 7
 MOST_NOTES = 1 << 8
-MOST_PLACES = 1 << 10
+MOST_PLACES = 1 << 8
 
 
 class Received(NamedTuple):

@@ -8,13 +8,13 @@ several ranks say alike is told once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.checkpoints.leaves import Leaf
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
 from cute_sharding.dtensor.replaced import collective_ops, process_groups
@@ -56,7 +56,7 @@ class Want(NamedTuple):
         return NamedTensor(self.name, PlacedTensor(placed, dtype))
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _placed(
     shape: tuple[int, ...], sizes: tuple[int, ...], ranks: tuple[int, ...], chains: Chains
 ) -> Placed:

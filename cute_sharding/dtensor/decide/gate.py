@@ -5,11 +5,11 @@ shards. And functions in place of torch's own ones for ops that skip the propaga
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
@@ -131,7 +131,7 @@ def _search(stock: Callable[..., Any], place: int) -> Callable[..., Any]:
     return search
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _along(spec: Any, dim: int | None) -> tuple[bool, Any]:
     """Whether torch's search along ``dim`` is right, and the dim counted from the front: torch
     compares it with dims that are. A dim that the tensor does not have is torch's to report.

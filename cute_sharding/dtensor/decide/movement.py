@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place, logger
@@ -15,6 +15,7 @@ from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
 from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -66,7 +67,7 @@ def moved(question: Question) -> Any | None:
 
         anew = way_for_any_size(name, schema, specs)
         given = [tuple(spec.placements) for spec in specs]
-        return anew and _carried_out(question, anew[0], given, [anew[1]], anew[2])
+        return anew and _carried_out(question, anew[0], given, _Kept((anew[1],)), anew[2])
     pending, mesh = _pending(specs[: row.reads]), specs[0].mesh
     if pending is None:
         count(name, "stock")
@@ -93,25 +94,67 @@ def moved(question: Question) -> Any | None:
         for spec, before, cuts in zip(specs, own, way.given)
     ]
     _note_place(question, way, given)
-    return _carried_out(question, way, given, steps, metas)
+    plan = _Kept(tuple(steps))
+    if isinstance(row, ByRows):
+        plan = _Anew.of(question, way, steps[0])
+    return _carried_out(question, way, given, plan, metas)
+
+
+class _Kept(NamedTuple):
+    """A plan that keeps its steps."""
+
+    steps: tuple[Any, ...]
+
+    def __call__(self) -> tuple[Any, ...]:
+        return self.steps
+
+
+class _Anew(NamedTuple):
+    """A plan of one movement, which is made of the op's arguments each time that it is asked for.
+
+    Attributes:
+        given, results: the cuts of operands and results.
+        dims, pending: the movement's. Groups that are prepared later do not count.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: Any
+    mesh: Any
+    given: tuple[Cuts, ...]
+    results: tuple[Cuts, ...]
+    dims: tuple[int, ...]
+    pending: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of(cls, question: Question, way: Way, movement: Any) -> _Anew:
+        schema, mesh = question.schema, question.specs[0].mesh
+        op, args, kwargs = schema.op, tuple(schema.args_schema), schema.kwargs_schema
+        return cls(op, args, kwargs, mesh, way.given, way.results, movement.dims, movement.pending)
+
+    def __call__(self) -> tuple[Any, ...]:
+        move = _move_of(OpSchema(self.op, self.args, self.kwargs))
+        assert move is not None, "there was one when the op was decided"
+        found = ShardedMove(move, self.given, tuple(self.mesh.shape)).to(self.results)
+        return (Movement(found.exchange, self.mesh, self.dims, self.pending),)
 
 
 def _carried_out(
     question: Question,
     way: Way,
     given: Sequence[tuple[Placement, ...]],
-    steps: Sequence[Any],
+    plan: Callable[[], tuple[Any, ...]],
     metas: Any,
 ) -> Any:
-    """The answer by which ``steps``, those of ``way``, run in place of the op, on operands that are
-    first redistributed to the placements ``given``.
+    """The answer by which the steps of ``plan`` run in place of the op, on operands that are first
+    redistributed to the placements ``given``.
     """
     name, schema, specs = question.name, question.schema, question.specs
     outputs = [replaced(specs[0].placements, cuts) for cuts in way.results]
     brought = given != [tuple(spec.placements) for spec in specs]
     _note(name, way.exchanges, specs, outputs, brought=brought)
     note = note_copies if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, given, tuple(steps), metas, note)
+    runner = Runner(name, specs, given, plan, metas, note)
     return answers.by_function(schema, runner, specs[0].mesh, outputs, metas)
 
 
@@ -120,12 +163,18 @@ def _at_once(question: Question, row: ByRows, cuts: tuple[Cuts, ...]) -> Way | N
     tensors, or has no map for its arguments.
     """
     schema, specs = question.schema, question.specs
-    args, kwargs = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
-    move = dynamic.move_of(question.name, args, kwargs)
+    move = _move_of(schema)
     if move is None:
         return None
     choice = _choice(row, schema.op, move, specs, cuts)
     return choice and Way(cuts, move.outputs, choice.cuts, (choice.exchange,))
+
+
+def _move_of(schema: OpSchema) -> Move | None:
+    """The op's map of rows; None if it has none for its arguments."""
+    shapes = [tuple(spec.shape) for spec in op_schemas.specs_of(schema)]
+    args, kwargs = op_schemas.arguments_with(schema, shapes)
+    return dynamic.move_of(registry.name_of(schema.op), args, kwargs)
 
 
 def _choice(

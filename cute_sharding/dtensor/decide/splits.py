@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.answer.running import made_of, runner_of
 from cute_sharding.dtensor.replaced import registry, symints, tensor_specs
 from cute_sharding.dtensor.run.moving import Movement
@@ -82,7 +82,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
     ]
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
     """One exchange to all results, from exchanges of the same operand to one result each."""
     moves = [exchange.move for exchange in exchanges]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import combinations, product
 from math import isinf, prod
 from typing import Any
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -207,7 +207,7 @@ def searches_nothing(spec: DTensorSpec, dim: int | None) -> bool:
     return (_lacks_rows if known else _lacks_rows.__wrapped__)(spec, dim)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _lacks_rows(spec: DTensorSpec, dim: int | None) -> bool:
     cut = {p.dim for p in spec.placements if isinstance(p, Shard)}
     searched = cut if dim is None else cut & {dim % max(spec.ndim, 1)}

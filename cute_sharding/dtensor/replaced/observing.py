@@ -22,6 +22,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cute_sharding._memory import remembered
+
 __all__ = [
     "NO_NUMBER",
     "TAKING_APART",
@@ -123,7 +125,7 @@ def is_gradient_of(node: type, op: Any) -> bool:
     return _is_named_after(node.__name__, op._opname)
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _is_named_after(node: str, op: str) -> bool:
     return re.sub(r"Backward\d*$", "", node).lower() == op.replace("_", "")
 
@@ -198,7 +200,7 @@ def kind_of(frame: FrameType) -> Kind:
     return _kind(str(module or ""), code.co_filename, code.co_name, first[1:], gradient)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _kind(
     module: str, file: str, name: str, arguments: tuple[str, ...], gradient: str | None
 ) -> Kind:

@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import _redistribute
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
 from cute_sharding.exchange import Mesh
 
@@ -62,7 +63,7 @@ def ranks_along(mesh: Any, dims: Sequence[int]) -> Iterator[tuple[Mesh, list[int
             yield on, sorted(on.slice_of(device, dims))
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
     """Whether process groups of these mesh dims number their ranks as the mesh does, with the dims
     in this order and the last one the fastest.
@@ -76,7 +77,7 @@ def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
     return True
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def is_ascending(mesh: Any) -> bool:
     """Whether ranks ascend along each mesh dim, as they do in its process group. If they do not, a
     rank's place in the group is not its coordinate, and torch uses sometimes the one and sometimes

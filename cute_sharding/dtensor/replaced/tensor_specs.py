@@ -8,7 +8,6 @@ Specs are read and made here, never changed: torch shares them between tensors a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from torch.distributed.tensor.placement_types import (
     _StridedShard,
 )
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
 from cute_sharding.dtensor.replaced.symints import (
     are_without_factors,
@@ -197,7 +197,7 @@ def decoded_order(placements: tuple[Placement, ...], mesh: Sequence[int]) -> Ord
     return _decoded(placements, _Sizes(mesh))
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _decoded(placements: tuple[Placement, ...], mesh: Any) -> Order | None:
     order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
     return None if order is None else _pairs(placements, order)

@@ -4,11 +4,11 @@ received.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import Any
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import (
     OUTCOMES,
     REDISTRIBUTE,
@@ -136,7 +136,7 @@ def _compare(
     counts.add("stock_received_by_all", times * theirs.by_all)
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _stock_received(*redistribution: Any) -> Received | None:
     """What torch would receive, rank 0 and all ranks; None where it cannot do it. It may take a
     while.

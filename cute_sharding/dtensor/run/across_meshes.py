@@ -8,11 +8,12 @@ point-to-point messages.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
     collective_ops,
@@ -83,7 +84,7 @@ def planned_across(current: DTensorSpec, target: DTensorSpec, memory_limit: int 
     return _planned(current, target, by, process_groups.this_rank())
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) -> Prepared:
     meshes = meshes_of(current.mesh, target.mesh, rank)
     tensor_specs.check_no_mixed_partials(tuple(current.placements))

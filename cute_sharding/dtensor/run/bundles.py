@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import islice
 from typing import Any, NoReturn
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.messages import Seal, in_group, start_exchange
 from cute_sharding.dtensor.run.packing import as_bytes, own_view, pack, unpack, write
@@ -190,7 +191,7 @@ def dims_of(steps: Sequence[Step]) -> tuple[int, ...]:
     return max([step.mesh_dims for step in steps], key=len, default=())
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def shipment_of(
     steps: tuple[AllToAll, ...], dtypes: tuple[torch.dtype, ...], mesh: Any
 ) -> Shipment:
@@ -204,7 +205,7 @@ def shipment_of(
     return Shipment(cache(bundle), dtypes, (mesh, dims_of(steps)))
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _exchange_of(step: AllToAll, mesh: Mesh) -> Exchange:
     source, target = (Placed(step.shape, mesh, chains) for chains in (step.source, step.target))
     return Exchange(identity(step.shape), (source,), (target,))

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.compiled.symbols import symbols_of, to_sizes, to_symints
@@ -99,7 +100,7 @@ def _name(mesh: Any) -> str:
     ).hexdigest()[:16]
 
 
-_parsed = lru_cache(maxsize=1 << 10)(literal_eval)
+_parsed = remembered(literal_eval)
 
 
 def _mesh_named(key: str, how: str) -> Any:
@@ -351,7 +352,7 @@ def move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | No
         return None  # torch raises the error
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _movement(
     mesh: Any,
     numbers: tuple[int, ...],

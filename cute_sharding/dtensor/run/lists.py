@@ -11,11 +11,12 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
@@ -112,7 +113,7 @@ def _redistribute_together(
     return [lay_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _shared(plans: Any, dtypes: tuple[torch.dtype, ...], kinds: tuple[Kind, ...]) -> list[Kind]:
     """The statistics of each tensor; the shared collectives count for the first one."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import process_groups, watching
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
@@ -340,13 +341,13 @@ def _slice(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...])
     return x if onto == sorted(onto) else x.permute([onto.index(d) for d in sorted(onto)])
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def _turn(exchange: Exchange, output: int) -> Exchange:
     """The exchange from one result back to the operand."""
     return exchange.of_result(output).turned()
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def comes_back(exchange: Exchange, mesh: Any) -> bool:
     """Whether writes to the results can be moved back to the operand: the ranks have a common
     process group. If results shard replicas, these are more ranks than those of ``exchange``.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.answer.answers import as_list
 from cute_sharding.dtensor.replaced import (
     collective_ops,
@@ -81,7 +82,9 @@ class Runner:
         name: the op's.
         specs: the operands'.
         placements: to which the operands are redistributed first.
-        steps: run then, each on the results of the one before it.
+        plan: makes the steps that run then, each on the results of the one before it. torch keeps
+            a runner for as long as the program runs; its steps, which are far larger, are
+            remembered while there is room (cute_sharding/_memory.py), and made again.
         metas: the results' TensorMetas; results are laid out by their strides. No list for a single
             result.
         note: for an op whose results are views, which is a single movement: called for those that
@@ -91,7 +94,7 @@ class Runner:
     name: str
     specs: Sequence[DTensorSpec]
     placements: Sequence[tuple[Placement, ...]]
-    steps: tuple[Step, ...]
+    plan: Callable[[], tuple[Step, ...]]
     metas: TensorMeta | Sequence[TensorMeta]
     note: Callable[[Any, torch.Tensor, DTensorSpec, list[torch.Tensor]], None] | None = None
 
@@ -104,7 +107,7 @@ class Runner:
         moved: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
     ) -> Any:
         """Run the op on local tensors; ``moved`` makes results of the redistributed ones."""
-        for spec, whole in self._gathered:
+        for spec, whole in _gathered(self):
             dispatch.observe(spec, whole, self.name)
         operands = self._brought([collective_ops.wait_for(x) for x in given])
         step, results = self.steps[0], None
@@ -115,6 +118,10 @@ class Runner:
             if self.note is not None:
                 self.note(self, given[0], self.specs[0], results)
         return results[0] if isinstance(self.metas, TensorMeta) else results
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return _steps(self)
 
     @cached_property
     def _steps_fit(self) -> bool:
@@ -132,19 +139,6 @@ class Runner:
         """The movement, of a runner with a single step."""
         (step,) = self.steps
         return step
-
-    @cached_property
-    def _gathered(self) -> list[tuple[DTensorSpec, DTensorSpec]]:
-        """For each operand of which rows are sent: its spec, and the one that torch would have
-        redistributed it to.
-        """
-        dims = {m for step in self.steps for m in step.dims}
-        found = []
-        for spec in self.specs:
-            whole = [Replicate() if m in dims else p for m, p in enumerate(spec.placements)]
-            if tuple(whole) != tuple(spec.placements):
-                found.append((spec, DTensorSpec(spec.mesh, tuple(whole), spec.tensor_meta)))
-        return found
 
     @cached_property
     def _orders(self) -> list[tuple[int, ...] | None]:
@@ -217,6 +211,25 @@ class Runner:
                 "sharded dim, or parts of an expanded tensor, may have one element in several "
                 "places. Write to a .clone() instead."
             )
+
+
+@remembered
+def _steps(runner: Runner) -> tuple[Step, ...]:
+    return runner.plan()
+
+
+@remembered
+def _gathered(runner: Runner) -> list[tuple[DTensorSpec, DTensorSpec]]:
+    """For each operand of which rows are sent: its spec, and the one that torch would have
+    redistributed it to.
+    """
+    dims = {m for step in runner.steps for m in step.dims}
+    found = []
+    for spec in runner.specs:
+        whole = [Replicate() if m in dims else p for m, p in enumerate(spec.placements)]
+        if tuple(whole) != tuple(spec.placements):
+            found.append((spec, DTensorSpec(spec.mesh, tuple(whole), spec.tensor_meta)))
+    return found
 
 
 def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:

@@ -7,12 +7,12 @@ collective's result is row-major, whatever the global strides are, and torch lea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
@@ -61,7 +61,7 @@ def order_of(meta: Any) -> tuple[int, ...] | None:
     return None if numbers is None else memory_order(*numbers)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def memory_order(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> tuple[int, ...]:
     """The dims from the outermost to the innermost, as ``clone()`` orders them (infer_dense_strides
     of aten/src/ATen/ExpandUtils.cpp), and pointwise ops with several operands

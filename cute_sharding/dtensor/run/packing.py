@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
 from cute_sharding.dtensor.run.ranks import numbers, on_each_rank
@@ -36,7 +37,7 @@ WIRE = frozenset(
 )
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Part]:
     """A function for each rank's part in a step, which computes it on the first call."""
 
@@ -49,7 +50,7 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False) -> Callable[[int], Pa
     return cache(part)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def part_alone(step: Step, mesh: Any, rank: int) -> Part:
     """The part of a device that neither sends nor receives: only what it keeps."""
     mine, alone = numbers(mesh, rank)
@@ -77,7 +78,7 @@ def check_shape(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     )
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _source_on(step: Step, mesh: Any, rank: int) -> tuple[int, ...]:
     source, _ = step.ends
     return source.shape_on(numbers(mesh, rank)[0])
@@ -271,7 +272,7 @@ def _strided(
     return tensor.as_strided(shape, stride, first)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _lying(
     strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], int, bool]:

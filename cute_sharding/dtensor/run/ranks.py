@@ -5,13 +5,13 @@ LocalTensorMode.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
@@ -78,7 +78,7 @@ def true_on_each_rank(function: Callable[[int], bool]) -> bool:
     return function(process_groups.this_rank()) if mode is None else all(map(function, mode.ranks))
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def slice_with(mesh: Any, rank: int) -> Mesh:
     """The mesh with its ranks; if it is a slice of a larger mesh, the slice with ``rank``.
 
@@ -94,13 +94,13 @@ def slice_with(mesh: Any, rank: int) -> Mesh:
     )
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def place(mesh: Any, rank: int) -> Device:
     """The coordinates of a rank on the mesh."""
     return slice_with(mesh, rank).device(rank)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def ranks_beside(mesh: Any, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]:
     """The ranks that differ from a rank only on these mesh dims, in the order of their process
     group, which ascends.
@@ -109,7 +109,7 @@ def ranks_beside(mesh: Any, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]
     return tuple(sorted(on.slice_of(on.device(rank), dims)))
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def numbers(mesh: Any, rank: int, dims: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:
     """The number of a rank's place on the mesh, row-major; and those of :func:`ranks_beside`."""
     on = slice_with(mesh, rank)

@@ -12,8 +12,8 @@ makes placements for which the two differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.placements import cut_of
@@ -21,7 +21,7 @@ from cute_sharding.exchange.cost import holds_all
 from cute_sharding.sharding.chains import Chains, chains_of
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def left_to_right(
     shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> Chains:
@@ -73,7 +73,7 @@ def _ordered(order: tensor_specs.Order, ndim: int, mesh: Sequence[int]) -> Chain
     return tuple(chains)
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _same(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains) -> bool:
     return one == other or (
         holds_all(shape, mesh, one, other) and holds_all(shape, mesh, other, one)

@@ -5,12 +5,13 @@ torch.distributed.tensor._redistribute.redistribute_local_tensor.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -190,7 +191,7 @@ def _recorded(
     return recorded
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _planned(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared:
     """The plan for the mesh's groups and backend: a function of the mesh, the shape and the specs'
     cuts alone, so that it is the same on all ranks and in all graphs.
@@ -223,7 +224,7 @@ def _planned(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared:
     return prepared
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def prepare(
     shape: tuple[int, ...],
     mesh: tuple[int, ...],

@@ -6,9 +6,9 @@ ranks of both agree.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.groups import group_of_ranks
 from cute_sharding.dtensor.run.ranks import is_native, slice_with
@@ -38,7 +38,7 @@ class Meshes(NamedTuple):
         return tuple([tuple([(m + more, factor) for m, factor in chain]) for chain in of_target])
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
     """The ranks of both meshes, where they are slices of larger ones: of the slices that belong
     together for ``rank``. Where ``other`` is a slice, and ranks of ``mesh`` are on several such,

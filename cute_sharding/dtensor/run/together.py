@@ -8,11 +8,11 @@ If each step by itself is the backend's own all-gather, they become a single one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
@@ -49,7 +49,7 @@ class Turn(NamedTuple):
         return 1 if len(self.steps) > 1 else self.steps[0].collectives
 
 
-@lru_cache(maxsize=1 << 10)
+@remembered
 def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) -> tuple[Turn, ...]:
     """The steps of all plans, each plan's in its order, in as few turns as possible: a function of
     what all ranks know.
