@@ -344,6 +344,7 @@ TORCH_PRIVATE = [
     "symints",
     "tensor_specs",
     "registry",
+    "keys",
     "op_schemas",
     "dispatch",
     "op_hooks",

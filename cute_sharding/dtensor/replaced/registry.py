@@ -26,6 +26,7 @@ from cute_sharding.relations.table import VIEWS
 __all__ = [
     "clear_propagation_caches",
     "decomposition",
+    "infer_schema_info",
     "is_derived",
     "is_of_the_program",
     "name_of",
@@ -41,7 +42,7 @@ __all__ = [
     "takes_local_sizes",
     "torch_rule",
     "weighs_all",
-    "with_rules",
+    "with_infos",
 ]
 
 # torch's own rule: an oracle in tests, and the source of what an error quotes for a strict view.
@@ -106,17 +107,33 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def with_rules() -> set[Any]:
-    """All ops that have a rule, torch's or the program's."""
-    return set[Any]().union(*tables()[:3])
+def with_infos() -> set[Any]:
+    """All ops that have a rule or a schema info, torch's or the program's."""
+    p = propagator()
+    infos = p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy
+    return set[Any]().union(*tables(), *infos)
+
+
+def infer_schema_info(op: torch._ops.OpOverload) -> None:
+    """Give the op the schema info that torch infers for an op without a rule, unless it has one."""
+    if schema_info(op) is None:
+        propagator().decomp_strategy.ensure_schema_info(op)
 
 
 def is_of_the_program(op: torch._ops.OpOverload) -> bool:
-    """Whether the program has registered the op's rule with torch's ``register_sharding``."""
-    rule = propagator().op_strategy_funcs.get(op)
-    # That rule is a partial of one function; its module takes long to import.
-    named = getattr(getattr(rule, "func", rule), "__module__", None)
-    return named == "torch.distributed.tensor.experimental._register_sharding"
+    """Whether the program has registered a rule for the op, in any of torch's ways, before or after
+    the import of this package. torch's own rules are all in one package.
+    """
+    return any(not _is_torchs(table[op]) for table in tables()[:3] if op in table)
+
+
+def _is_torchs(rule: Any) -> bool:
+    while hasattr(rule, "func"):  # what is registered for one mesh dim, and partials
+        rule = rule.func
+    return str(getattr(rule, "__module__", "")).startswith(_TORCHS_RULES)
+
+
+_TORCHS_RULES = _view_ops.__name__.rpartition(".")[0] + "."
 
 
 # torch's own, before any of ours replaces one.
