@@ -61,8 +61,11 @@ from cute_sharding.dtensor.run.placements import without
 def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
     """The propagator's function from an op on specs to the placements that it needs and gives."""
 
+    def stock(schema: OpSchema) -> Any:
+        return op_schemas.with_keywords_of_rule(torchs(schema), schema)
+
     def propagate(schema: OpSchema) -> Any:
-        question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, settings)
         try:
             found = moved(question)
             is_moved = found is not None
