@@ -20,7 +20,7 @@ from cute_sharding.dtensor.replaced import registry
 CALLS, OTHERS, SAMPLES = 3, 3, 8
 LARGEST = 4096  # elements of an operand
 # Of plain tensors, their kernels end the process with some arguments.
-CRASHING = ("native_batch_norm_backward",)
+CRASHING = ("native_batch_norm_backward", "_embedding_bag_backward", "_fft_c2r")
 
 
 class _Recorded(TorchDispatchMode):
@@ -188,7 +188,8 @@ def outcome(op, args, kwargs, mesh, seed):
         result = op(*args, **kwargs)
     except Exception as error:
         return f"raises {type(error).__name__}: {str(error)[:200]}"
-    return repr(tree_map(_described, [result, args, kwargs]))
+    text = repr(tree_map(_described, [result, args, kwargs]))
+    return text.replace("_NormPartial(2.0)", "_NormPartial(2)")  # they are equal
 
 
 def _described(x):

@@ -3,7 +3,8 @@
 A decision is a function of the op, the specs of its operands, the settings and the release of
 torch. :func:`propagation` first describes operands of several meshes on one mesh (:mod:`.meshes`).
 A movement op is answered by its map of rows (:mod:`.movement`), mostly only with the setting
-``movement``. All other ops are answered in the order of :func:`decide`:
+``movement``, unless the program has registered a rule for it. All other ops are answered in the
+order of :func:`decide`:
 
 1. *Program*: the program has registered a rule for the op: that rule, after the gate.
 2. *View*: the same layout, read under the shape of the output (:mod:`.views`).
@@ -67,7 +68,7 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, settings)
         try:
-            found = moved(question)
+            found = None if registry.is_of_the_program(schema.op) else moved(question)
             is_moved = found is not None
             found = found if is_moved else _complete(question, decide(question))
         except (

@@ -21,7 +21,12 @@ from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, OutputShar
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.replaced.registry import name_of, overload, propagator
+from cute_sharding.dtensor.replaced.registry import (
+    name_of,
+    overload,
+    propagator,
+    propagator_of,
+)
 from cute_sharding.dtensor.replaced.tensor_specs import placed_as
 from cute_sharding.relations.table import ROWS
 
@@ -168,7 +173,7 @@ def _chosen(schema: OpSchema) -> Any:
     """What torch's propagator chooses of what the op's rule allows: the placements of all tensors;
     None if the rule lists no choices.
     """
-    p, op = propagator(), schema.op
+    p, op = propagator_of(schema.op), schema.op
     wrapped = p._wrap_with_op_strategy(schema)
     if op in p.op_single_dim_strategy_funcs:
         rule, metas = (

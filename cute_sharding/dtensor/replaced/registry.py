@@ -7,6 +7,7 @@ Caches may be cleared here; nothing else of the propagator is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields
 from functools import cache, partial
 from typing import Any
@@ -35,13 +36,13 @@ __all__ = [
     "overload",
     "propagation",
     "propagator",
+    "propagator_of",
     "schema_info",
     "stock_propagate",
     "stock_propagation",
     "tables",
     "takes_local_sizes",
     "torch_rule",
-    "weighs_all",
     "with_infos",
 ]
 
@@ -136,18 +137,6 @@ def _is_torchs(rule: Any) -> bool:
 _TORCHS_RULES = _view_ops.__name__.rpartition(".")[0] + "."
 
 
-# torch's own, before any of ours replaces one.
-_OF_ONE_DIM = frozenset(getattr(propagator(), "op_single_dim_strategy_funcs", ()))
-
-
-def weighs_all(name: str) -> bool:
-    """Whether torch compares all placements for an op, also shards of replicas: it has a rule for
-    one mesh dim, and tries all that this allows on each (_ops/single_dim_strategy.py). Other rules
-    start from the operands' placements.
-    """
-    return overload(name) in _OF_ONE_DIM
-
-
 def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
     """Whether torch passes the op local sizes that it computes from the output's placements, left
     to right.
@@ -210,7 +199,30 @@ def stock_propagation() -> Callable[[OpSchema], OutputSharding]:
 
 def propagation() -> Callable[[OpSchema], OutputSharding]:
     """The present propagation, from an op on specs to the placements that it needs and gives."""
-    return propagator().propagate_op_sharding_non_cached
+    present = propagator().propagate_op_sharding_non_cached
+
+    def propagate(schema: OpSchema) -> OutputSharding:
+        p: Any = propagator_of(schema.op)
+        return (
+            present(schema)
+            if p is propagator()
+            else type(p).propagate_op_sharding_non_cached(p, schema)
+        )
+
+    return propagate
+
+
+def propagator_of(op: torch._ops.OpOverload) -> Any:
+    """The propagator that answers by the program's rule for the op, if it has registered one. torch
+    prefers rules for one mesh dim, also its own ones to others of the program: then a copy without.
+    """
+    p = propagator()
+    of_one_dim = p.op_single_dim_strategy_funcs.get(op)
+    if of_one_dim is None or not _is_torchs(of_one_dim) or not is_of_the_program(op):
+        return p
+    other = copy(p)
+    other.op_single_dim_strategy_funcs = {}
+    return other
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import other_arguments
@@ -298,22 +299,64 @@ REGISTRATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", REGISTRATIONS)
-def test_a_rule_that_is_registered_later(name):
-    """A call that has run before is answered by the new rule."""
-    op = torch.ops.aten.sort.default
+@contextmanager
+def rules_as_before(op):
+    """Puts back the rules of the op that are registered in the block."""
     tables = (*registry.tables(), registry.propagator().op_to_schema_info_for_single_dim_strategy)
     held = [(table, table[op]) for table in tables if op in table]
     try:
-        with cute_sharding.enabled(redistribution=True, movement=True):
-            x = cut(torch.ones(8, 8), Shard(0))
-            for _ in range(3):
-                assert op(x, 1)[0].placements == (Shard(0),)
-            REGISTRATIONS[name](op)
-            for _ in range(3):
-                assert op(x, 1)[0].placements == (Replicate(),)
+        yield
     finally:
         forget(op)
         for table, entry in held:
             table[op] = entry
-        registry.clear_propagation_caches()
+
+
+@pytest.mark.parametrize("name", REGISTRATIONS)
+def test_a_rule_that_is_registered_later(name):
+    """A call that has run before is answered by the new rule."""
+    op = torch.ops.aten.sort.default
+    with rules_as_before(op), cute_sharding.enabled(redistribution=True, movement=True):
+        x = cut(torch.ones(8, 8), Shard(0))
+        for _ in range(3):
+            assert op(x, 1)[0].placements == (Shard(0),)
+        REGISTRATIONS[name](op)
+        for _ in range(3):
+            assert op(x, 1)[0].placements == (Replicate(),)
+
+
+OF_ALL_KINDS = {
+    "a pointwise op, for which torch has a rule of one mesh dim": ("tanh", ()),
+    "an op that torch has another rule for": ("sort", (1,)),
+    "a movement op": ("roll", ([1], [1])),
+    "a view": ("transpose.int", (0, 1)),
+}
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("kind", OF_ALL_KINDS)
+@pytest.mark.parametrize("one_dim", [True, False])
+def test_a_rule_of_the_program_comes_first(one_dim, kind, before):
+    name, args = OF_ALL_KINDS[kind]
+    op = registry.overload(name if "." in name else f"{name}.default")
+    results = len(op._schema.returns)
+
+    def rule(*given, **kwargs):
+        nothing = [None] * (len(given) - 1)
+        return [([Replicate()] * results, [Replicate(), *nothing])]
+
+    def register():
+        if one_dim:
+            register_single_dim_strategy([op])(of_one_dim)
+        else:
+            register_sharding(op)(rule)
+
+    with rules_as_before(op):
+        if before:
+            register()
+        with cute_sharding.enabled(redistribution=True, movement=True):
+            if not before:
+                register()
+            found = op(cut(torch.ones(8, 8), Shard(0)), *args)
+            found = found[0] if isinstance(found, tuple) else found
+            assert found.placements == (Replicate(),)
