@@ -62,11 +62,12 @@ def install_keys(installed: Installed) -> Callable[[OpSchema], OpSchema]:
     rule, and where the program has one. (torch counts positional arguments from the first that is
     named, so numbers behind it are named too.)
 
-    C++ keeps a cache for each thread, and a thread cannot clear another's. So our infos name a
-    keyword that no call ever passes: this keeps our entries apart from torch's in every thread, and
-    torch's are found again once its infos are back. (C++ tells an info without keywords from one
-    with some, whichever these are. So where torch's names keywords of the op, entries are apart
-    only if ours names more.) It does not keep one setting of ours apart from another.
+    C++ keeps a cache for each thread, and a thread cannot clear another's. So our infos of ops that
+    have a rule name a keyword that no call ever passes: this keeps our entries apart from torch's
+    in every thread, and torch's are found again once its infos are back. (C++ tells an info without
+    keywords from one with some, whichever these are. So where torch's names keywords of the op,
+    entries are apart only if ours names more.) It does not keep one setting of ours apart from
+    another. A rule that torch derives is not derived again for its sake.
 
     What was answered by one rule does not hold once the program registers another: the op's info is
     then made anew, and this thread's caches are cleared.
@@ -85,7 +86,7 @@ def install_keys(installed: Installed) -> Callable[[OpSchema], OpSchema]:
         info = schema_info(op)
         if not isinstance(info, _Naming):
             # torch does so in an op's first call, whose answer it keeps under a key of the tensors
-            # alone: without any info, the next call would be looked up under that key.
+            # alone. Without any info, once ours is gone, calls would be looked up under that key.
             infer_schema_info(op)
             info = naming(op, info)
             put(op, info)
@@ -112,8 +113,9 @@ def naming(op: torch._ops.OpOverload, info: RuntimeSchemaInfo | None) -> Runtime
     """Our info for the op, in place of ``info``."""
     arguments = _arguments(op)
     stock = info or RuntimeSchemaInfo()
+    has_rule = not is_derived(op)
     kinds = _DECIDING
-    if is_derived(op) or is_of_the_program(op):
+    if not has_rule or is_of_the_program(op):
         kinds |= _NUMBERS
     by_place = [i for i, kind in enumerate(arguments.by_place) if kind in kinds]
     keywords = [name for name, kind in arguments.by_name.items() if kind in kinds]
@@ -123,11 +125,11 @@ def naming(op: torch._ops.OpOverload, info: RuntimeSchemaInfo | None) -> Runtime
     ]
     # Without any keyword, C++ would also leave out tensors that are passed by keyword.
     has_keywords = keywords or "TensorType" in arguments.by_name.values()
-    is_apart = has_keywords or stock.static_kwargkey is None
+    is_apart = has_keywords or (has_rule and stock.static_kwargkey is None)
     made = _Naming(
         min([stock.static_argnum, *by_place]),
         [*keywords, _OURS] if is_apart else None,
-        arguments.has_lists if info is None else info.needs_pytree,
+        info.needs_pytree if info is not None and has_rule else arguments.has_lists,
     )
     made.of = info
     return made
