@@ -174,13 +174,14 @@ def _chosen(schema: OpSchema) -> Any:
     None if the rule lists no choices.
     """
     p, op = propagator_of(schema.op), schema.op
+    torchs: Any = _sharding_prop
     wrapped = p._wrap_with_op_strategy(schema)
     if op in p.op_single_dim_strategy_funcs:
         rule, metas = (
             p.op_single_dim_strategy_funcs[op],
             p._propagate_tensor_meta_non_cached(schema),
         )
-        expand = _sharding_prop._expand_single_dim_strategy_to_mesh
+        expand = torchs._expand_single_dim_strategy_to_mesh
         choices = expand(schema.get_mesh_from_args(), wrapped, rule, metas)(
             op, wrapped.args_meta, wrapped.kwargs_meta
         )
@@ -190,7 +191,7 @@ def _chosen(schema: OpSchema) -> Any:
         return None
     if not isinstance(choices, OpStrategy):
         return None
-    return _sharding_prop._select_min_cost_strategy(choices, schema)
+    return torchs._select_min_cost_strategy(choices, schema)
 
 
 def replaced_specs(

@@ -36,11 +36,11 @@ SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
     why="PyTorch caches the output placements of each op in C++, with one cache per thread. "
-    "`op_to_schema_info` lists which arguments of an op form the key in PyTorch's C++ cache. If "
-    "`op_to_schema_info` does not list an argument that changes the result's shape, such as `bins` "
-    "of `histc`, PyTorch returns a DTensor with the shape of an earlier call. `cute_sharding` "
-    "lists all arguments that can change a shape, a stride, a dtype or a placement. Placements "
-    "from `cute_sharding` and from PyTorch have different keys.",
+    "`op_to_schema_info` lists the arguments of an op that form the key of the cache. PyTorch's "
+    "list lacks arguments that change the result's shape, such as `bins` of `histc`. The shape of "
+    "an earlier call is then returned. `cute_sharding` lists all arguments that can change a "
+    "shape, a stride, a dtype or a placement. Placements from `cute_sharding` and from PyTorch "
+    "have different keys.",
     test="tests/dtensor/replaced/test_keys.py::test_calls_with_other_arguments",
     entries="schema infos of ops",
 )
@@ -63,8 +63,8 @@ _REGISTERED: dict[str, Any] = {
 RULES = Patch(
     **_REGISTERED,
     attribute=f"{_PROPAGATOR}.register_sharding_prop_rule",
-    why="If a program registers a sharding rule for an op after the op has run, PyTorch may take "
-    "placements of the old rule from its caches. With `cute_sharding`, "
+    why="A program may register a sharding rule for an op after the op has run. PyTorch's caches "
+    "then still have placements of the old rule. With `cute_sharding`, "
     "`register_sharding_prop_rule` also empties PyTorch's caches.",
 )
 STRATEGIES = Patch(
