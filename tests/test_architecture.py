@@ -345,6 +345,7 @@ TORCH_PRIVATE = [
     "symints",
     "tensor_specs",
     "registry",
+    "keys",
     "op_schemas",
     "dispatch",
     "op_hooks",

@@ -11,7 +11,7 @@ only these rows are received. For other mesh dims we take the first of these tha
    elements; then those that hold the fewest; then those closest to the operand's;
 4. if fewer elements are received then: the touched dims are gathered, and mesh dims on which the
    operand is replicated cut the result; the best of all of these. Only mesh dims that the caller
-   names may do so: torch does it for ops for which it compares all placements.
+   names may do so.
 """
 
 from __future__ import annotations

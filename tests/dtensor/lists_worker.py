@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor.replaced.registry import weighs_all
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -104,15 +103,14 @@ def optimizers(flags):
 
 
 def one_rank_eager(dynamic):
-    """Ranks 0 and 2 run eagerly what the others have compiled. (With dynamic shapes an op for which
-    torch weighs all placements, as cat from 2.14 on, has others than eagerly: docs/surprises.md.)
+    """Ranks 0 and 2 run eagerly what the others have compiled. (With dynamic shapes ``cat`` may
+    have other placements than eagerly: docs/surprises.md.)
     """
     mesh = mesh_of_ranks([0, 1, 2, 3])
-    is_cut = dynamic and weighs_all("cat.default")
 
     def program(a, b):
         found = [x * 2 for x in torch._foreach_add([x + 1 for x in a], b)]
-        return found[-1] if is_cut else torch.cat(found)
+        return found[-1] if dynamic else torch.cat(found)
 
     run = program
     if dist.get_rank() % 2:
@@ -122,6 +120,6 @@ def one_rank_eager(dynamic):
             full = number(shape)
             a, b = ([distribute(full, mesh, [p]).detach() for _ in range(3)] for p in (S0, S1))
             got = run(a, b)
-            wanted = torch.cat([4 * full + 2] * (1 if is_cut else 3))
+            wanted = torch.cat([4 * full + 2] * (1 if dynamic else 3))
             assert_holds(got.redistribute(placements=[R]).detach(), wanted, (shape, dynamic))
     torch._dynamo.reset()

@@ -3,7 +3,8 @@
 A decision is a function of the op, the specs of its operands, the settings and the release of
 torch. :func:`propagation` first describes operands of several meshes on one mesh (:mod:`.meshes`).
 A movement op is answered by its map of rows (:mod:`.movement`), mostly only with the setting
-``movement``. All other ops are answered in the order of :func:`decide`:
+``movement``, unless the program has registered a rule for it. All other ops are answered in the
+order of :func:`decide`:
 
 1. *Program*: the program has registered a rule for the op: that rule, after the gate.
 2. *View*: the same layout, read under the shape of the output (:mod:`.views`).
@@ -61,10 +62,13 @@ from cute_sharding.dtensor.run.placements import without
 def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
     """The propagator's function from an op on specs to the placements that it needs and gives."""
 
+    def stock(schema: OpSchema) -> Any:
+        return op_schemas.with_keywords_of_rule(torchs(schema), schema)
+
     def propagate(schema: OpSchema) -> Any:
-        question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, settings)
         try:
-            found = moved(question)
+            found = None if registry.is_of_the_program(schema.op) else moved(question)
             is_moved = found is not None
             found = found if is_moved else _complete(question, decide(question))
         except (

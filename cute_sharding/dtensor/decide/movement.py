@@ -36,7 +36,7 @@ from cute_sharding.propagation.free import Cuts
 from cute_sharding.propagation.steps import Way, place_steps
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, BySteps, Row
+from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, BySteps
 
 # Pending reduction -> the values of rows that are filled in, so that they reduce to the fill: on
 # the first device of the mesh dim, and on the others. True: the fill itself.
@@ -199,7 +199,7 @@ def _choice(
         results = [_left_to_right(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
         return choice if results == [*choice.cuts] else ShardedMove(move, cuts, mesh).to(results)
 
-    spare = _spare(row, specs)
+    spare = _spare(specs)
     choice = choose(spare)
     if spare and choice is not None and op._schema._is_view_op():
         # A write to a part of a replica has to reach the other replicas.
@@ -225,7 +225,7 @@ def _in_steps(question: Question, row: BySteps, cuts: tuple[Cuts, ...]) -> Way |
     shape = tuple(spec.shape)
     steps = row.steps(shape, *schema.args_schema[1:])
     way = steps and place_steps(
-        steps, shape, cuts[0], tuple(spec.mesh.shape), spare=_spare(row, question.specs)
+        steps, shape, cuts[0], tuple(spec.mesh.shape), spare=_spare(question.specs)
     )
     if not way or _left_to_right(way.shapes[0], way.results[0], spec) != way.results[0]:
         return None
@@ -257,12 +257,8 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
     return found
 
 
-def _spare(row: Row, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
-    """Mesh dims that may shard the results though all operands are replicated on them: those of ops
-    for which torch considers all placements.
-    """
-    if not registry.weighs_all(row.made_of or row.overloads[0]):
-        return ()
+def _spare(specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
+    """Mesh dims that may shard the results though all operands are replicated on them."""
     of_dims = zip(*(spec.placements for spec in specs))
     return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])
 

@@ -62,7 +62,7 @@ def by_signature(
     shapes_of_results = answers.shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, shapes_of_results)
-        found = _assign(row, name, schema, specs, metas, signature, operands, args, kwargs)
+        found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
@@ -95,7 +95,6 @@ def by_signature(
 
 def _assign(
     row: Row,
-    name: str,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
     metas: Any,
@@ -126,7 +125,8 @@ def _assign(
         return found
 
     reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
-    spare = _weighs_all(name, schema)
+    # What an op writes to would have to be moved back.
+    spare = not schema.op._schema.is_mutable
     if not is_symbolic:
         return decide(reduce, spare)
     compared: list[Assignment] = []
@@ -216,14 +216,6 @@ def _note(
             ", ".join(map(text, filter(None, given))),
             received,
         )
-
-
-def _weighs_all(name: str, schema: OpSchema) -> bool:
-    """Whether a mesh dim that cannot keep its cut may shard another dim, as torch also considers
-    for this op. Not if the op writes to an operand, which would have to be moved back.
-    """
-    op = schema.op
-    return not op._schema.is_mutable and (registry.weighs_all(name) or registry.is_derived(op))
 
 
 def _kept_where_sized(

@@ -17,7 +17,8 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`, :mod:`.scatters`: modes;
   meshes and their groups; collectives. :mod:`.observing`, :mod:`.watching`: the ops and collectives
   that run for a program's lines, and who is told of them
-- :mod:`.registry`, :mod:`.op_schemas`: the propagator's registries and caches; an op's arguments
+- :mod:`.registry`, :mod:`.op_schemas`, :mod:`.keys`: the propagator's registries and caches; an
+  op's arguments; which of them tell its calls apart
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and functions in
   place of its steps; :mod:`.composites`: what comes before it; :mod:`.read_hook`: reads of a local
   tensor

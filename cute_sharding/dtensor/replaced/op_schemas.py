@@ -15,13 +15,18 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _sharding_prop
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.replaced.registry import name_of, overload, propagator
+from cute_sharding.dtensor.replaced.registry import (
+    name_of,
+    overload,
+    propagator,
+    propagator_of,
+)
 from cute_sharding.dtensor.replaced.tensor_specs import placed_as
 from cute_sharding.relations.table import ROWS
 
@@ -46,6 +51,7 @@ __all__ = [
     "replaced_specs",
     "specs_of",
     "unseen_writers",
+    "with_keywords_of_rule",
     "with_specs",
     "writes_unsaid",
     "written",
@@ -133,6 +139,59 @@ def arguments_with(
 def with_specs(schema: OpSchema, specs: Sequence[DTensorSpec | None]) -> OpSchema:
     """The schema with other specs, in the order of :func:`specs_of`."""
     return OpSchema(schema.op, *arguments_with(schema, specs), schema.schema_info)
+
+
+def with_keywords_of_rule(found: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """torch's answer for ``schema``, with the placements that the rule, torch's or the program's,
+    wants of the tensors that are passed by keyword. torch chooses them with those of the positional
+    ones, and leaves them out of its answer. (Those of ``out=`` are where results go.)
+    """
+    tensors = {
+        name: spec
+        for name, spec in schema.kwargs_schema.items()
+        if isinstance(spec, DTensorSpec) and not is_out(schema.op, name)
+    }
+    chosen = _chosen(schema) if tensors else None
+    if chosen is None or chosen.input_specs is None:
+        return found
+    first = len(specs_of(schema)) - len(tensors)
+    wanted = {
+        name: tuple(spec.placements)
+        for name, spec in zip(tensors, chosen.input_specs[first:])
+        if tuple(spec.placements) != tuple(tensors[name].placements)
+    }
+    if not wanted:
+        return found
+    given = found.redistribute_schema or schema
+    moved = {name: placed_as(tensors[name], placements) for name, placements in wanted.items()}
+    kwargs = {**given.kwargs_schema, **moved}
+    made = OpSchema(given.op, given.args_schema, kwargs, schema.schema_info)
+    return OutputSharding(found.output_spec, made, True, found.use_val_from_redistribute_schema)
+
+
+def _chosen(schema: OpSchema) -> Any:
+    """What torch's propagator chooses of what the op's rule allows: the placements of all tensors;
+    None if the rule lists no choices.
+    """
+    p, op = propagator_of(schema.op), schema.op
+    torchs: Any = _sharding_prop
+    wrapped = p._wrap_with_op_strategy(schema)
+    if op in p.op_single_dim_strategy_funcs:
+        rule, metas = (
+            p.op_single_dim_strategy_funcs[op],
+            p._propagate_tensor_meta_non_cached(schema),
+        )
+        expand = torchs._expand_single_dim_strategy_to_mesh
+        choices = expand(schema.get_mesh_from_args(), wrapped, rule, metas)(
+            op, wrapped.args_meta, wrapped.kwargs_meta
+        )
+    elif op in p.op_strategy_funcs:
+        choices = p.op_strategy_funcs[op](wrapped)
+    else:
+        return None
+    if not isinstance(choices, OpStrategy):
+        return None
+    return torchs._select_min_cost_strategy(choices, schema)
 
 
 def replaced_specs(

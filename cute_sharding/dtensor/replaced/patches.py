@@ -36,10 +36,12 @@ SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
     why="PyTorch caches the output placements of each op in C++, with one cache per thread. "
-    "`op_to_schema_info` lists which arguments of an op form the key in PyTorch's C++ cache. "
-    "`cute_sharding` changes which arguments form the key, so placements from `cute_sharding` and "
-    "from PyTorch have different keys.",
-    test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
+    "`op_to_schema_info` lists the arguments of an op that form the key of the cache. PyTorch's "
+    "list lacks arguments that change the result's shape, such as `bins` of `histc`. The shape of "
+    "an earlier call is then returned. `cute_sharding` lists all arguments that can change a "
+    "shape, a stride, a dtype or a placement. Placements from `cute_sharding` and from PyTorch "
+    "have different keys.",
+    test="tests/dtensor/replaced/test_keys.py::test_calls_with_other_arguments",
     entries="schema infos of ops",
 )
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
@@ -47,10 +49,36 @@ SCHEMA_INFOS_OF_ONE_DIM = Patch(
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
     why="`op_to_schema_info_for_single_dim_strategy` lists which arguments of an op form the key "
     "in PyTorch's C++ cache. PyTorch uses `op_to_schema_info_for_single_dim_strategy` for ops "
-    "whose sharding rule describes one mesh dim. `cute_sharding` changes which arguments form the "
-    "key, so placements from `cute_sharding` and from PyTorch have different keys.",
-    test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
+    "whose sharding rule describes one mesh dim. `cute_sharding` lists all arguments that can "
+    "change a shape, a stride, a dtype or a placement.",
+    test="tests/dtensor/replaced/test_patches.py::test_both_tables_name_the_same_arguments",
     entries="schema infos of ops with a rule of one mesh dim",
+)
+_REGISTERED: dict[str, Any] = {
+    "module": _TENSOR,
+    "file": "torch/distributed/tensor/_sharding_prop.py",
+    "until": "PyTorch empties its caches if a program registers a rule",
+    "test": "tests/dtensor/replaced/test_keys.py::test_a_rule_that_is_registered_later",
+}
+RULES = Patch(
+    **_REGISTERED,
+    attribute=f"{_PROPAGATOR}.register_sharding_prop_rule",
+    why="A program may register a sharding rule for an op after the op has run. PyTorch's caches "
+    "then still have placements of the old rule. With `cute_sharding`, "
+    "`register_sharding_prop_rule` also empties PyTorch's caches.",
+)
+STRATEGIES = Patch(
+    **_REGISTERED,
+    attribute=f"{_PROPAGATOR}.register_op_strategy",
+    why="`register_sharding` registers a rule by `register_op_strategy`, which does not empty "
+    "PyTorch's caches. With `cute_sharding`, `register_op_strategy` also empties PyTorch's caches.",
+)
+STRATEGIES_OF_ONE_DIM = Patch(
+    **_REGISTERED,
+    attribute=f"{_PROPAGATOR}.register_single_dim_op_strategy",
+    why="`register_single_dim_strategy` registers a rule by `register_single_dim_op_strategy`, "
+    "which does not empty PyTorch's caches. With `cute_sharding`, "
+    "`register_single_dim_op_strategy` also empties PyTorch's caches.",
 )
 
 # -- rules of ops: propagator and dispatcher -------------------------------------------------------

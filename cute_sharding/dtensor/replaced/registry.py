@@ -7,6 +7,7 @@ Caches may be cleared here; nothing else of the propagator is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields
 from functools import cache, partial
 from typing import Any
@@ -26,6 +27,7 @@ from cute_sharding.relations.table import VIEWS
 __all__ = [
     "clear_propagation_caches",
     "decomposition",
+    "infer_schema_info",
     "is_derived",
     "is_of_the_program",
     "name_of",
@@ -34,14 +36,14 @@ __all__ = [
     "overload",
     "propagation",
     "propagator",
+    "propagator_of",
     "schema_info",
     "stock_propagate",
     "stock_propagation",
     "tables",
     "takes_local_sizes",
     "torch_rule",
-    "weighs_all",
-    "with_rules",
+    "with_infos",
 ]
 
 # torch's own rule: an oracle in tests, and the source of what an error quotes for a strict view.
@@ -106,29 +108,33 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def with_rules() -> set[Any]:
-    """All ops that have a rule, torch's or the program's."""
-    return set[Any]().union(*tables()[:3])
+def with_infos() -> set[Any]:
+    """All ops that have a rule or a schema info, torch's or the program's."""
+    p = propagator()
+    infos = p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy
+    return set[Any]().union(*tables(), *infos)
+
+
+def infer_schema_info(op: torch._ops.OpOverload) -> None:
+    """Give the op the schema info that torch infers for an op without a rule, unless it has one."""
+    if schema_info(op) is None:
+        propagator().decomp_strategy.ensure_schema_info(op)
 
 
 def is_of_the_program(op: torch._ops.OpOverload) -> bool:
-    """Whether the program has registered the op's rule with torch's ``register_sharding``."""
-    rule = propagator().op_strategy_funcs.get(op)
-    # That rule is a partial of one function; its module takes long to import.
-    named = getattr(getattr(rule, "func", rule), "__module__", None)
-    return named == "torch.distributed.tensor.experimental._register_sharding"
-
-
-# torch's own, before any of ours replaces one.
-_OF_ONE_DIM = frozenset(getattr(propagator(), "op_single_dim_strategy_funcs", ()))
-
-
-def weighs_all(name: str) -> bool:
-    """Whether torch compares all placements for an op, also shards of replicas: it has a rule for
-    one mesh dim, and tries all that this allows on each (_ops/single_dim_strategy.py). Other rules
-    start from the operands' placements.
+    """Whether the program has registered a rule for the op, in any of torch's ways, before or after
+    the import of this package. torch's own rules are all in one package.
     """
-    return overload(name) in _OF_ONE_DIM
+    return any(not _is_torchs(table[op]) for table in tables()[:3] if op in table)
+
+
+def _is_torchs(rule: Any) -> bool:
+    while hasattr(rule, "func"):  # what is registered for one mesh dim, and partials
+        rule = rule.func
+    return str(getattr(rule, "__module__", "")).startswith(_TORCHS_RULES)
+
+
+_TORCHS_RULES = _view_ops.__name__.rpartition(".")[0] + "."
 
 
 def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
@@ -193,7 +199,30 @@ def stock_propagation() -> Callable[[OpSchema], OutputSharding]:
 
 def propagation() -> Callable[[OpSchema], OutputSharding]:
     """The present propagation, from an op on specs to the placements that it needs and gives."""
-    return propagator().propagate_op_sharding_non_cached
+    present = propagator().propagate_op_sharding_non_cached
+
+    def propagate(schema: OpSchema) -> OutputSharding:
+        p: Any = propagator_of(schema.op)
+        return (
+            present(schema)
+            if p is propagator()
+            else type(p).propagate_op_sharding_non_cached(p, schema)
+        )
+
+    return propagate
+
+
+def propagator_of(op: torch._ops.OpOverload) -> Any:
+    """The propagator that answers by the program's rule for the op, if it has registered one. torch
+    prefers rules for one mesh dim, also its own ones to others of the program: then a copy without.
+    """
+    p = propagator()
+    of_one_dim = p.op_single_dim_strategy_funcs.get(op)
+    if of_one_dim is None or not _is_torchs(of_one_dim) or not is_of_the_program(op):
+        return p
+    other = copy(p)
+    other.op_single_dim_strategy_funcs = {}
+    return other
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:

@@ -72,7 +72,13 @@ _ROWS = (
         "DTensor._op_dispatcher.sharding_propagator",
         "answers could not be given in torch's form",
         "_adjust_shape_and_stride_args _adjust_squeeze_to_global_singletons "
-        "_propagate_tensor_meta_non_cached",
+        "_propagate_tensor_meta_non_cached _wrap_with_op_strategy",
+    ),
+    (
+        _TENSOR + "._sharding_prop",
+        "",
+        "tensors that are passed by keyword could not be redistributed as their op's rule says",
+        "_expand_single_dim_strategy_to_mesh _select_min_cost_strategy",
     ),
     (
         _TENSOR + "._dtensor_spec",

@@ -45,7 +45,7 @@ from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
 from cute_sharding.exchange.network import Network
-from cute_sharding.relations.table import MOVEMENTS, OF_TORCH, SIGNATURES, VIEWS
+from cute_sharding.relations.table import OF_TORCH
 
 _lock = fork_safe_lock()
 _installed: Installed | None = None
@@ -249,7 +249,6 @@ def _fill(installed: Installed, settings: Settings) -> None:
         op_hooks.install_propagation(
             installed,
             propagation(registry.propagation(), settings),
-            tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             gated_handler,
             writing_handler,
             handlers_in_nodes(),

@@ -12,7 +12,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import registry
 
 
 @pytest.mark.parametrize(
@@ -170,8 +169,8 @@ def test_no_rule_receives_at_most_torchs_in_every_program():
         with cute_sharding.enabled():
             here = received(False), received(True)
     assert on_stock == (12, 12)
-    # Where torch weighs all placements so do we: softmax then cuts the rows, for half as much.
-    assert here == (0, 12 if registry.weighs_all("_softmax.default") else 24)
+    # Each softmax shards the rows instead, for half as much as replicas.
+    assert here == (0, 12)
 
 
 @pytest.mark.parametrize(
@@ -189,3 +188,34 @@ def test_what_meets_something_pending_stays_cut(centred):
         assert result.placements == (Shard(0),)
         assert max(counted.by_rank.values()) <= 2 * 5
         assert_close(result, centred(full), "centred")
+
+
+ALONG = {
+    "softmax": lambda x, d: x.softmax(d),
+    "log_softmax": lambda x, d: x.log_softmax(d),
+    "sort": lambda x, d: x.sort(d)[0],
+    "argsort": lambda x, d: x.argsort(d),
+    "cumsum": lambda x, d: x.cumsum(d),
+    "cumprod": lambda x, d: x.cumprod(d),
+    "cummax": lambda x, d: x.cummax(d)[0],
+    "logcumsumexp": lambda x, d: x.logcumsumexp(d),
+    "topk": lambda x, d: x.topk(3, d)[0],
+    "kthvalue": lambda x, d: x.kthvalue(3, d)[0],
+    "median": lambda x, d: x.median(d)[0],
+    "fft": lambda x, d: torch.fft.fft(x, dim=d).real,
+    "normalize": lambda x, d: torch.nn.functional.layer_norm(x.mT if d == 0 else x, (16,)),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_a_shard_of_a_whole_dim_moves_to_a_free_one(name):
+    """Each device receives its rows of the other dim, and not the whole tensor."""
+    call, full, n = ALONG[name], values(16, 16), 4
+    with ranks_of((n,)):
+        for d in (0, 1):
+            x = distribute(full, (n,), [Shard(d)])
+            with cute_sharding.enabled(), Received() as counted:
+                found = call(x, d)
+            assert_close(found, call(full, d), f"along {d}")
+            most = full.numel() * (n - 1) // n**2
+            assert max(counted.by_rank.values(), default=0) <= most, (d, counted.by_rank)

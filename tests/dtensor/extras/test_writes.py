@@ -14,7 +14,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.extras import copies
-from cute_sharding.dtensor.replaced import registry
 from cute_sharding.dtensor.run import moving
 
 
@@ -95,15 +94,13 @@ def test_writes_reach_what_is_viewed(name, mesh, movement):
 
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", WRITES)
-def test_writes_to_parts_of_replicas_reach_the_others(name, mesh, monkeypatch):
-    """Where torch weighs all placements for slices, as newer ones do, a slice may cut replicas."""
-    monkeypatch.setattr(registry, "weighs_all", lambda name: True)
+def test_writes_to_parts_of_replicas_reach_the_others(name, mesh):
+    """A slice may cut replicas."""
     test_writes_reach_what_is_viewed(name, mesh, True)
 
 
 def test_slices_cut_replicas_where_writes_can_reach_the_others(monkeypatch):
     """It takes a process group over the mesh dims that are cut then."""
-    monkeypatch.setattr(registry, "weighs_all", lambda name: True)
     full, placements = number((16, 5, 6)), [Shard(0), Replicate(), Replicate()]
 
     def cut(x):
