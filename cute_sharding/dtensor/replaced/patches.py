@@ -301,19 +301,17 @@ ADDRESS = Patch(
     "After a slice, only some ranks may have such an offset, so only some ranks raise an error. "
     "With `cute_sharding`, `data_ptr()` of each DTensor is 0.",
     until="`data_ptr()` of a DTensor does not depend on its local tensor",
-    lacking="copies of some slices would raise an error on some ranks",
     test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
 )
 DEEP_COPIES = Patch(
     module=_TENSOR,
     attribute="DTensor.__deepcopy__",
     file="torch/_tensor.py",
-    why="In PyTorch, `copy.deepcopy` of a DTensor runs `clone`, which gathers a Partial. The copy of "
-    "a slice has the strides of a contiguous tensor, and a local tensor with the strides of the "
+    why="In PyTorch, `copy.deepcopy` of a DTensor runs `clone`, which gathers a Partial. The copy "
+    "of a slice has the strides of a contiguous tensor, and a local tensor with the strides of the "
     "slice, so a `reshape` of the copy raises an error. With `cute_sharding`, `copy.deepcopy` "
     "copies the local tensor, and the copy has the strides of the slice.",
     until="`copy.deepcopy` keeps the strides of a DTensor",
-    lacking="a reshape of a copied slice could raise an error",
     test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
 )
 STATE_DICTS = Patch(
