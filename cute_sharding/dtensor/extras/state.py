@@ -9,7 +9,6 @@ torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
@@ -236,40 +235,8 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     ]
 
 
-def address(_: Callable[..., int]) -> Callable[[Any], int]:
-    """A method in place of torch's for the address of a DTensor, which has no memory of its own."""
-
-    def data_ptr(self: Any) -> int:
-        return 0
-
-    return data_ptr
-
-
-def deep_copy(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method in place of torch's, which communicates nothing, and whose copy has the strides of
-    the DTensor.
-    """
-
-    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
-        if id(self) in memo:
-            return memo[id(self)]
-        if not self.is_leaf or type(self) is not tensor_specs.DTensor:
-            return stock(self, memo)
-        with torch.no_grad():
-            copied = tensor_specs.like(self, copy.deepcopy(self._local_tensor, memo))
-            memo[id(self)] = copied.requires_grad_(self.requires_grad)
-            copied.grad = copy.deepcopy(self.grad, memo)
-            others = {name: x for name, x in vars(self).items() if name not in vars(copied)}
-            vars(copied).update(copy.deepcopy(others, memo))
-        return copied
-
-    return __deepcopy__
-
-
 METHODS: dict[Patch, Callable[[Any], Any]] = {
     patches.SAVED: write_items,
     patches.LOADED: chunk_list,
     patches.PARTS: tensor_shard,
-    patches.ADDRESS: address,
-    patches.DEEP_COPIES: deep_copy,
 }

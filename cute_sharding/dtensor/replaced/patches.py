@@ -314,6 +314,16 @@ DEEP_COPIES = Patch(
     until="`copy.deepcopy` keeps the strides of a DTensor",
     test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
 )
+DATA = Patch(
+    module=_TENSOR,
+    attribute="DTensor.data",
+    file="torch/_C/__init__.pyi",
+    why="After `x.data = y`, a DTensor `x` of PyTorch has the shape of `y`, and its old placements "
+    "and values. With `cute_sharding`, `x` has the placements and the values of `y`. If `y` is no "
+    "DTensor, `cute_sharding` raises an error.",
+    until="`x.data = y` changes the local tensor of a DTensor, or raises an error",
+    test="tests/dtensor/extras/test_copied.py::test_data_that_is_set",
+)
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",
     attribute="_distribute_tensors",

@@ -72,7 +72,7 @@ COPIES = {
     "detach": lambda x: copy.deepcopy(x.detach()),
     "data": lambda x: copy.deepcopy(x.data),
     "cpu": lambda x: copy.deepcopy(x.detach().cpu()),
-    "to": lambda x: x.to(torch.float64).to(torch.float32),
+    "to": lambda x: x.detach().to("cpu", copy=True),
 }
 
 
@@ -146,3 +146,54 @@ def test_a_deep_copy_keeps_what_belongs_to_a_tensor():
     with torch.no_grad():
         one.to_local().zero_()
     assert weight.to_local().any()
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_data_that_is_set(is_parameter):
+    """A DTensor becomes the other one, and has its memory; as plain tensors do."""
+    mesh, other_mesh = mesh_at(1), DeviceMesh("cpu", [[0, 1], [2, 3]])
+    at_rows = Shard(0)
+
+    def of(value, placement=at_rows, shape=(8, 4), mesh=mesh, dtype=torch.float32):
+        full = torch.full(shape, value, dtype=dtype)
+        return distribute_tensor(full, mesh, [placement] * mesh.ndim, src_data_rank=None)
+
+    others = [
+        of(2.0),
+        of(2.0, Replicate()),
+        of(2.0, Shard(1)),
+        of(2.0, _StridedShard(0, split_factor=2)),
+        of(2.0, shape=(9, 2, 2)),
+        of(2.0, Replicate(), shape=()),
+        of(2.0, shape=(0, 4)),
+        of(2.0, dtype=torch.float64),
+        of(2.0, mesh=other_mesh),
+        of(2.0)[1:, 1:],
+        of(2.0).sum(0),
+    ]
+    with cute_sharding.enabled(movement=True):
+        for other in [*others, torch.nn.Parameter(of(2.0))]:
+            x = of(1.0)
+            x = torch.nn.Parameter(x) if is_parameter else x
+            before = x
+            x.data = other
+            case = f"{tuple(other.shape)} {other.placements}"
+            assert x is before and x.requires_grad == is_parameter, case
+            assert x._spec == other._spec and x.stride() == other.stride(), case
+            assert (x.shape, x.dtype) == (other.shape, other.dtype), case
+            assert torch.equal(x.to_local(), other.to_local()), case
+            assert x.data.placements == other.placements, case
+            with torch.no_grad():
+                other.to_local().zero_()
+            assert not x.to_local().any(), case
+            if is_parameter:
+                (x * 3).sum().backward()
+                assert (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype), case
+        x = of(1.0)
+        for plain in (torch.zeros(8, 4), torch.nn.Parameter(torch.zeros(2, 4))):
+            with pytest.raises(TypeError, match="cannot set the data of a DTensor of shape"):
+                x.data = plain
+        assert x.to_local().all()
+        read = torch.compile(lambda x: x.data * 2, backend="aot_eager", fullgraph=True)
+        assert torch.equal(read(x).to_local(), x.to_local() * 2)

@@ -351,7 +351,7 @@ def removable(lacking):
     """But for what torch itself does not run without: its registries, its options, the methods of
     each tensor.
     """
-    of_tensors = {patches.ADDRESS, patches.DEEP_COPIES}
+    of_tensors = {patches.ADDRESS, patches.DEEP_COPIES, patches.DATA}
     return [
         row
         for row in ROWS
