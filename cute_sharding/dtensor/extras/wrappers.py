@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Patch
@@ -34,7 +35,7 @@ def deep_copy(stock: Callable[..., Any]) -> Callable[..., Any]:
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         if id(self) in memo:
             return memo[id(self)]
-        if not self.is_leaf or type(self) is not tensor_specs.DTensor:
+        if not self.is_leaf or type(self) is not DTensor:
             return stock(self, memo)
         with torch.no_grad():
             copied = tensor_specs.like(self, copy.deepcopy(self._local_tensor, memo))

@@ -92,8 +92,8 @@ def _has_all_of(wanted: torch.dtype, source: torch.dtype) -> bool:
         return numbers.max < 2 / torch.finfo(wanted).eps and numbers.max < torch.finfo(wanted).max
     if _is_of_integers(wanted):
         return False
-    own, others = torch.finfo(source), torch.finfo(wanted)
-    return others.eps <= own.eps and own.max <= others.max and others.tiny <= own.tiny
+    own, other = torch.finfo(source), torch.finfo(wanted)
+    return other.eps <= own.eps and own.max <= other.max and other.tiny <= own.tiny
 
 
 def names_no_dim(schema: OpSchema, at: int) -> bool:

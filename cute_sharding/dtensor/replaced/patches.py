@@ -295,11 +295,11 @@ ADDRESS = Patch(
     module=_TENSOR,
     attribute="DTensor.data_ptr",
     file="torch/_tensor.py",
-    why="`copy.deepcopy`, `torch.save` and asynchronous checkpoints copy a DTensor by its local "
-    "tensor if `data_ptr()` of the DTensor is 0, and otherwise by its own memory, which a DTensor "
-    "does not have. In PyTorch, `data_ptr()` of a DTensor is the byte offset of its local tensor. "
-    "After a slice, only some ranks may have such an offset, so only some ranks raise an error. "
-    "With `cute_sharding`, `data_ptr()` of each DTensor is 0.",
+    why="If `data_ptr()` of a DTensor is 0, `torch.save` and asynchronous checkpoints copy the "
+    "local tensor. Otherwise they look for memory of the DTensor itself, and raise an error. In "
+    "PyTorch, `data_ptr()` of a DTensor is the byte offset of its local tensor. After a slice, "
+    "only some ranks may have such an offset, so only some ranks raise an error. With "
+    "`cute_sharding`, `data_ptr()` of each DTensor is 0.",
     until="`data_ptr()` of a DTensor does not depend on its local tensor",
     test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
 )
@@ -307,9 +307,9 @@ DEEP_COPIES = Patch(
     module=_TENSOR,
     attribute="DTensor.__deepcopy__",
     file="torch/_tensor.py",
-    why="In PyTorch, `copy.deepcopy` of a DTensor runs `clone`, which gathers a Partial. The copy "
-    "of a slice has the strides of a contiguous tensor, and a local tensor with the strides of the "
-    "slice, so a `reshape` of the copy raises an error. With `cute_sharding`, `copy.deepcopy` "
+    why="In PyTorch, `copy.deepcopy` of a DTensor runs `clone`, which reduces a Partial. The copy "
+    "of a slice has the strides of a contiguous tensor, but its local tensor has those of the "
+    "slice. A `reshape` of the copy then raises an error. With `cute_sharding`, `copy.deepcopy` "
     "copies the local tensor, and the copy has the strides of the slice.",
     until="`copy.deepcopy` keeps the strides of a DTensor",
     test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",

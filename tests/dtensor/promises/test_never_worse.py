@@ -5,8 +5,6 @@ other, squeezes in place, redistributions between them, and their gradients.
 import random
 import re
 from contextlib import nullcontext
-from itertools import combinations
-from math import prod
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from drawing import draw_cuts, draw_op, shapes
 from simulation import (
     assert_holds,
     distribute,
-    is_partial,
     mesh_of,
     number,
     placement_of,
@@ -22,7 +19,6 @@ from simulation import (
     plain,
     ranks_of,
 )
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -378,36 +374,6 @@ def test_what_is_left_to_torch():
     ):
         assert is_torchs(strided, strided)
         assert not is_torchs(strided, spec(R, R)) and not is_torchs(spec(R, R), strided)
-
-
-@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 2, 2)], ids=str)
-def test_plain_placements_on_a_mesh_that_a_program_has_flattened(mesh):
-    """torch runs one collective on the flattened mesh in place of one for each of its mesh dims."""
-    rng, terms = random.Random(f"flattened {mesh}"), 72
-    with ranks_of(mesh):
-        ranks, named = torch.arange(prod(mesh)).reshape(mesh), tuple("xyz"[: len(mesh)])
-        flattened = DeviceMesh("cpu", ranks, mesh_dim_names=named)
-        for k in range(2, len(mesh) + 1):
-            for names in combinations(flattened.mesh_dim_names, k):
-                flattened[names]._flatten("_".join(names))
-        with cute_sharding.enabled():
-            for _ in range(60):
-                shape = rng.choice([(5, 3), (4, 6), (0, 3), (1, 1), (8, 12), (7, 9)])
-                reduction = rng.choice(["sum", "avg", "max"])
-                before, after = (
-                    [rng.choice([R, S(0), S(0), S(1), *pending]) for _ in mesh]
-                    for pending in ([Partial(reduction)], [])
-                )
-                parts = prod(
-                    n for n, p in zip(mesh, before) if reduction == "sum" and is_partial(p)
-                )
-                x = distribute(number(shape) * terms / parts, mesh, before)
-                x = DTensor(
-                    x._local_tensor,
-                    tensor_specs.DTensorSpec(flattened, tuple(before), x._spec.tensor_meta),
-                    requires_grad=False,
-                )
-                assert_holds(x.redistribute(placements=after), number(shape) * terms)
 
 
 def test_redistributions_are_counted():
