@@ -253,7 +253,6 @@ PRODUCTS = {
     "cdist": (torch.cdist, lambda n: (values(n, 4), values(6, 4) + 1)),
     "bilinear": (F.bilinear, lambda n: (values(n, 6), values(n, 5), values(3, 6, 5), values(3))),
     "embedding": (F.embedding, lambda n: (index(n, 3, below=6), values(6, 4))),
-    "embedding_bag": (F.embedding_bag, lambda n: (index(n, 3, below=6), values(6, 4))),
     "gather": (lambda x, i: x.gather(1, i), lambda n: (values(n, 6), index(n, 3, below=6))),
     "index_select": (
         lambda x, i: x.index_select(1, i),
@@ -310,3 +309,7 @@ FAMILIES = {
     "pools": POOLS,
     "products": PRODUCTS,
 }
+
+# Of no rows, torch's code for sizes fails on a number, a gradient is a plain tensor, or one device
+# raises and several need not.
+WITH_ROWS = {"interpolate, nearest", "attention", "pixel_shuffle"}
