@@ -310,6 +310,9 @@ FAMILIES = {
     "products": PRODUCTS,
 }
 
-# Of no rows, torch's code for sizes fails on a number, a gradient is a plain tensor, or one device
-# raises and several need not.
-WITH_ROWS = {"interpolate, nearest", "attention", "pixel_shuffle"}
+# Of no rows, torch's code for sizes fails on a number, a gradient is a plain tensor, one device
+# raises and several need not, or torch's kernel returns uninitialized memory.
+WITH_ROWS = {
+    *("interpolate, nearest", "attention", "pixel_shuffle"),
+    *[f"multi_margin, {reduction}" for reduction in REDUCTIONS],
+}

@@ -102,7 +102,6 @@ def test_what_is_pending_is_rounded_once(name, dtype, reduction, flags):
         (torch.float32, torch.float64),
         (torch.int32, torch.int64),
         (torch.int16, torch.float32),
-        (torch.float32, torch.complex64),
         (torch.float32, torch.float32),
     ],
     ids=str,
