@@ -14,7 +14,7 @@ docs/glossary.md explains the words.
 - :mod:`.refit`: a model's weights as another program needs them, on any meshes
 - :mod:`.checkpoints`: loads checkpoints into tensors on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
-- :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
+- :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures; copies of a DTensor
 - :mod:`.decide`: how each op is answered
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether the package works

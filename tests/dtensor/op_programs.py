@@ -391,7 +391,7 @@ def assert_close(actual, expected, case):
         whole = actual.redistribute(placements=[Replicate()] * actual.device_mesh.ndim).to_local()
     for rank, got in getattr(whole, "_local_tensors", {0: whole}).items():
         with plain():
-            assert torch.allclose(got.detach(), expected, rtol=1e-4, atol=1e-5), (
+            assert torch.allclose(got.detach(), expected, rtol=1e-4, atol=1e-5, equal_nan=True), (
                 f"{case}: rank {rank}: {got} is not {expected}"
             )
 

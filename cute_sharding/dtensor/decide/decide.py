@@ -30,6 +30,7 @@ its own for them, which run where no fix says that they are wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cute_sharding.dtensor.answer import answers
@@ -134,6 +135,9 @@ def _apply_fix(question: Question, fix: Fix) -> Any:
             return placed_by_search(question.stock(question.schema), question.schema)
         case Remedy.GATE:
             return question.gated(fix.kinds)
+        case Remedy.SUM:
+            summed = op_schemas.of_sum(question.schema, 3)
+            return answers.from_other_specs(decide(replace(question, schema=summed)), summed)
         case Remedy.SIGNATURE:
             return question.signed() or question.gated(fix.kinds)
 

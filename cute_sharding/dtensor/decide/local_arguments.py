@@ -125,16 +125,13 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     return True
 
 
-_SUM = 2  # torch's number for the reduction "sum" of losses
-
-
 def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
     """For the gradient of a mean loss (argument ``at`` is its reduction): scale the gradient by the
     device's share. The kernel divides by the number of elements of its second argument, even if the
     first is broadcast; locally these are the device's elements, not all.
     """
     given, specs = schema.args_schema, op_schemas.specs_of(schema)
-    if (given[at] if len(given) > at else 1) != 1 or not any(map(is_sharded, specs)):
+    if not op_schemas.is_mean(schema, at) or not any(map(is_sharded, specs)):
         return None
     x: Any = given[1]
     n = prod(x.shape)
@@ -144,7 +141,8 @@ def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
         counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
         prepared = [counted, own, *others]
         if any(type(size) is int and size == 0 for size in own.shape):
-            prepared[at] = _SUM  # also for no elements; and the trace then has no division by 0
+            # A sum gives the same, and neither op nor trace divides by 0.
+            return op_schemas.args_of_sum(schema.op, prepared, at)
         return prepared
 
     return prepare

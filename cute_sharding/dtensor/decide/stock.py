@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from cute_sharding.dtensor.replaced import process_groups, symints, tensor_specs
 from cute_sharding.dtensor.run.placements import Cuts, cut_of
 from cute_sharding.propagation.suggestions import divides_where_it_moves
@@ -25,6 +27,12 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
     """Whether torch runs the redistribution of ``spec`` to ``target``: all those that a program
     without our views may reach, except those that torch is known to get wrong.
 
+    It does not if several mesh dims shard a dim that they do not divide. If a program has flattened
+    these mesh dims, torch runs one collective in place of one for each, as if the flattened mesh
+    sharded the dim: 5 rows on (2, 2) are blocks of 2, 1, 1, 1 rows, and on 4 devices 2, 2, 1, 0.
+    And it asks each rank's own sizes whether it may. (Whether there is such a mesh does not count
+    here: it is not what a program says of the tensor.)
+
     It does not with _StridedShard placements, or an order of shards. For those torch searches steps
     among states that an earlier search in this process has left, which other ranks may not have; by
     each rank's own sizes, if they do not divide; and it misreads split factors that encode no
@@ -33,7 +41,19 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
     plain = symints.are_without_factors(spec.placements + target.placements)
     if not plain or tensor_specs.says_an_order(spec) or tensor_specs.says_an_order(target):
         return spec.placements == target.placements and spec.shard_order == target.shard_order
-    return process_groups.is_ascending(spec.mesh)
+    return process_groups.is_ascending(spec.mesh) and _nests_evenly(spec) and _nests_evenly(target)
+
+
+def _nests_evenly(spec: tensor_specs.DTensorSpec) -> bool:
+    """Whether each dim that several mesh dims shard divides by all of these together."""
+    parts: dict[int, list[int]] = {}
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        if isinstance(placement, tensor_specs.Shard) and n > 1:
+            parts.setdefault(placement.dim, []).append(n)
+    return all(
+        len(some) == 1 or symints.is_truly(spec.shape[d] % prod(some) == 0)
+        for d, some in parts.items()
+    )
 
 
 def is_torchs_alone(current: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:

@@ -37,6 +37,7 @@ class Remedy(Enum):
     SIGNATURE = "the op's signature answers; without one, as GATE"
     GATE = "its operands' placements of the fix's kinds are replicated first"
     FALSE = "the answer is False"
+    SUM = "the gradient is that of a sum, which is as empty"
     FUNCTION = "torch's function for the op runs, and its results have the placements it leaves"
 
 
@@ -67,13 +68,22 @@ def _sharded(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     return any(map(is_sharded, specs))
 
 
+def _not_whole(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    return any(not isinstance(p, Replicate) for spec in specs for p in spec.placements)
+
+
 def _sharded_and(condition: Callable[[OpSchema], bool]) -> Condition:
     return lambda schema, specs: condition(schema) and _sharded(schema, specs)
 
 
 def _is_mean(at: int) -> Condition:
-    """Whether the reduction, argument ``at``, is a mean; it is by default."""
-    return _sharded_and(lambda schema: [*schema.args_schema, *[1] * 5][at] == 1)
+    return _sharded_and(lambda schema: op_schemas.is_mean(schema, at))
+
+
+def _is_mean_of_nothing(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    return op_schemas.is_mean(schema, 3) and any(
+        not symints.is_symbolic(tuple(spec.shape)) and 0 in spec.shape for spec in specs
+    )
 
 
 def _some_device_is_empty(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
@@ -109,6 +119,11 @@ _LOSSES = tuple(
     if "_loss" in name or name.startswith("binary_cross_entropy")
     for each in (name, name.replace(".default", ".out"))
 )
+_GRADIENTS_OF_MEANS = _names(
+    "mse_loss_backward.default|grad_input|out",
+    "smooth_l1_loss_backward.default|grad_input|out",
+    "huber_loss_backward.default|grad_input|out",
+)
 ATTENTION = tuple(
     f"_scaled_dot_product_{kind}_attention{backward}.default"
     for kind in ("flash", "efficient", "cudnn")
@@ -129,9 +144,7 @@ TABLE: tuple[Fix, ...] = (
     Fix(
         ("_local_scalar_dense.default",),
         "item() reads the value of a rank's own shard, or contribution.",
-        lambda schema, specs: any(
-            not isinstance(p, Replicate) for spec in specs for p in spec.placements
-        ),
+        _not_whole,
         "torch reduces or gathers it first, for any placement",
         Remedy.GATE,
         ALL,
@@ -199,11 +212,15 @@ TABLE: tuple[Fix, ...] = (
         "torch divides by the number of all elements",
     ),
     Fix(
-        _names(
-            "mse_loss_backward.default|grad_input|out",
-            "smooth_l1_loss_backward.default|grad_input|out",
-            "huber_loss_backward.default|grad_input|out",
-        ),
+        _GRADIENTS_OF_MEANS,
+        "Of no elements, torch finds the sizes of the gradient of a mean by code that divides by "
+        "their number, and raises.",
+        _is_mean_of_nothing,
+        "torch divides a tensor by it",
+        Remedy.SUM,
+    ),
+    Fix(
+        _GRADIENTS_OF_MEANS,
         "The gradient of a mean is divided by the number of local elements.",
         _is_mean(3),
         "torch divides by the number of all elements",
@@ -250,9 +267,11 @@ TABLE: tuple[Fix, ...] = (
     Fix(
         _names("embedding.default", "gather.default"),
         "The pending result has a mask in its placement, for which most later ops raise. Rows of a "
-        "replica are sharded as well, though no operand is, on a mesh dim that the op leaves free.",
-        _sharded,
+        "replica are sharded as well, though no operand is, on a mesh dim that the op leaves free; "
+        "and rows of what is pending.",
+        _not_whole,
         "the mask ends with the op",
+        kinds=ALL,
     ),
     Fix(
         ("embedding_dense_backward.default",),
@@ -271,6 +290,14 @@ TABLE: tuple[Fix, ...] = (
         "A mask is taken for an index of one dim: other dims stay sharded, and the mask is whole.",
         _sharded_and(op_schemas.is_by_mask),
         "torch counts the dims of a mask",
+    ),
+    Fix(
+        ("_to_copy.default",),
+        "A pending sum stays pending, and each contribution is rounded to the dtype.",
+        when.rounds_contributions,
+        "torch reduces it first",
+        Remedy.GATE,
+        (Partial,),
     ),
     Fix(
         ("view.dtype",),

@@ -7,6 +7,8 @@ from itertools import combinations, product
 from math import isinf, prod
 from typing import Any
 
+import torch
+
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
@@ -62,6 +64,36 @@ def is_not_of_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> b
 
 def _is_of_integers(dtype: Any) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def rounds_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether something is pending and is converted to a dtype that lacks some of its numbers, so
+    that contributions are rounded, or overflow, one by one. (Of what is rounded alike the largest
+    and the smallest stay so; of integers that overflow they do not.)
+    """
+    source, wanted = specs[0].tensor_meta, schema.kwargs_schema.get("dtype")
+    reductions = {p.reduce_op for p in specs[0].placements if isinstance(p, Partial)}
+    if source is None or not isinstance(wanted, torch.dtype) or not reductions:
+        return False
+    lacks_some = not _has_all_of(wanted, source.dtype)
+    return lacks_some and (bool(reductions & {"sum", "avg"}) or _is_of_integers(wanted))
+
+
+def _has_all_of(wanted: torch.dtype, source: torch.dtype) -> bool:
+    """Whether one dtype has all numbers of another; of complex numbers, of their parts."""
+    wanted, source = (x.to_real() if x.is_complex else x for x in (wanted, source))
+    if torch.bool in (wanted, source):
+        return source is torch.bool
+    if _is_of_integers(source):
+        numbers = torch.iinfo(source)
+        if _is_of_integers(wanted):
+            others = torch.iinfo(wanted)
+            return others.min <= numbers.min and numbers.max <= others.max
+        return numbers.max < 2 / torch.finfo(wanted).eps and numbers.max < torch.finfo(wanted).max
+    if _is_of_integers(wanted):
+        return False
+    own, other = torch.finfo(source), torch.finfo(wanted)
+    return other.eps <= own.eps and own.max <= other.max and other.tiny <= own.tiny
 
 
 def names_no_dim(schema: OpSchema, at: int) -> bool:

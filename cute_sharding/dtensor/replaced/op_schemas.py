@@ -35,6 +35,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "OpSchema",
     "OutputSharding",
+    "args_of_sum",
     "argument",
     "arguments",
     "arguments_with",
@@ -42,11 +43,13 @@ __all__ = [
     "draws_apart",
     "is_by_mask",
     "is_in_place",
+    "is_mean",
     "is_of_lists",
     "is_out",
     "is_pointwise",
     "is_written",
     "keeps_any_cut",
+    "of_sum",
     "place_of",
     "replaced_specs",
     "specs_of",
@@ -251,6 +254,28 @@ def argument(
     if place is None:
         return None
     return args[place] if place < len(args) else kwargs.get(name)
+
+
+_MEAN, _SUM = 1, 2  # torch's numbers for the reductions of losses
+
+
+def is_mean(schema: OpSchema, at: int) -> bool:
+    """Whether the reduction of a loss, argument ``at``, is a mean; it is by default."""
+    return len(schema.args_schema) <= at or schema.args_schema[at] == _MEAN
+
+
+def args_of_sum(op: torch._ops.OpOverload, args: Sequence[Any], at: int) -> list[Any]:
+    """The arguments of the op, with a sum for the reduction of the loss, argument ``at``. (torch
+    leaves out last arguments that are as by default.)
+    """
+    defaults = [declared.default_value for declared in op._schema.arguments[len(args) : at]]
+    return [*args[:at], *defaults, _SUM, *args[at + 1 :]]
+
+
+def of_sum(schema: OpSchema, at: int) -> OpSchema:
+    """The schema with a sum for the reduction of the loss, argument ``at``."""
+    args = tuple(args_of_sum(schema.op, schema.args_schema, at))
+    return OpSchema(schema.op, args, schema.kwargs_schema, schema.schema_info)
 
 
 @cache

@@ -319,6 +319,39 @@ PARTS = Patch(
     "chunk.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
+ADDRESS = Patch(
+    module=_TENSOR,
+    attribute="DTensor.data_ptr",
+    file="torch/_tensor.py",
+    why="If `data_ptr()` of a DTensor is 0, `torch.save` and asynchronous checkpoints copy the "
+    "local tensor. Otherwise they look for memory of the DTensor itself, and raise an error. In "
+    "PyTorch, `data_ptr()` of a DTensor is the byte offset of its local tensor. After a slice, "
+    "only some ranks may have such an offset, so only some ranks raise an error. With "
+    "`cute_sharding`, `data_ptr()` of each DTensor is 0.",
+    until="`data_ptr()` of a DTensor does not depend on its local tensor",
+    test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
+)
+DEEP_COPIES = Patch(
+    module=_TENSOR,
+    attribute="DTensor.__deepcopy__",
+    file="torch/_tensor.py",
+    why="In PyTorch, `copy.deepcopy` of a DTensor runs `clone`, which reduces a Partial. The copy "
+    "of a slice has the strides of a contiguous tensor, but its local tensor has those of the "
+    "slice. A `reshape` of the copy then raises an error. With `cute_sharding`, `copy.deepcopy` "
+    "copies the local tensor, and the copy has the strides of the slice.",
+    until="`copy.deepcopy` keeps the strides of a DTensor",
+    test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
+)
+DATA = Patch(
+    module=_TENSOR,
+    attribute="DTensor.data",
+    file="torch/_C/__init__.pyi",
+    why="After `x.data = y`, a DTensor `x` of PyTorch has the shape of `y`, and its old placements "
+    "and values. With `cute_sharding`, `x` has the placements and the values of `y`. If `y` is no "
+    "DTensor, `cute_sharding` raises an error.",
+    until="`x.data = y` changes the local tensor of a DTensor, or raises an error",
+    test="tests/dtensor/extras/test_copied.py::test_data_that_is_set",
+)
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",
     attribute="_distribute_tensors",

@@ -22,7 +22,7 @@ from cute_sharding.dtensor.decide import (
     slices_together,
     writing_handler,
 )
-from cute_sharding.dtensor.extras import state
+from cute_sharding.dtensor.extras import state, wrappers
 from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
 from cute_sharding.dtensor.extras.mapped import distributed, gather_to_distribute, lenient_local_map
 from cute_sharding.dtensor.extras.writes import before_program, reach
@@ -260,4 +260,6 @@ def _fill(installed: Installed, settings: Settings) -> None:
             composites.install_composites(installed, taken_apart, slices_together)
         Reads(installed, before_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, lenient_local_map)
-        state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
+        state_dicts.install_state(
+            installed, state.METHODS | wrappers.METHODS, state.distribute, state.visualization
+        )

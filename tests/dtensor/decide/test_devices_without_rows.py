@@ -1,9 +1,11 @@
-"""Reductions where some device has no rows: it adds nothing to them."""
+"""Ops where some device has no rows: it adds nothing to reductions, and raises no error alone."""
 
 from itertools import product
 
 import pytest
 import torch
+from few_rows_programs import FAMILIES, LOSSES, WITH_ROWS
+from op_programs import compare
 from simulation import assert_holds, distribute, number, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -60,3 +62,54 @@ def test_extremes_of_devices_without_elements(placement):
         with plain():
             expected = torch.all(number((1, 4)) > 1, (1,)).max()
         assert_holds(torch.all(x, (1,)).max(), expected)
+
+
+EVERY = {name: row for family in FAMILIES.values() for name, row in family.items()}
+
+
+def on_one_device(function, operands):
+    """What is raised there, forward or backward; None if nothing is."""
+    with plain():
+        leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in operands]
+        try:
+            result = function(*leaves)
+            if result.requires_grad:
+                result.sum().backward()
+        except Exception as error:
+            return error
+    return None
+
+
+def check(name, rows, flags, cut):
+    """On four devices, of which all but one have no rows of one: the values and gradients of one
+    device; an error only if one device raises one, or without a rule for the op.
+    """
+    function, operands = EVERY[name]
+    with plain():
+        fulls = operands(rows)
+    placements = [[cut if x.ndim and x.shape[0] == rows else Replicate()] for x in fulls]
+    raised = on_one_device(function, fulls)
+    with ranks_of((4,)):
+        if raised is None:
+            try:
+                compare(function, fulls, (4,), placements, f"{name} of {rows} rows", **flags)
+            except NotImplementedError as error:
+                assert "does not have a sharding strategy" in str(error)
+        else:
+            with pytest.raises(Exception, match=r"[\s\S]"):
+                compare(function, fulls, (4,), placements, name, **flags)
+
+
+@pytest.mark.parametrize("flags", [{}, {"redistribution": True, "movement": True}], ids=str)
+@pytest.mark.parametrize("cut", [Shard(0), _StridedShard(0, split_factor=2)], ids=str)
+@pytest.mark.parametrize("name", EVERY)
+def test_few_rows(name, cut, flags):
+    for rows in (1, 3) if name in WITH_ROWS else (0, 1, 3):
+        check(name, rows, flags, cut)
+
+
+@pytest.mark.parametrize("ops", [True, False])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name.endswith("mean")])
+def test_means_of_few_rows(name, ops):
+    for rows in (1,) if name in WITH_ROWS else (0, 1):
+        check(name, rows, {"ops": ops}, Shard(0))

@@ -77,12 +77,10 @@ SHOWN = {
         [[S(0)], [S(0)]],
         (2,),
     ),
-    "mse_loss_backward.default": (
-        mean_of(F.mse_loss),
-        [values(4, 6), values(4, 6) + 1],
-        [[S(0)], [S(0)]],
-        (2,),
-    ),
+    "mse_loss_backward.default": [
+        (mean_of(F.mse_loss), [values(0, 6), values(0, 6)], [[S(1)], [S(1)]], (2,)),
+        (mean_of(F.mse_loss), [values(4, 6), values(4, 6) + 1], [[S(0)], [S(0)]], (2,)),
+    ],
     "sum.dim_IntList": (lambda x: torch.sum(x, dim=[]), [values(4, 6)], [[S(0)]], (2,)),
     "any.default": (
         lambda x: (x.detach() > -1).any(0).sum(),
@@ -106,6 +104,12 @@ SHOWN = {
         lambda w, i: F.embedding(i, w, scale_grad_by_freq=True),
         [values(7, 4), torch.tensor([[3, 3, 1, 0], [3, 1, 5, 5]])],
         [[R], [S(0)]],
+        (2,),
+    ),
+    "_to_copy.default": (
+        lambda x: x.detach().sum(0).to(torch.bfloat16).double(),
+        [torch.tensor([[256.5], [1.0]])],
+        [[S(0)]],
         (2,),
     ),
     "view.dtype": (

@@ -139,3 +139,79 @@ def tensor_of_rank_0(full, placements, local):
         shape=full.shape,
         stride=full.stride(),
     )
+
+
+# What picks elements of a tensor of (6, 9) by indices.
+PICKS = {
+    "gather": lambda z, i: z.gather(-1, i),
+    "gather of one": lambda z, i: z.gather(1, i[:, :1]),
+    "gather over rows": lambda z, i: z.gather(0, i[:1] % 6),
+    "take_along_dim": lambda z, i: torch.take_along_dim(z, i[:, :1], 1),
+    "take_along_dim of all": lambda z, i: torch.take_along_dim(z, i[:, :2], -1),
+    "index_select": lambda z, i: z.index_select(1, i[0]),
+    "indexed": lambda z, i: z[i[0, :3] % 6],
+    "indexed by two": lambda z, i: z[i[:, 0] % 6, i[:, 1]],
+    "take": lambda z, i: z.detach().take(i) + z[:, :3],
+    "embedding": lambda z, i: F.embedding(i % 6, z),
+    "scatter": lambda z, i: z.scatter(1, i, 2.0),
+    "scatter_add": lambda z, i: z.scatter_add(1, i, z[:, :3]),
+    "index_add": lambda z, i: z.index_add(0, i[0] % 6, z[:3]),
+    "index_fill": lambda z, i: z.index_fill(0, i[0] % 6, 2.0),
+    "index_put": lambda z, i: z.index_put((i[0] % 6,), z[:3], accumulate=True),
+    "masked_fill": lambda z, i: z.masked_fill(z.detach() > 0, 2.0),
+}
+AFTER_PICKS = {
+    "squeezed": lambda y: y.squeeze(-1) * 1,
+    "flat": lambda y: y.reshape(-1) + 1,
+    "turned": lambda y: y.transpose(0, -1).unsqueeze(0) * 2,
+    "sum": lambda y: y.sum(0),
+    "a slice": lambda y: y[1:].exp(),
+}
+# What makes a tensor of (6, 9) of which something is pending, of (6, 8) and (9, 8).
+PENDING = {
+    "sum": lambda a, b: a @ b.t(),
+    "avg": lambda a, b: (a[:, None] * b).mean(2),
+    "max": lambda a, b: (a[:, None] * b).amax(2),
+}
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("pending", PENDING)
+@pytest.mark.parametrize("pick", PICKS)
+def test_elements_that_are_picked_of_what_is_pending(pick, pending, mesh):
+    """And what follows: of each pick something else, in turn."""
+    make, picked = PENDING[pending], PICKS[pick]
+    index = torch.arange(18).reshape(6, 3) * 5 % 9
+    first = [*PICKS].index(pick) + [*PENDING].index(pending)
+    following = [*AFTER_PICKS][first % len(AFTER_PICKS)]
+    if following == "squeezed" and picked(values(6, 9), index).shape[-1] != 1:
+        following = "flat"
+    with ranks_of(mesh):
+        compare(
+            lambda a, b, i: AFTER_PICKS[following](picked(make(a, b), i)),
+            [values(6, 8), values(9, 8), index],
+            mesh,
+            [[Shard(1), R][: len(mesh)], [Shard(1), R][: len(mesh)], [R] * len(mesh)],
+            following,
+            movement=True,
+        )
+
+
+@pytest.mark.parametrize("ops", [True, False])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
+def test_a_picked_element_of_each_pending_row_is_no_longer_masked(mesh, ops):
+    index = torch.arange(6)[:, None]
+    with ranks_of(mesh):
+        for view in (
+            lambda y: y.squeeze(-1) * 1,
+            lambda y: y.t() + 1,
+            lambda y: y.view(2, 3).exp(),
+        ):
+            compare(
+                lambda a, b, i: view((a @ b.t()).gather(-1, i)),
+                [values(6, 8), values(9, 8), index],
+                mesh,
+                [[Shard(1)] * len(mesh), [Shard(1)] * len(mesh), [R] * len(mesh)],
+                f"{mesh} {ops}",
+                ops=ops,
+            )

@@ -362,7 +362,11 @@ def test_what_is_left_to_torch():
             shape,
         )
 
-    assert is_torchs(spec(S(0), S(0), shape=(7, 3)), spec(R, R, shape=(7, 3))), "nothing but Shard"
+    assert is_torchs(spec(S(0), S(0), shape=(8, 3)), spec(R, R, shape=(8, 3))), "nothing but Shard"
+    assert is_torchs(spec(S(0), S(1), shape=(7, 3)), spec(R, R, shape=(7, 3)))
+    for uneven in (7, 6, 1):  # which torch gathers in one, if the mesh has been flattened
+        assert not is_torchs(spec(S(0), S(0), shape=(uneven, 3)), spec(R, R, shape=(uneven, 3)))
+        assert not is_torchs(spec(R, R, shape=(uneven, 3)), spec(S(0), S(0), shape=(uneven, 3)))
     for strided in (
         spec(_StridedShard(0, split_factor=2), S(0), order=True),
         spec(_StridedShard(0, split_factor=3), S(0), order=True),

@@ -352,11 +352,15 @@ def lacks(row, monkeypatch):
 
 
 def removable(lacking):
-    """But for what torch itself does not run without: its registries, its options."""
+    """But for what torch itself does not run without: its registries, its options, the methods of
+    each tensor.
+    """
+    of_tensors = {patches.ADDRESS, patches.DEEP_COPIES, patches.DATA}
     return [
         row
         for row in ROWS
         if bool(row.lacking) is lacking
+        and row not in of_tensors
         and not row.entries
         and not row.attribute.endswith(".__code__")
         and row is not compiler_patches.CACHE_KEYS
