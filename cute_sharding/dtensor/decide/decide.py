@@ -137,9 +137,9 @@ def _apply_fix(question: Question, fix: Fix) -> Any:
 def _complete(question: Question, found: Any) -> Any:
     """The answer, with everything that running the op needs beside torch's answer."""
     schema = question.schema
+    found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
     if schema.op._schema._is_view_op() or question.is_view:
         return answers.of_view(found, schema, by_plan=question.is_view)
-    found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
     return taken_back(in_order(with_scalars_finished(found, schema), schema), schema)
 
 
