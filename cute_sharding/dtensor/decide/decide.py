@@ -42,6 +42,7 @@ from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
+from cute_sharding.dtensor.decide.values import by_numbers, of_values
 from cute_sharding.dtensor.decide.views import answer_view
 from cute_sharding.dtensor.decide.written import decide_write, taken_back, without_partials
 from cute_sharding.dtensor.door.cuts import leave_one_without
@@ -64,6 +65,8 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
         try:
+            if (found := by_numbers(question)) is not None:
+                return found
             found = moved(question)
             is_moved = found is not None
             found = found if is_moved else _complete(question, decide(question))
@@ -72,7 +75,10 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
             DynamicOutputShapeException,
             DataDependentOutputException,
         ) as error:
-            raise in_words(error, question.schema, question.specs) from error
+            by_values = None if isinstance(error, NotImplementedError) else of_values(question)
+            if by_values is None:
+                raise in_words(error, question.schema, question.specs) from error
+            return by_values
         if not is_tracing():
             return found
         if is_moved or question.is_view:

@@ -181,8 +181,9 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
         case Matrices():
             return _as_said(schema)
         case Bits():
-            spec, dtype = schema.args_schema
-            return None if spec.tensor_meta.dtype.itemsize == dtype.itemsize else _in_whole_elements
+            given: Any = schema.args_schema
+            before, after = given[0].tensor_meta.dtype, given[1]
+            return None if before.itemsize == after.itemsize else _in_whole_elements
         case MeanGradient(reduction):
             return _of_mean(schema, reduction)
 

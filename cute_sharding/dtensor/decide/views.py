@@ -50,9 +50,10 @@ def _arguments(question: Question) -> tuple[Any, ...]:
     element before and after.
     """
     found: list[Any] = []
+    meta: Any = question.specs[0].tensor_meta
     for argument in question.schema.args_schema[1:]:
         if isinstance(argument, torch.dtype):
-            found += [question.specs[0].tensor_meta.dtype.itemsize, argument.itemsize]
+            found += [meta.dtype.itemsize, argument.itemsize]
         else:
             found.append(argument)
     return tuple(found)

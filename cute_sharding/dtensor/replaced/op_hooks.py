@@ -49,12 +49,14 @@ def install_propagation(
     in_nodes: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
     live: set[Any],
+    finished: Callable[..., Any],
 ) -> None:
     """Make ``propagate`` the propagator's function, with all arguments of the ops ``names`` in its
     cache keys. ``handler(op, torch's)`` replaces torch's function for an op that skips the
     propagator. ``writing`` runs ops that write without torch's dispatcher noticing, and
     ``in_nodes`` those that answer inside nodes of autograd. While there are ``live`` copies,
-    ``reach(op, args, kwargs)`` is called after each op that writes.
+    ``reach(op, args, kwargs)`` is called after each op that writes. ``finished(found, op, args,
+    kwargs, info)`` may give an op's results in place of what the propagator has ``found`` for it.
 
     torch caches propagations by the arguments that the op's schema info names: none for ops that it
     decomposes. C++ keeps a cache for each thread, and a thread cannot clear another's. So our infos
@@ -78,9 +80,24 @@ def install_propagation(
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.put(patches.HANDLERS, in_nodes)
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
+    installed.replace(patches.FOUND, lambda stock: _finishing(stock, finished))
     # Every write passes here: one more call would cost a tenth of the op.
     followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)
     installed.replace(patches.TAIL, followed)
+
+
+def _finishing(stock: Callable[..., Any], finished: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's step that asks the propagator. As torch itself does for ops that it decomposes there,
+    it may return results: the dispatcher then returns these, and caches nothing.
+    """
+
+    def found(
+        self: Any, op_call: Any, args: Any, kwargs: Any, op_info: Any, try_cache: bool
+    ) -> Any:
+        answer = stock(self, op_call, args, kwargs, op_info, try_cache)
+        return finished(answer, op_call, args, kwargs, op_info)
+
+    return found
 
 
 # A keyword that no call ever passes.

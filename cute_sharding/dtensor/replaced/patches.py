@@ -67,6 +67,18 @@ PROPAGATION = Patch(
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops would run on placements for which PyTorch's rules are wrong",
 )
+FOUND = Patch(
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher._propagate_op_sharding_dispatch_slow_path",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="PyTorch raises an error for an op whose result has a shape that depends on values, such "
+    "as `nonzero`, `unique` or `x[mask]`, also if all operands are replicated. The sharding rules "
+    "cannot give the shape of such a result. With `cute_sharding`, each rank runs the op on the "
+    "whole operands, and `_propagate_op_sharding_dispatch_slow_path` returns the results.",
+    until="PyTorch runs these ops on replicated operands",
+    test="tests/dtensor/decide/test_shapes_by_values.py::test_each_rank_has_the_whole_result",
+    lacking="ops would skip the rules of this package",
+)
 HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cute_sharding._settings import TABLE
+from cute_sharding.dtensor.answer.running import finished
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
@@ -255,6 +256,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
             handlers_in_nodes(),
             reach,
             LIVE,
+            finished,
         )
         if settings.movement:
             taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
