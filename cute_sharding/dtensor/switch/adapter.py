@@ -34,6 +34,8 @@ from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
     given_placements,
+    indices,
+    mixed_lists,
     op_hooks,
     patches,
     redistribution_hook,
@@ -258,6 +260,10 @@ def _fill(installed: Installed, settings: Settings) -> None:
             LIVE,
             finished,
         )
+        makers = [name for name, row in OF_TORCH.items() if row.makes_constants]
+        composites.install_makers(installed, makers)
+        indices.install_indices(installed)
+        mixed_lists.install_mixed_lists(installed)
         if settings.movement:
             taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
             composites.install_composites(installed, taken_apart, slices_together)

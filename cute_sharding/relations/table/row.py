@@ -66,6 +66,8 @@ class Row:
         has_function: torch's dispatcher may have a function of its own for the op, which it calls
             without asking the propagator.
         made_of: the ops that torch replaces the op by, before a DTensor meets it.
+        makes_constants: whether torch replaces the op by ops of which some make tensors of numbers,
+            before a DTensor meets it.
         note: a remark for readers of the table.
 
     Attributes of one or two kinds of row:
@@ -109,6 +111,7 @@ class Row:
     own_order: bool = False
     has_function: bool = False
     made_of: str = ""
+    makes_constants: bool = False
     note: str = ""
     strict: bool = False
     wants_whole_dims: bool = False
