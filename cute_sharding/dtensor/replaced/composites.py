@@ -24,11 +24,14 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.observing import current_node
 from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.replaced.registry import name_of, overload
 from cute_sharding.dtensor.replaced.tensor_specs import as_replica
+from cute_sharding.relations.strided import calls_of_strided
 
-__all__ = ["install_composites", "install_makers"]
+__all__ = ["install_composites", "install_makers", "install_strided"]
 
 _KEY = "PythonTLSSnapshot"
 # From the arguments of such an op to a function that answers the ops of its decomposition, called
@@ -58,6 +61,36 @@ def install_makers(installed: Installed, names: Iterable[str]) -> None:
         installed.note(patches.MAKERS, f"aten/{name_of(op)}/{_KEY}", library._destroy)
 
 
+def install_strided(installed: Installed) -> None:
+    """Have ``as_strided`` of a DTensor be views that DTensor has rules for, above autograd: their
+    gradients are those of ``as_strided``, for which autograd would need the tensor's memory.
+    """
+    op: Any = overload("as_strided.default")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(op, partial(_strided, op), _KEY, with_keyset=True)
+    installed.note(patches.STRIDED, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+
+
+def _strided(
+    op: Any, keys: DispatchKeySet, x: Any, size: Any, stride: Any, offset: Any = None
+) -> Any:
+    """(In a node of autograd, offsets are those of local tensors: there torch's own answers.)"""
+    if type(x) is not DTensor or current_node() is not None or is_tracing():
+        return op.redispatch(keys.remove(DispatchKey.PythonTLSSnapshot), x, size, stride, offset)
+    calls = calls_of_strided(tuple(x.shape), x.stride(), size, stride, offset or 0)
+    if calls is None:
+        raise RuntimeError(
+            f"as_strided(size={tuple(size)}, stride={tuple(stride)}, storage_offset={offset}) of a "
+            f"DTensor of shape {tuple(x.shape)} with strides {tuple(x.stride())} is "
+            "not a permutation, slice or window of its dims. Call it on the whole tensor, "
+            ".full_tensor(), on each rank."
+        )
+    y = x
+    for name, args in calls or ():
+        y = getattr(y, name)(*args)
+    return y.view(size) if y is x else y
+
+
 class _Replicas(TorchDispatchMode):
     """Inside, a tensor that is made of numbers is a replica on the mesh."""
 
@@ -77,7 +110,7 @@ class _Replicas(TorchDispatchMode):
 
 
 def _making(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    tensors: list[Any] = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     is_ours = bool(tensors) and all(type(x) is DTensor for x in tensors)
     if not _is_below_autograd():
         with _Replicas(tensors[0].device_mesh) if is_ours else nullcontext():

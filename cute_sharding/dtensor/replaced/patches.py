@@ -170,6 +170,18 @@ COMPOSITES = Patch(
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel of {}",
 )
+STRIDED = Patch(
+    module="torch.library",
+    attribute="_impls",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="PyTorch raises an error for `as_strided` of a DTensor, which `stft` calls. With "
+    "`cute_sharding`, `as_strided` calls the views that it stands for: `permute`, `narrow`, "
+    "`unfold`, `expand`. `cute_sharding` adds a kernel for `as_strided` at the dispatch key "
+    "`PythonTLSSnapshot`, which plain tensors lack.",
+    until="PyTorch has a rule for `as_strided`",
+    test="tests/dtensor/decide/test_strided.py::test_stft",
+    entries="the kernel of {}",
+)
 MAKERS = Patch(
     module="torch.library",
     attribute="_impls",

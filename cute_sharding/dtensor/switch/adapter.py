@@ -262,6 +262,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         )
         makers = [name for name, row in OF_TORCH.items() if row.makes_constants]
         composites.install_makers(installed, makers)
+        composites.install_strided(installed)
         indices.install_indices(installed)
         mixed_lists.install_mixed_lists(installed)
         if settings.movement:
