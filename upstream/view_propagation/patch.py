@@ -43,7 +43,7 @@ ON_INTS = Form(
         {
             "Carried.traced",
             "View.layout",
-            "View.of_pairs",
+            "View.of_runs",
             "View.output_shape",
             "_Reading.unknown",
         }

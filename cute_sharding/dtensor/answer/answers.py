@@ -62,6 +62,9 @@ class Answer(NamedTuple):
         copied: for a view whose input is redistributed first: the input's specs before and after.
             The output is then a copy, not a view.
         reduced: for each number that is reduced together with the op: its spec with the Partial.
+        finishes: for an op whose results have sizes that depend on values, so that no answer has
+            their specs: called in place of all that the dispatcher does after it has the answer,
+            with the op, its arguments, the dispatcher's OpInfo and this answer.
     """
 
     by_plan: bool = False
@@ -70,6 +73,7 @@ class Answer(NamedTuple):
     read: Callable[[Any], None] | None = None
     copied: tuple[DTensorSpec, DTensorSpec] | None = None
     reduced: tuple[DTensorSpec, ...] = ()
+    finishes: Callable[..., Any] | None = None
 
 
 _NAME = "_cute_sharding_answer"

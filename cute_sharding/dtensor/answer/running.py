@@ -10,10 +10,17 @@ from cute_sharding.dtensor.answer.answers import answer_of
 from cute_sharding.dtensor.replaced import dispatch, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves
-from cute_sharding.dtensor.replaced.op_schemas import is_in_place
+from cute_sharding.dtensor.replaced.op_schemas import OutputSharding, is_in_place
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 
-__all__ = ["made_of", "run_slowly", "runner_of"]
+__all__ = ["finished", "made_of", "run_slowly", "runner_of"]
+
+
+def finished(found: Any, op: Any, args: Any, kwargs: Any, info: Any) -> Any:
+    """What the propagator has found for the op; or, if its answer finishes the op, the results."""
+    wanted = found.redistribute_schema if isinstance(found, OutputSharding) else None
+    finishes = None if wanted is None else answer_of(wanted).finishes
+    return found if finishes is None else finishes(op, args, kwargs, info, found)
 
 
 def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
@@ -45,6 +52,8 @@ def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     torchs = dispatch.dispatcher()
     info: Any = torchs.unwrap_to_op_info(op, args, kwargs)
     found: Any = torchs._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
+    if not isinstance(found, OutputSharding):  # the results themselves
+        return found
     info.output_sharding = found
     wanted = found.redistribute_schema
     if wanted is not None and answer_of(wanted).takes_all:  # also if the op draws random numbers

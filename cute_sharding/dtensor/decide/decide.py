@@ -44,6 +44,7 @@ from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
+from cute_sharding.dtensor.decide.values import by_numbers, of_values
 from cute_sharding.dtensor.decide.views import answer_view
 from cute_sharding.dtensor.decide.written import decide_write, taken_back, without_partials
 from cute_sharding.dtensor.door.cuts import leave_one_without
@@ -69,7 +70,10 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, settings)
         try:
-            found = None if registry.is_of_the_program(schema.op) else moved(question)
+            is_of_the_program = registry.is_of_the_program(schema.op)
+            if not is_of_the_program and (found := by_numbers(question)) is not None:
+                return found
+            found = None if is_of_the_program else moved(question)
             is_moved = found is not None
             found = found if is_moved else _complete(question, decide(question))
         except (
@@ -77,7 +81,10 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
             DynamicOutputShapeException,
             DataDependentOutputException,
         ) as error:
-            raise in_words(error, question.schema, question.specs) from error
+            by_values = None if isinstance(error, NotImplementedError) else of_values(question)
+            if by_values is None:
+                raise in_words(error, question.schema, question.specs) from error
+            return by_values
         if not is_tracing():
             return found
         if is_moved or question.is_view:
@@ -145,9 +152,9 @@ def _apply_fix(question: Question, fix: Fix) -> Any:
 def _complete(question: Question, found: Any) -> Any:
     """The answer, with everything that running the op needs beside torch's answer."""
     schema = question.schema
+    found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
     if schema.op._schema._is_view_op() or question.is_view:
         return answers.of_view(found, schema, by_plan=question.is_view)
-    found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
     return taken_back(in_order(with_scalars_finished(found, schema), schema), schema)
 
 

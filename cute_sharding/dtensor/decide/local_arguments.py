@@ -1,9 +1,10 @@
 """Local arguments in the form that kernels expect.
 
 After a redistribution, masks need aligned rows (torch's own preparation is for one device), and
-images and matrices need the memory format that autograd has found for the whole tensor. Sizes are
-those of the local tensors. An operand of which only the sizes are read is an empty tensor. In the
-gradient of a mean, each device counts by its share of the elements.
+images and matrices need the memory format that autograd has found for the whole tensor. A tensor
+that is read as another dtype needs rows of whole elements. Sizes are those of the local tensors. An
+operand of which only the sizes are read is an empty tensor. In the gradient of a mean, each device
+counts by its share of the elements.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from cute_sharding.dtensor.door.cuts import is_sharded
 from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.signature import Signature
 from cute_sharding.relations.table import ROWS
 from cute_sharding.relations.table.kernels import (
     AlignedMask,
+    Bits,
     Images,
     Kernel,
     Matrices,
@@ -125,6 +128,22 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     return True
 
 
+def _in_whole_elements(args: Sequence[Any]) -> Sequence[Any]:
+    """Lay out the local tensor so that it can be read as a dtype of another size, as the whole can.
+    torch checks every stride, also of dims of one row, which an exchange leaves as its buffer has
+    them, and of empty tensors; the memory then stays the same.
+    """
+    x, dtype = args
+    k = max(dtype.itemsize // x.dtype.itemsize, 1)
+    *others, last = x.stride() or (1,)
+    if last == 1 and all(step % k == 0 for step in (*others, x.storage_offset())):
+        return args
+    x = x.contiguous()
+    x = x.clone() if x.storage_offset() % k else x
+    *rows, n = x.shape
+    return x.as_strided(x.shape, row_major((*rows, n or k))), dtype
+
+
 def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
     """For the gradient of a mean loss (argument ``at`` is its reduction): scale the gradient by the
     device's share. The kernel divides by the number of elements of its second argument, even if the
@@ -159,6 +178,10 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
             return _with_sizes_of(of, sizes, dims)
         case Matrices():
             return _as_said(schema)
+        case Bits():
+            given: Any = schema.args_schema
+            before, after = given[0].tensor_meta.dtype, given[1]
+            return None if before.itemsize == after.itemsize else _in_whole_elements
         case MeanGradient(reduction):
             return _of_mean(schema, reduction)
 

@@ -33,7 +33,6 @@ from cute_sharding.layout import Size, Undecided
 from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.suggestions import suggested_targets
 from cute_sharding.propagation.targets import Target, free_targets
-from cute_sharding.relations.signature import LINEAR
 from cute_sharding.relations.table import BY_OP, ByDimMap
 from cute_sharding.relations.view import view_of
 
@@ -233,8 +232,11 @@ def _check_has_numbers(cuts: Cuts) -> None:
             raise Undecided(f"{cut[1]} == 2")
 
 
-def _linear(placement: Partial) -> bool:
-    return type(placement) is Partial and placement.reduce_op in LINEAR
+def _may_stay(row: ByDimMap, placement: Placement) -> bool:
+    """Whether the placement is not pending, or may stay so."""
+    if not isinstance(placement, Partial):
+        return True
+    return row.may_stay(placement.reduce_op if type(placement) is Partial else None)
 
 
 def _blocked_by_row(asked: Asked) -> int | None:
@@ -245,18 +247,14 @@ def _blocked_by_row(asked: Asked) -> int | None:
     for m, (placement, cut) in enumerate(zip(asked.placements, asked.cuts)):
         if cut is not None and cut[0] in whole and asked.mesh[m] > 1:
             return m
-        if asked.row.only_sums and isinstance(placement, Partial) and not _linear(placement):
+        if not _may_stay(asked.row, placement):
             return m
     return None
 
 
 def _reduced(row: ByDimMap, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
     """The placements after reductions with which the op does not commute: those are replicated."""
-    if not row.only_sums:
-        return placements
-    return tuple(
-        [Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements]
-    )
+    return tuple([p if _may_stay(row, p) else Replicate() for p in placements])
 
 
 def _asked_torch(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place
@@ -30,7 +32,7 @@ def answer_view(question: Question) -> Any:
         RuntimeError: the view is not free, and the settings ask for an error.
     """
     name, schema, (spec,) = question.name, question.schema, question.specs
-    shape, options, arguments = tuple(spec.shape), schema.kwargs_schema, schema.args_schema[1:]
+    shape, options, arguments = tuple(spec.shape), schema.kwargs_schema, _arguments(question)
     sized = shape, arguments, tuple(options.values()), tensor_specs.split_factors(spec)
     is_symbolic, view = symints.is_symbolic(*sized), VIEWS[name].view
     if _is_torchs(question, is_symbolic and not symints.has_shape_env(*sized)):
@@ -41,6 +43,20 @@ def answer_view(question: Question) -> Any:
     with symbols_of(*sized):
         options = {key: to_sizes(value) for key, value in options.items()}
         return _answered(question, view(to_sizes(shape), *to_sizes(arguments), **options))
+
+
+def _arguments(question: Question) -> tuple[Any, ...]:
+    """The arguments after the tensor, as rules take them: a dtype as the number of bytes of an
+    element before and after.
+    """
+    found: list[Any] = []
+    meta: Any = question.specs[0].tensor_meta
+    for argument in question.schema.args_schema[1:]:
+        if isinstance(argument, torch.dtype):
+            found += [meta.dtype.itemsize, argument.itemsize]
+        else:
+            found.append(argument)
+    return tuple(found)
 
 
 def _is_torchs(question: Question, is_uncountable: bool) -> bool:
@@ -109,11 +125,12 @@ def _stock_source(question: Question) -> Sequence[Placement]:
     strategy would also weigh costs of redistribution, which takes seconds on a mesh of three dims.)
     """
     (spec,), schema, row = question.specs, question.schema, VIEWS[question.name]
-    if registry.is_derived(schema.op) or row.pairs:
+    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
+    rule = row.rule(shape, *_arguments(question), **schema.kwargs_schema)
+    if registry.is_derived(schema.op) or isinstance(rule, View):
         wanted: Any = (question.stock(schema).redistribute_schema or schema).args_schema[0]
         return tuple(wanted.placements)
-    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
-    theirs = registry.torch_rule(row.rule(shape, *schema.args_schema[1:], **schema.kwargs_schema))
+    theirs = registry.torch_rule(rule)
     return registry.stock_propagate(spec.placements, shape, theirs, mesh, row.strict)[0]
 
 

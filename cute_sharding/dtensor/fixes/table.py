@@ -300,14 +300,6 @@ TABLE: tuple[Fix, ...] = (
         (Partial,),
     ),
     Fix(
-        ("view.dtype",),
-        "A pending operand stays pending, and its bits are summed as other numbers.",
-        lambda schema, specs: any(isinstance(p, Partial) for p in specs[0].placements),
-        "torch reduces it first",
-        Remedy.GATE,
-        (Partial,),
-    ),
-    Fix(
         ("logsumexp.default",),
         "Reduced dims that are kept (keepdim) are taken for removed.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[2:])),

@@ -21,12 +21,17 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     _pop_mode_temporarily,
 )
+from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.observing import current_node
 from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.replaced.registry import name_of, overload
+from cute_sharding.dtensor.replaced.tensor_specs import as_replica
+from cute_sharding.relations.strided import calls_of_strided
 
-__all__ = ["install_composites"]
+__all__ = ["install_composites", "install_makers", "install_strided"]
 
 _KEY = "PythonTLSSnapshot"
 # From the arguments of such an op to a function that answers the ops of its decomposition, called
@@ -42,6 +47,79 @@ def install_composites(installed: Installed, names: Iterable[str], answers: Answ
         library = torch.library.Library("aten", "IMPL")
         library.impl(op, partial(_taken_apart, op, answers), _KEY)
         installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+
+
+def install_makers(installed: Installed, names: Iterable[str]) -> None:
+    """Have the tensors that one of these ops makes of numbers be replicas, if all tensors that it
+    is called with are DTensors. (DTensor refuses ops on plain tensors, because it cannot know what
+    a program means by one. These are equal on each rank, because the op makes them of its arguments
+    and of global sizes.)
+    """
+    for op in filter(None, map(overload, names)):
+        library = torch.library.Library("aten", "IMPL")
+        library.impl(op, partial(_making, op), _KEY)
+        installed.note(patches.MAKERS, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+
+
+def install_strided(installed: Installed) -> None:
+    """Have ``as_strided`` of a DTensor be views that DTensor has rules for, above autograd: their
+    gradients are those of ``as_strided``, for which autograd would need the tensor's memory.
+    """
+    op: Any = overload("as_strided.default")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(op, partial(_strided, op), _KEY, with_keyset=True)
+    installed.note(patches.STRIDED, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+
+
+def _strided(
+    op: Any, keys: DispatchKeySet, x: Any, size: Any, stride: Any, offset: Any = None
+) -> Any:
+    """(In a node of autograd, offsets are those of local tensors: there torch's own answers.)"""
+    if type(x) is not DTensor or current_node() is not None or is_tracing():
+        return op.redispatch(keys.remove(DispatchKey.PythonTLSSnapshot), x, size, stride, offset)
+    calls = calls_of_strided(tuple(x.shape), x.stride(), size, stride, offset or 0)
+    if calls is None:
+        raise RuntimeError(
+            f"as_strided(size={tuple(size)}, stride={tuple(stride)}, storage_offset={offset}) of a "
+            f"DTensor of shape {tuple(x.shape)} with strides {tuple(x.stride())} is "
+            "not a permutation, slice or window of its dims. Call it on the whole tensor, "
+            ".full_tensor(), on each rank."
+        )
+    y = x
+    for name, args in calls or ():
+        y = getattr(y, name)(*args)
+    return y.view(size) if y is x else y
+
+
+class _Replicas(TorchDispatchMode):
+    """Inside, a tensor that is made of numbers is a replica on the mesh."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self._mesh = mesh
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_made = type(result) is not DTensor and isinstance(result, torch.Tensor)
+        if not is_made or torch.Tag.nondeterministic_seeded in func.tags:
+            return result
+        given = tree_leaves((args, kwargs))
+        if any(isinstance(x, torch.Tensor) and x.numel() != 1 for x in given):
+            return result
+        return as_replica(result, self._mesh)
+
+
+def _making(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    tensors: list[Any] = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    is_ours = bool(tensors) and all(type(x) is DTensor for x in tensors)
+    if not _is_below_autograd():
+        with _Replicas(tensors[0].device_mesh) if is_ours else nullcontext():
+            return op.decompose(*args, **kwargs)
+    if not is_ours:
+        return _by_python(op, args, kwargs)
+    without = torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.ADInplaceOrView))
+    with without, _Replicas(tensors[0].device_mesh):
+        return op.decompose(*args, **kwargs)
 
 
 class _Answered(TorchDispatchMode):

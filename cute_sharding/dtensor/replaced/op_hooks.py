@@ -41,12 +41,14 @@ def install_propagation(
     in_nodes: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
     live: set[Any],
+    finished: Callable[..., Any],
 ) -> None:
     """Make ``propagate`` the propagator's function, for schemas that name what tells calls apart
     (:mod:`.keys`). ``handler(op, torch's)`` replaces torch's function for an op that skips the
     propagator. ``writing`` runs ops that write without torch's dispatcher noticing, and
     ``in_nodes`` those that answer inside nodes of autograd. While there are ``live`` copies,
-    ``reach(op, args, kwargs)`` is called after each op that writes.
+    ``reach(op, args, kwargs)`` is called after each op that writes. ``finished(found, op, args,
+    kwargs, info)`` may give an op's results in place of what the propagator has ``found`` for it.
     """
     complete = install_keys(installed)
     handlers = op_handlers()
@@ -57,9 +59,24 @@ def install_propagation(
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.put(patches.HANDLERS, in_nodes)
     installed.replace(patches.PROPAGATION, lambda stock: lambda schema: propagate(complete(schema)))
+    installed.replace(patches.FOUND, lambda stock: _finishing(stock, finished))
     # Every write passes here: one more call would cost a tenth of the op.
     followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)
     installed.replace(patches.TAIL, followed)
+
+
+def _finishing(stock: Callable[..., Any], finished: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's step that asks the propagator. As torch itself does for ops that it decomposes there,
+    it may return results: the dispatcher then returns these, and caches nothing.
+    """
+
+    def found(
+        self: Any, op_call: Any, args: Any, kwargs: Any, op_info: Any, try_cache: bool
+    ) -> Any:
+        answer = stock(self, op_call, args, kwargs, op_info, try_cache)
+        return finished(answer, op_call, args, kwargs, op_info)
+
+    return found
 
 
 _BEGINNING = """

@@ -95,6 +95,36 @@ PROPAGATION = Patch(
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops would run on placements for which PyTorch's rules are wrong",
 )
+_INDEX = {
+    "module": _TENSOR,
+    "file": "torch/csrc/autograd/python_variable_indexing.cpp",
+    "until": "PyTorch takes a list in an index of a DTensor as a replica",
+    "test": "tests/dtensor/decide/test_constants.py::test_lists_in_an_index",
+}
+READ_BY_INDEX = Patch(
+    attribute="DTensor.__getitem__",
+    why="PyTorch makes a plain tensor of a list in an index, such as `x[[0, 2]]`, and raises an "
+    "error because DTensor does not accept plain tensors. With `cute_sharding`, `__getitem__` "
+    "makes a replicated DTensor of the list.",
+    **_INDEX,
+)
+WRITTEN_BY_INDEX = Patch(
+    attribute="DTensor.__setitem__",
+    why="As for `DTensor.__getitem__`, in a write such as `x[[0, 2]] = 1`.",
+    **_INDEX,
+)
+FOUND = Patch(
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher._propagate_op_sharding_dispatch_slow_path",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="PyTorch raises an error for an op whose result has a shape that depends on values, such "
+    "as `nonzero`, `unique` or `x[mask]`, also if all operands are replicated. The sharding rules "
+    "cannot give the shape of such a result. With `cute_sharding`, each rank runs the op on the "
+    "whole operands, and `_propagate_op_sharding_dispatch_slow_path` returns the results.",
+    until="PyTorch runs these ops on replicated operands",
+    test="tests/dtensor/decide/test_shapes_by_values.py::test_each_rank_has_the_whole_result",
+    lacking="ops would skip the rules of this package",
+)
 HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",
@@ -167,6 +197,50 @@ COMPOSITES = Patch(
     until="DTensor gets `tensor_split` as one op",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel of {}",
+)
+STRIDED = Patch(
+    module="torch.library",
+    attribute="_impls",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="PyTorch raises an error for `as_strided` of a DTensor, which `stft` calls. With "
+    "`cute_sharding`, `as_strided` calls the views that it stands for: `permute`, `narrow`, "
+    "`unfold`, `expand`. `cute_sharding` adds a kernel for `as_strided` at the dispatch key "
+    "`PythonTLSSnapshot`, which plain tensors lack.",
+    until="PyTorch has a rule for `as_strided`",
+    test="tests/dtensor/decide/test_strided.py::test_stft",
+    entries="the kernel of {}",
+)
+MAKERS = Patch(
+    module="torch.library",
+    attribute="_impls",
+    file="torch/library.py",
+    why="PyTorch decomposes ops such as `quantile` and `vander` before DTensor gets them. The "
+    "decomposition makes plain tensors of numbers, and PyTorch raises an error because DTensor "
+    "does not accept plain tensors. With `cute_sharding`, these tensors are replicated DTensors. "
+    "`cute_sharding` adds kernels for these ops at the dispatch key `PythonTLSSnapshot`, which "
+    "plain tensors lack.",
+    until="PyTorch takes constants of an op as replicas",
+    test="tests/dtensor/decide/test_constants.py::test_constants_of_an_op_are_replicas",
+    entries="the kernel of {}",
+)
+_LISTS = {
+    "attribute": "_group_tensors_by_device_and_dtype",
+    "until": "PyTorch groups the tensors of optimizers also by DTensor and plain tensor",
+    "test": "tests/dtensor/decide/test_constants.py::test_plain_parameters_beside_dtensors",
+}
+LISTS_OF_OPTIMIZERS = Patch(
+    module="torch.optim.optimizer",
+    file="torch/optim/optimizer.py",
+    why="Optimizers run one op on a list of all parameters. PyTorch raises an error if some "
+    "parameters of a list are DTensors and others are plain tensors. With `cute_sharding`, the "
+    "plain tensors of such a list are replicated DTensors in the same memory.",
+    **_LISTS,
+)
+LISTS_OF_GRADIENTS = Patch(
+    module="torch.nn.utils.clip_grad",
+    file="torch/nn/utils/clip_grad.py",
+    why="As in optimizers, for `clip_grad_norm_`.",
+    **_LISTS,
 )
 TAIL = Patch(
     module=_TENSOR + "._dispatch",

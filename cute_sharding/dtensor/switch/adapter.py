@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cute_sharding._settings import TABLE
+from cute_sharding.dtensor.answer.running import finished
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
@@ -33,6 +34,8 @@ from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
     given_placements,
+    indices,
+    mixed_lists,
     op_hooks,
     patches,
     redistribution_hook,
@@ -254,7 +257,13 @@ def _fill(installed: Installed, settings: Settings) -> None:
             handlers_in_nodes(),
             reach,
             LIVE,
+            finished,
         )
+        makers = [name for name, row in OF_TORCH.items() if row.makes_constants]
+        composites.install_makers(installed, makers)
+        composites.install_strided(installed)
+        indices.install_indices(installed)
+        mixed_lists.install_mixed_lists(installed)
         if settings.movement:
             taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
             composites.install_composites(installed, taken_apart, slices_together)

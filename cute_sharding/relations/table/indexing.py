@@ -222,6 +222,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(("put.default", "put_.default"), in_their_order(3, lambda x, *_: len(x))),
     Row(("nonzero_static.default",), in_their_order(1, lambda *_: 2)),
+    Row(("repeat_interleave.Tensor",), in_their_order(1, lambda *_: 1)),
     Row(("embedding.default",), "{v} e, ... -> ... e", "sum"),
     Row(("embedding_renorm_.default",), "[v] [e], [...] -> [v] [e]", note="of max_norm"),
     Row(("embedding_dense_backward.default",), embedding_backward, "sum"),
@@ -233,6 +234,9 @@ ROWS: tuple[Row, ...] = (
         "sum",
     ),
 )
+
+# Ops that read by index, and so by a mask too: then they read the rows whose numbers it has.
+READ_BY_MASK = ("index.Tensor", "_unsafe_index.Tensor")
 
 # Ops that write by index, if the index is a mask: it stands for as many dims as it has.
 BY_MASK = {

@@ -41,6 +41,13 @@ class Matrices:
     """The first argument must be row-major locally if and only if the whole tensor is."""
 
 
+@dataclass(frozen=True)
+class Bits:
+    """The first argument must lie so that its elements can be read as those of the second, a dtype
+    of another size: rows start at addresses that the larger size divides.
+    """
+
+
 class MeanGradient(NamedTuple):
     """The gradient of a loss whose reduction is argument ``reduction``: for a mean it is divided by
     the number of elements of the second argument.
@@ -49,4 +56,4 @@ class MeanGradient(NamedTuple):
     reduction: int
 
 
-Kernel = AlignedMask | Images | Sizes | Matrices | MeanGradient
+Kernel = AlignedMask | Images | Sizes | Matrices | Bits | MeanGradient

@@ -188,7 +188,6 @@ ROWS: tuple[Row, ...] = (
         ("unfold.default",),
         unfolded,
         op="Tensor.unfold",
-        is_signed=False,
         linear=COPIES,
         by_names=("unfold_copy.default",),
     ),
@@ -196,6 +195,5 @@ ROWS: tuple[Row, ...] = (
         ("unfold_backward.default",),
         gradient(unfolded, adds=True),
         op="unfold's gradient",
-        is_signed=False,
     ),
 )

@@ -22,7 +22,7 @@ from cute_sharding.relations.dim_map import DimMap
 from cute_sharding.relations.moves import Move
 from cute_sharding.relations.read import NotOnlyMoved, relation_of_move, relation_of_view
 from cute_sharding.relations.relation import Relation, compose
-from cute_sharding.relations.signature import Linear
+from cute_sharding.relations.signature import LINEAR, Linear
 from cute_sharding.relations.table.derived import (
     Origins,
     origins_of_move,
@@ -66,6 +66,8 @@ class Row:
         has_function: torch's dispatcher may have a function of its own for the op, which it calls
             without asking the propagator.
         made_of: the ops that torch replaces the op by, before a DTensor meets it.
+        makes_constants: whether torch replaces the op by ops of which some make tensors of numbers,
+            before a DTensor meets it.
         note: a remark for readers of the table.
 
     Attributes of one or two kinds of row:
@@ -74,7 +76,6 @@ class Row:
         wants_whole_dims: of a view, whether dims that the local op does not keep must be whole on
             every device: squeeze removes a dim only if its local size is 1 (it is 0 on a device
             that holds nothing), and view_as_complex needs a dim of size 2.
-        pairs: of a view, whether the output's elements are pairs of the input's (view_as_complex).
         reads: of a movement, how many of its operands the results are made of; None: all. The
             gradient of a pad also gets the padded operand.
         is_signed: of a movement or of steps, whether ``overloads`` have a signature for when the
@@ -110,10 +111,10 @@ class Row:
     own_order: bool = False
     has_function: bool = False
     made_of: str = ""
+    makes_constants: bool = False
     note: str = ""
     strict: bool = False
     wants_whole_dims: bool = False
-    pairs: bool = False
     reads: int | None = None
     is_signed: bool = True
     gathers: bool = False
@@ -199,19 +200,21 @@ class _Derived(Row):
 
 
 class ByDimMap(_Derived):
-    """A view op: ``rule`` gives a DimMap for the input's shape and the op's arguments. For a view
-    that reads numbers in another way (real as complex, or the reverse) only sums and averages may
-    stay pending: it says ``linear=(0,)``.
+    """A view op: ``rule`` gives a DimMap for the input's shape and the op's arguments; or, where an
+    output element is several input elements, a :class:`View`. For a view that reads numbers in
+    another way (real as complex, or the reverse) only sums and averages may stay pending: it says
+    ``linear=(0,)``. For one that reads bits in another way, nothing may: ``linear=()``.
 
     >>> row = BY_OP["torch.squeeze"]
     >>> isinstance(row, ByDimMap), row.overloads[:2], row.strict, row.wants_whole_dims
     (True, ('squeeze.default', 'squeeze.dim'), True, True)
     """
 
-    @property
-    def only_sums(self) -> bool:
-        """Whether only pending sums and averages may stay pending."""
-        return not isinstance(self.linear, Linear)
+    def may_stay(self, reduce_op: str | None) -> bool:
+        """Whether a pending reduction may stay pending; ``reduce_op`` is None for one whose
+        placement has more to it than the op's name, such as a mask.
+        """
+        return isinstance(self.linear, Linear) or (0 in self.linear and reduce_op in LINEAR)
 
     @property
     def signed(self) -> tuple[str, ...]:
@@ -226,22 +229,26 @@ class ByDimMap(_Derived):
         >>> BY_OP["torch.permute"].view((2, 3, 4), (2, 0, 1)).output_shape
         (4, 2, 3)
         """
-        dim_map: DimMap = self.rule(shape, *args, **kwargs)
-        return View.of_pairs(shape) if self.pairs else view_of(shape, dim_map)
+        found: DimMap | View = self.rule(shape, *args, **kwargs)
+        return found if isinstance(found, View) else view_of(shape, found)
 
     def origins(self, shape: Shape, *args: Any) -> tuple[Shape, Origins]:
         """The output's shape, and for each output dim the input dim that it is unchanged."""
         return self.view(shape, *args).output_shape, self._origins(shape, *args)
 
     def _origins(self, shape: Shape, *args: Any) -> Origins:
-        if self.pairs:  # an output element is two elements of the last dim
-            return tuple(range(len(shape) - 1))
-        return origins_of_view(shape, self.rule(shape, *args))
+        found: DimMap | View = self.rule(shape, *args)
+        if isinstance(found, View):
+            came = {to: d for d, to in found.kept.items()}
+            return tuple([came.get(to) for to in range(found.rank)])
+        return origins_of_view(shape, found)
 
     def _pattern(self, shape: Shape, *args: Any) -> str:
         return pattern_of_origins(len(shape), self._origins(shape, *args))
 
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
+        if not self.linear:  # the same bits, and other numbers
+            return super().relation(*args, **kwargs)
         return relation_of_view(self.view(*args, **kwargs))
 
 

@@ -93,4 +93,21 @@ ROWS: tuple[OfTorch, ...] = (
         made_of="slice.Tensor",
         note="DTensor does not get this op",
     ),
+    OfTorch(
+        (
+            "quantile.default",
+            "quantile.scalar",
+            "nanquantile.default",
+            "nanquantile.scalar",
+            "vander.default",
+            "linalg_vander.default",
+            "combinations.default",
+            "stft.default",
+            "stft.center",
+            "istft.default",
+            "_scaled_dot_product_attention_math.default",
+        ),
+        makes_constants=True,
+        note="DTensor does not get this op, but ops that it is made of",
+    ),
 )

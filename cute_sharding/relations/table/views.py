@@ -8,11 +8,59 @@ without overloads are for functions in torch's dim_maps that reach the dispatche
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from cute_sharding.relations import dim_map as rules
+from cute_sharding.relations.dim_map import DimMap, InputDim, Split, identity
 from cute_sharding.relations.signature import COPIES
+from cute_sharding.relations.table.kernels import Bits
 from cute_sharding.relations.table.row import ByDimMap
+from cute_sharding.relations.view import View
+
+
+def as_complex(shape: Sequence[int]) -> View:
+    """A complex number is two real numbers.
+
+    Raises:
+        ValueError: the last dim has another size.
+    """
+    if not shape or shape[-1] != 2:
+        raise ValueError(
+            f"view_as_complex: the last dim of {tuple(shape)} must have size 2, for the real and "
+            "imaginary parts"
+        )
+    return View.of_runs(shape, shape[:-1], 2)
+
+
+def as_dtype(shape: Sequence[int], size: int, wanted: int) -> DimMap | View:
+    """Elements of ``size`` bytes read as elements of ``wanted`` bytes: each becomes several along
+    the last dim, or several become one.
+
+    Raises:
+        ValueError: no whole number of elements becomes one.
+
+    >>> as_dtype((2, 3), 4, 1)  # int32 as bytes
+    (InputDim(input_dim=0), Split(input_dim=InputDim(input_dim=1), group_shape=(12,), split_id=0))
+    >>> as_dtype((2, 12), 1, 4).output_shape
+    (2, 3)
+    """
+    if size == wanted:
+        return identity(len(shape))
+    if not shape:
+        raise ValueError(f"a tensor without dims cannot change from {size} to {wanted} bytes")
+    *others, n = shape
+    if size > wanted:
+        last = len(others)
+        return (*identity(last), Split(InputDim(last), (n * (size // wanted),), 0))
+    k = wanted // size
+    if n % k:
+        raise ValueError(
+            f"the last dim of {tuple(shape)} must be a multiple of {k}, for elements of {wanted} "
+            f"bytes made of elements of {size}"
+        )
+    return View.of_runs(shape, (*others, n // k), k)
+
 
 _view = partial(ByDimMap, linear=COPIES)
 
@@ -72,11 +120,17 @@ ROWS: tuple[ByDimMap, ...] = (
     ),
     _view(
         ("view_as_complex.default",),
-        rules.view_as_complex,
+        as_complex,
         op="torch.view_as_complex",
         wants_whole_dims=True,
-        pairs=True,
         linear=(0,),
         by_names=("view_as_complex_copy.default",),
+    ),
+    ByDimMap(
+        ("view.dtype",),
+        as_dtype,
+        op="Tensor.view, of a dtype",
+        kernel=Bits(),
+        note="the rule takes the bytes of an element, before and after, in place of the dtype",
     ),
 )

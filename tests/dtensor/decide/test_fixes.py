@@ -112,12 +112,6 @@ SHOWN = {
         [[S(0)]],
         (2,),
     ),
-    "view.dtype": (
-        lambda x: x * 0 + x.detach().sum(0).view(torch.int32).double(),
-        [values(4, 6)],
-        [[S(0)]],
-        (2,),
-    ),
     "logsumexp.default": (
         lambda x: x.logsumexp(0, keepdim=True) + x * 0,
         [values(3, 4, 6)],

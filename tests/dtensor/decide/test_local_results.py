@@ -168,6 +168,31 @@ def test_op(name, mesh):
     assert done >= 4
 
 
+WIDTHS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_view_as_another_dtype(mesh):
+    """Each element becomes several along the last dim, or several become one; nothing is refused.
+    (Which cuts are free: tests/propagation/test_carry.py.)
+    """
+    rng = random.Random(f"dtype {mesh}")
+    with ranks_of(mesh), cute_sharding.enabled():
+        for _ in range(40):
+            before, after = rng.sample(WIDTHS, 2)
+            k = max(after.itemsize // before.itemsize, 1)
+            shape, cuts = draw(rng, mesh)
+            shape = (*shape[:-1], shape[-1] * rng.choice((k, k, 2 * k))) if shape else (k,)
+            if rng.random() < 0.2:  # the last devices are without rows, and blocks are whole
+                shape, cuts = (2, k * (mesh[0] + 1)), ((1, 1), *[None] * (len(mesh) - 1))
+            full = number(shape).to(before)
+            viewed = distribute(full, mesh, placements_of(cuts)).view(after)
+            assert viewed.dtype == after
+            assert_holds(viewed, full.view(after))
+        outcomes = cute_sharding.stats()["view.dtype"]
+    assert outcomes["refused"] == 0 < outcomes["redistribution"]
+
+
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (2, 3)], ids=str)
 def test_gradients(mesh):
     """The gradient of a view is the view back, whose placements exist: the input's."""
@@ -236,6 +261,18 @@ def test_a_pending_sum_is_carried(name, args):
         assert result.placements[0] == Partial()
         # Both devices of the first mesh dim hold all of it: the sum is twice the tensor.
         assert (result.full_tensor().reconcile() == run(name, 2 * full, args)).all()
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg", "max", "min"])
+def test_bits_are_read_of_finished_values(reduce_op):
+    full = number((4, 6))
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        result = distribute(full, (2, 2), (Partial(reduce_op), Shard(1))).view(torch.int16)
+        assert result.placements == (Replicate(), Shard(1))
+        times = 2 if reduce_op == "sum" else 1
+        with plain():
+            expected = (times * full).view(torch.int16)
+        assert_holds(result, expected)
 
 
 @pytest.mark.parametrize(
