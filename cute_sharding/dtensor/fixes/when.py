@@ -76,7 +76,8 @@ def rounds_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool
     if source is None or not isinstance(wanted, torch.dtype) or not reductions:
         return False
     lacks_some = not _has_all_of(wanted, source.dtype)
-    return lacks_some and (bool(reductions & {"sum", "avg", "product"}) or _is_of_integers(wanted))
+    is_rounded = reductions & {"sum", "avg", "product"} or _is_of_integers(wanted)
+    return bool(is_rounded) and not _has_all_of(wanted, source.dtype)
 
 
 def _has_all_of(wanted: torch.dtype, source: torch.dtype) -> bool:
