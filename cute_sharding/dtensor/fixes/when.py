@@ -75,7 +75,6 @@ def rounds_contributions(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool
     reductions = {p.reduce_op for p in specs[0].placements if isinstance(p, Partial)}
     if source is None or not isinstance(wanted, torch.dtype) or not reductions:
         return False
-    lacks_some = not _has_all_of(wanted, source.dtype)
     is_rounded = reductions & {"sum", "avg", "product"} or _is_of_integers(wanted)
     return bool(is_rounded) and not _has_all_of(wanted, source.dtype)
 
