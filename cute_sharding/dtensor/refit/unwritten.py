@@ -129,8 +129,8 @@ class Unwritten:
 def _runs(tensor: torch.Tensor) -> list[Run]:
     """The elements of a tensor in its memory, each once."""
     shape, strides = tuple(tensor.shape), tensor.stride()
-    modes = zip(shape, strides, row_major(shape))
-    return read_once([piece(0, 0, tensor.storage_offset(), 0, modes)])
+    modes, first = zip(shape, strides, row_major(shape)), int(tensor.storage_offset())
+    return read_once([piece(0, 0, first, 0, modes)])
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

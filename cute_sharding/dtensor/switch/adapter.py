@@ -22,6 +22,8 @@ from cute_sharding.dtensor.decide import (
     slices_together,
     writing_handler,
 )
+from cute_sharding.dtensor.door.composed import sharded_again
+from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.extras import state, wrappers
 from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
 from cute_sharding.dtensor.extras.mapped import distributed, gather_to_distribute, lenient_local_map
@@ -32,6 +34,7 @@ from cute_sharding.dtensor.fixes.operators import OPERATORS
 from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
+    fully_sharded,
     given_placements,
     op_hooks,
     patches,
@@ -243,6 +246,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         installed, local_size_if_known, equate, before_program, LIVE, graph_keys.tag_traced
     )
     given_placements.install_distribution(installed, gather_to_distribute, distributed)
+    fully_sharded.install_composition(installed, sharded_again, local_shape)
     op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})
     redistribution_hook.install_redistribution(installed, redistribute, redistribution_of_arguments)
     if settings.views:
