@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, TensorMeta
 
 __all__ = ["install_distribution", "install_given_placements"]
 
@@ -21,11 +24,33 @@ def install_distribution(
     installed: Installed,
     brought: Callable[[Any, Any, Any], Any],
     distributed: Callable[[Any, Any, Any, int | None], Any | None],
+    check_locals: Callable[[torch.Tensor, DTensorSpec], None],
 ) -> None:
     """Have distribute_tensor continue with ``brought(tensor, mesh, placements)`` for a DTensor with
     other placements than requested; and return ``distributed(tensor, mesh, placements, source)``
-    for a plain tensor, unless that is None.
+    for a plain tensor, unless that is None. And have from_local(..., run_check=True) first call
+    ``check_locals(local tensor, spec)``, if it is given a shape.
     """
+
+    def checked(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(
+            ctx: Any,
+            input: torch.Tensor,
+            device_mesh: Any,
+            placements: Any,
+            run_check: bool,
+            shape: Any = None,
+            stride: Any = None,
+            grad_placements: Any = None,
+        ) -> Any:
+            if run_check and shape and stride:
+                meta = TensorMeta(torch.Size(shape), tuple(stride), input.dtype)
+                check_locals(input, DTensorSpec(device_mesh, tuple(placements), meta))
+            given = device_mesh, placements, run_check, shape, stride, grad_placements
+            return stock(ctx, input, *given)
+
+        return forward
+
     # Dynamo traces this code as part of a program, so it imports what it needs, when it needs it.
     beginning = f"""
 if tensor.__class__ is DTensor:
@@ -41,6 +66,7 @@ else:
 """
     installed.replace(patches.DISTRIBUTE, beginning_with(beginning, patches.DISTRIBUTE))
     installed.replace(patches.LOCAL_ORDERS, _in_order)
+    installed.replace(patches.FROM_LOCAL, checked)
 
 
 def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:

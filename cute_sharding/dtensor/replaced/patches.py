@@ -156,6 +156,16 @@ DISTRIBUTE = Patch(
     until="`distribute_tensor` is correct in all four cases",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
+FROM_LOCAL = Patch(
+    module=_TENSOR + "._api",
+    attribute="_FromTorchTensor.forward",
+    file="torch/distributed/tensor/_api.py",
+    why="`DTensor.from_local(..., run_check=True)` checks the local tensors across ranks. If the "
+    "program gives the global shape, PyTorch does not check the shapes of the local tensors. With "
+    "`cute_sharding`, all ranks raise an error if a rank has a local tensor of another shape.",
+    until="PyTorch checks the local shapes too",
+    test="tests/dtensor/extras/test_from_local.py::test_all_ranks_refuse",
+)
 COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
