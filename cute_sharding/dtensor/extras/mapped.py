@@ -196,7 +196,13 @@ def _with_global_shape(tensor: Any) -> Any:
     )
 
 
-def check_locals(local: torch.Tensor, spec: DTensorSpec) -> None:
+def check_locals(
+    local: torch.Tensor,
+    mesh: Any,
+    placements: Sequence[Placement] | None,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> None:
     """Check for ``from_local(..., run_check=True)`` that all ranks have given the same global shape
     and placements, and local tensors of the shapes that these say.
 
@@ -205,13 +211,16 @@ def check_locals(local: torch.Tensor, spec: DTensorSpec) -> None:
     Raises:
         ValueError: some rank has not; on all ranks alike.
     """
-    mesh, shape = spec.mesh, tuple(spec.shape)
     if is_tracing() or not mesh._is_current_rank_part_of_mesh():
         return
+    some = (Replicate(),) * mesh.ndim if placements is None else placements
+    meta = TensorMeta(torch.Size(shape), stride, local.dtype)
+    spec = DTensorSpec(mesh, tuple([counted_from_0(p, len(shape)) for p in some]), meta)
     is_known = tensor_specs.are_known(spec.placements) and type(local) is torch.Tensor
     wanted = local_shape(spec) if is_known else tuple(local.shape)
-    said = crc32(f"{shape} {tuple(spec.stride)} {text(spec.placements)}".encode())
-    of_ranks = _gathered([said, tuple(local.shape) == wanted], local.device, mesh)
+    said = crc32(f"{shape} {stride} {text(spec.placements)}".encode())
+    numbers, on = [said, tuple(local.shape) == wanted], torch.device(mesh.device_type)
+    of_ranks = _gathered(numbers, on, mesh)
     if len({given for given, _ in of_ranks.values()}) > 1:
         raise ValueError(
             "from_local got different shapes, strides or placements on different ranks. On this "

@@ -15,7 +15,6 @@ import torch
 
 from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, TensorMeta
 
 __all__ = ["install_distribution", "install_given_placements"]
 
@@ -24,32 +23,31 @@ def install_distribution(
     installed: Installed,
     brought: Callable[[Any, Any, Any], Any],
     distributed: Callable[[Any, Any, Any, int | None], Any | None],
-    check_locals: Callable[[torch.Tensor, DTensorSpec], None],
+    check_locals: Callable[[torch.Tensor, Any, Any, Any, Any], None],
 ) -> None:
     """Have distribute_tensor continue with ``brought(tensor, mesh, placements)`` for a DTensor with
     other placements than requested; and return ``distributed(tensor, mesh, placements, source)``
     for a plain tensor, unless that is None. And have from_local(..., run_check=True) first call
-    ``check_locals(local tensor, spec)``, if it is given a shape.
+    ``check_locals(local tensor, mesh, placements, shape, stride)``, if it is given a shape.
     """
 
     def checked(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(
-            ctx: Any,
-            input: torch.Tensor,
-            device_mesh: Any,
-            placements: Any,
-            run_check: bool,
+        def from_local(
+            local_tensor: torch.Tensor,
+            device_mesh: Any = None,
+            placements: Any = None,
+            *,
+            run_check: bool = False,
             shape: Any = None,
             stride: Any = None,
-            grad_placements: Any = None,
+            **others: Any,
         ) -> Any:
-            if run_check and shape and stride:
-                meta = TensorMeta(torch.Size(shape), tuple(stride), input.dtype)
-                check_locals(input, DTensorSpec(device_mesh, tuple(placements), meta))
-            given = device_mesh, placements, run_check, shape, stride, grad_placements
-            return stock(ctx, input, *given)
+            if run_check and shape and stride and device_mesh is not None:
+                check_locals(local_tensor, device_mesh, placements, tuple(shape), tuple(stride))
+            how = {"run_check": run_check, "shape": shape, "stride": stride, **others}
+            return stock(local_tensor, device_mesh, placements, **how)
 
-        return forward
+        return from_local
 
     # Dynamo traces this code as part of a program, so it imports what it needs, when it needs it.
     beginning = f"""

@@ -157,8 +157,8 @@ DISTRIBUTE = Patch(
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
 FROM_LOCAL = Patch(
-    module=_TENSOR + "._api",
-    attribute="_FromTorchTensor.forward",
+    module=_TENSOR,
+    attribute="DTensor.from_local",
     file="torch/distributed/tensor/_api.py",
     why="`DTensor.from_local(..., run_check=True)` checks the local tensors across ranks. If the "
     "program gives the global shape, PyTorch does not check the shapes of the local tensors. With "
