@@ -17,7 +17,7 @@ from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import in_their_place
 from cute_sharding.dtensor.decide.picks import by_picks
 from cute_sharding.dtensor.decide.shares import by_shares, of_results
-from cute_sharding.dtensor.door.cuts import parts_of, placements_of
+from cute_sharding.dtensor.door.cuts import last_of, parts_of, placements_of
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
@@ -66,10 +66,11 @@ def by_signature(
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
-    needed = [placements_of(parts, factors) for parts in found.operands]
+    last = last_of(specs)
+    needed = [placements_of(parts, factors, last) for parts in found.operands]
     wanted = _kept_where_sized(signature, specs, needed)
     given = [
-        None if _is_a_state(names, shape) else placements_of(parts, factors)
+        None if _is_a_state(names, shape) else placements_of(parts, factors, last)
         for names, shape, parts in zip(
             signature.results, shapes_of_results, of_results(row.shares, found)
         )

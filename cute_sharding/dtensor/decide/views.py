@@ -105,6 +105,9 @@ def _decide(question: Question, view: View) -> Decision:
     to = "replicate" if to == "error" and not row.strict else to
     mesh = tuple(spec.mesh.shape)
     mesh = (2,) if mesh == (1,) else mesh  # torch's stand-in for any mesh
+    if any(map(tensor_specs.is_last, spec.placements)):
+        whole = Decision(tuple(spec.placements), (), "redistribution")
+        return with_whole_input(spec, mesh, whole, name, if_not_free=to)
     speaks = partial(process_groups.is_first_rank, spec.mesh)
     decision = place_view(
         Asked(name, view, row, mesh, spec.mesh.mesh_dim_names, spec.placements, speaks),

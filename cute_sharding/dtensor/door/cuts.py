@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cute_sharding.dtensor.replaced import symints, tensor_specs
@@ -38,7 +39,9 @@ def some_device_is_empty(spec: DTensorSpec, dims: Collection[int] | None = None)
     """Whether some device has no row of one of these dims, or of any dim by default. Symbolic sizes
     count by their present values. False for placements of an unknown kind.
     """
-    return any(0 in some for d, some in enumerate(_counts(spec)) if dims is None or d in dims)
+    return any(
+        0 in some for d, some in enumerate(sizes_of_devices(spec)) if dims is None or d in dims
+    )
 
 
 def leave_one_without(specs: Sequence[DTensorSpec]) -> bool:
@@ -65,21 +68,24 @@ def is_of_views(spec: DTensorSpec) -> bool:
 
 def devices_differ(spec: DTensorSpec) -> bool:
     """Whether some device has more rows of a dim than another; False if that is not known."""
-    return any(len(some) > 1 for some in _counts(spec))
+    return any(len(some) > 1 for some in sizes_of_devices(spec))
 
 
-def _counts(spec: DTensorSpec) -> list[set[int]]:
+def sizes_of_devices(spec: DTensorSpec) -> list[set[int]]:
     """For each dim, the numbers of rows that devices have; empty if they are not known."""
     if not are_known(spec.placements):
         return []
-    numbers = symints.numbers_at_hand((tuple(spec.shape), [*map(cut_of, spec.placements)]))
+    mesh, pairs = tuple(spec.mesh.shape), [*enumerate(spec.placements)]
+    if any(map(tensor_specs.is_last, spec.placements)):
+        pairs = [*(tensor_specs.shard_order(spec) or ())]
+    numbers = symints.numbers_at_hand((tuple(spec.shape), [cut_of(p) for _, p in pairs]))
     if numbers is None:
         return []
     shape, cuts = numbers
     counts = [{n} for n in shape]
-    for cut, parts in zip(cuts, spec.mesh.shape):
+    for cut, (m, _) in zip(cuts, pairs):
         if cut is not None:
-            d, factor = cut
+            (d, factor), parts = cut, mesh[m]
             counts[d] = {
                 local_size(n, factor, parts, device)
                 for n in counts[d]
@@ -89,7 +95,8 @@ def _counts(spec: DTensorSpec) -> list[set[int]]:
 
 
 def parts_of(placements: Sequence[Placement]) -> tuple[Part, ...]:
-    """What each mesh dim does; of symbolic split factors the present numbers.
+    """What each mesh dim does; of symbolic split factors the present numbers. A mesh dim that
+    shards last counts as a plain shard, which has about as many rows.
 
     Raises:
         RuntimeError: a placement is of an unknown kind.
@@ -97,18 +104,33 @@ def parts_of(placements: Sequence[Placement]) -> tuple[Part, ...]:
     cuts: Any = [*map(cut_of, placements)]
     if symints.is_symbolic(cuts):
         cuts = symints.numbers_at_hand(cuts)
+    cuts = [cut and (cut[0], max(cut[1], 1)) for cut in cuts]
     return tuple(
         [p.reduce_op if isinstance(p, Partial) else cut for p, cut in zip(placements, cuts)]
     )
 
 
-def placements_of(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, ...]:
-    """The inverse of :func:`parts_of`; ``factors``: split factors, by their present numbers."""
+def placements_of(
+    parts: Sequence[Part], factors: dict[int, Any], last: Mapping[int, Any] = MappingProxyType({})
+) -> tuple[Placement, ...]:
+    """The inverse of :func:`parts_of`; ``factors``: split factors, by their present numbers;
+    ``last``: those of the mesh dims that shard last.
+    """
     return tuple(
         [
             Partial(part)
             if isinstance(part, str)
-            else placement_of(part and (part[0], factors.get(part[1], part[1])))
-            for part in parts
+            else placement_of(part and (part[0], last.get(m) or factors.get(part[1], part[1])))
+            for m, part in enumerate(parts)
         ]
     )
+
+
+def last_of(specs: Sequence[DTensorSpec]) -> dict[int, int]:
+    """The split factors of the mesh dims that shard some operand last."""
+    return {
+        m: p.split_factor  # type: ignore[attr-defined]
+        for spec in specs
+        for m, p in enumerate(spec.placements)
+        if tensor_specs.is_last(p)
+    }

@@ -92,6 +92,13 @@ def held_at(spec: DTensorSpec, device: Sequence[int]) -> tuple[Box, ...]:
     return boxes(tuple(spec.shape), _placed(spec).held_on(tuple(device)), pending)
 
 
+def local_shape(spec: DTensorSpec) -> tuple[int, ...]:
+    """The shape of this rank's local tensor, by the placements; the rank is on the mesh."""
+    here = spec.mesh.get_coordinate()
+    assert here is not None
+    return _placed(spec).shape_of(tuple(here))
+
+
 def _placed(spec: DTensorSpec) -> Placed:
     """The tensor on the numbers of its mesh's places."""
     return Placed(tuple(spec.shape), Mesh.numbered(tuple(spec.mesh.shape)), chains_of_spec(spec))

@@ -2,7 +2,7 @@
 torch's make replicas, are gathered. And results of ``local_map`` on uneven shards: torch takes each
 rank's result as a part with as many rows as all others, so ranks would disagree about the global
 shape. A rank cannot know how many rows the function gives on other ranks, so ranks exchange their
-local shapes.
+local shapes. For ``from_local`` they do so where a program asks for a check.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from itertools import product
 from typing import Any
+from zlib import crc32
 
 import torch
 
+from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.process_groups import is_ascending
 from cute_sharding.dtensor.replaced.scatters import scatter_parts
@@ -32,6 +35,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     may_be_uneven,
     placed_as,
 )
+from cute_sharding.dtensor.run.packing import CHUNKS
 from cute_sharding.dtensor.run.placements import counted_from_0, text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.exchange import Mesh, Placed
@@ -190,6 +194,48 @@ def _with_global_shape(tensor: Any) -> Any:
         shape=torch.Size(shape),
         stride=tuple([in_order[d] for d in range(ndim)]),
     )
+
+
+def check_locals(
+    local: torch.Tensor,
+    mesh: Any,
+    placements: Sequence[Placement] | None,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> None:
+    """Check for ``from_local(..., run_check=True)`` that all ranks have given the same global shape
+    and placements, and local tensors of the shapes that these say.
+
+    One collective of two numbers for each mesh dim, on all ranks of the mesh.
+
+    Raises:
+        ValueError: some rank has not; on all ranks alike.
+    """
+    if is_tracing() or not mesh._is_current_rank_part_of_mesh():
+        return
+    some = (Replicate(),) * mesh.ndim if placements is None else placements
+    meta = TensorMeta(torch.Size(shape), stride, local.dtype)
+    spec = DTensorSpec(mesh, tuple([counted_from_0(p, len(shape)) for p in some]), meta)
+    is_known = tensor_specs.are_known(spec.placements) and type(local) is torch.Tensor
+    wanted = local_shape(spec) if is_known else tuple(local.shape)
+    said = crc32(f"{shape} {stride} {text(spec.placements)}".encode())
+    numbers, on = [said, tuple(local.shape) == wanted], torch.device(mesh.device_type)
+    of_ranks = _gathered(numbers, on, mesh)
+    if len({given for given, _ in of_ranks.values()}) > 1:
+        raise ValueError(
+            "from_local got different shapes, strides or placements on different ranks. On this "
+            f"rank: shape {shape}, placements {text(spec.placements)}. Pass the same shape=, "
+            "stride= and placements on all ranks"
+        )
+    wrong = [where for where, (_, is_right) in of_ranks.items() if not is_right]
+    if wrong:
+        names = mesh.mesh_dim_names
+        raise ValueError(
+            f"from_local got a local tensor of another shape than a DTensor of shape {shape} with "
+            f"placements {text(spec.placements)} has on mesh "
+            f"{tensor_specs.mesh_text(tuple(mesh.shape), names)}, at the coordinates {wrong}. This "
+            f"rank has shape {tuple(local.shape)}, and {wanted} is right. {CHUNKS}"
+        )
 
 
 def _gathered(

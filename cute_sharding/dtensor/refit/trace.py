@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from cute_sharding.dtensor.refit.ops import TAKES_NUMBERS, relation_of, value_of
+from cute_sharding.dtensor.refit.unwritten import ALLOCATES, Unwritten
 from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
@@ -114,6 +115,7 @@ class _Tracing(TorchDispatchMode):
         ]
         # By id, with the tensor, so that no other gets the id.
         self.known: dict[int, tuple[torch.Tensor, Relation | Computed]] = {}
+        self.unwritten = Unwritten()
         for k, tensor in enumerate(self.given):
             pieces = tuple(
                 [each._replace(source=k) for each in identity_pieces(0, 0, tensor.numel())]
@@ -125,8 +127,18 @@ class _Tracing(TorchDispatchMode):
         self.known.setdefault(id(tensor), (tensor, said))
 
     def said(self, tensor: torch.Tensor) -> Relation | Computed | None:
+        """What a tensor is: of one that is made of the sources, or has elements without a value.
+        These are in no piece of a relation. None for another tensor of the generator's own.
+        """
         found = self.known.get(id(tensor))
-        return None if found is None else found[1]
+        if found is not None:
+            return found[1]
+        left = self.unwritten.left_in(tensor)
+        if not left:
+            return None
+        if left == tensor.numel():
+            return self._nothing(tensor)
+        return Computed(_without_value(left, tensor), frozenset())
 
     # -- an op -------------------------------------------------------------------------------------
 
@@ -135,13 +147,16 @@ class _Tracing(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        ours = [x for x in tensors if self.said(x) is not None]
-        self._check(func, ours)
-        given = (args, kwargs)
+        made = [x for x in tensors if id(x) in self.known]
+        self._check(func, made)
         value = value_of(func.__name__, args)
-        if value is None and ours:
-            return self._on_sources(func, tensors, ours, given)
-        out = func(*args, **kwargs)
+        is_new = value is not None or func.__name__.partition(".")[0] in ALLOCATES
+        if not is_new and (made or not (func._schema.is_mutable or func._schema._is_view_op())):
+            ours = [x for x in tensors if self.said(x) is not None]
+            if ours:
+                self._check_reads(func, ours)
+                return self._on_sources(func, tensors, ours, (args, kwargs))
+        out = self.unwritten.run(func, args, kwargs)
         if value is not None and out.is_meta:
             self.note(out, self._constant(out, value))
         return out
@@ -154,11 +169,21 @@ class _Tracing(TorchDispatchMode):
                 f"aten.{name} into a tensor made from {self._named(ours)}. Instead, make the "
                 "result with torch.cat, torch.stack or torch.nn.functional.pad"
             )
-        if ours and not any("Tensor" in str(x.type) for x in func._schema.returns):
+
+    def _check_reads(self, func: Any, ours: Sequence[torch.Tensor]) -> None:
+        if not any("Tensor" in str(x.type) for x in func._schema.returns):
+            left = [x for x in ours if id(x) not in self.known]
+            if left:
+                without = _without_value(self.unwritten.left_in(left[0]), left[0])
+                raise NotOnlyMoved(
+                    "the generator (the function that makes the results) reads values with "
+                    f"aten.{func.__name__}, but {without}"
+                )
             raise NotOnlyMoved(
                 "the generator (the function that makes the results) reads the values of "
-                f"{self._named(ours)} with aten.{name}, but tensors have no values while a refit "
-                "is planned. Use only shapes in the generator, or read the values before the refit"
+                f"{self._named(ours)} with aten.{func.__name__}, but tensors have no values while "
+                "a refit is planned. Use only shapes in the generator, or read the values before "
+                "the refit"
             )
 
     def _on_sources(
@@ -249,6 +274,9 @@ class _Tracing(TorchDispatchMode):
         """Of a tensor of the generator's own: one value all over, or none."""
         if not tensor.numel():
             return self._nothing(tensor)
+        written = self.unwritten.value_in(tensor)
+        if tensor.is_meta and written is not None:
+            return self._constant(tensor, written)
         flat = tensor.detach().reshape(-1)
         if tensor.is_meta or bool((flat != flat[0]).any()):
             return Computed(
@@ -324,7 +352,20 @@ class _Tracing(TorchDispatchMode):
                 f"elements ({_MOVES}). Remove the op from the generator (the function that makes "
                 "the results), and apply the op before or after the refit"
             )
+        left = tensor.numel() - said.said(0)
+        if left:
+            raise NotOnlyMoved(
+                f"a refit cannot make result {name!r}: {_without_value(left, tensor)}"
+            )
         return said
+
+
+def _without_value(left: int, tensor: torch.Tensor) -> str:
+    return (
+        f"{left} of the {tensor.numel()} elements of a tensor of shape {tuple(tensor.shape)} have "
+        "no value, because they come from torch.empty (or new_empty, resize_) and the generator "
+        "has not written to them. Use torch.zeros or torch.full, or write to all elements"
+    )
 
 
 def _is_alias(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 
@@ -21,11 +23,32 @@ def install_distribution(
     installed: Installed,
     brought: Callable[[Any, Any, Any], Any],
     distributed: Callable[[Any, Any, Any, int | None], Any | None],
+    check_locals: Callable[[torch.Tensor, Any, Any, Any, Any], None],
 ) -> None:
     """Have distribute_tensor continue with ``brought(tensor, mesh, placements)`` for a DTensor with
     other placements than requested; and return ``distributed(tensor, mesh, placements, source)``
-    for a plain tensor, unless that is None.
+    for a plain tensor, unless that is None. And have from_local(..., run_check=True) first call
+    ``check_locals(local tensor, mesh, placements, shape, stride)``, if it is given a shape.
     """
+
+    def checked(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def from_local(
+            local_tensor: torch.Tensor,
+            device_mesh: Any = None,
+            placements: Any = None,
+            *,
+            run_check: bool = False,
+            shape: Any = None,
+            stride: Any = None,
+            **others: Any,
+        ) -> Any:
+            if run_check and shape and stride and device_mesh is not None:
+                check_locals(local_tensor, device_mesh, placements, tuple(shape), tuple(stride))
+            how = {"run_check": run_check, "shape": shape, "stride": stride, **others}
+            return stock(local_tensor, device_mesh, placements, **how)
+
+        return from_local
+
     # Dynamo traces this code as part of a program, so it imports what it needs, when it needs it.
     beginning = f"""
 if tensor.__class__ is DTensor:
@@ -41,6 +64,7 @@ else:
 """
     installed.replace(patches.DISTRIBUTE, beginning_with(beginning, patches.DISTRIBUTE))
     installed.replace(patches.LOCAL_ORDERS, _in_order)
+    installed.replace(patches.FROM_LOCAL, checked)
 
 
 def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -186,6 +186,16 @@ DISTRIBUTE = Patch(
     until="`distribute_tensor` is correct in all four cases",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
 )
+FROM_LOCAL = Patch(
+    module=_TENSOR,
+    attribute="DTensor.from_local",
+    file="torch/distributed/tensor/_api.py",
+    why="`DTensor.from_local(..., run_check=True)` checks the local tensors across ranks. If the "
+    "program gives the global shape, PyTorch does not check the shapes of the local tensors. With "
+    "`cute_sharding`, all ranks raise an error if a rank has a local tensor of another shape.",
+    until="PyTorch checks the local shapes too",
+    test="tests/dtensor/extras/test_from_local.py::test_all_ranks_refuse",
+)
 COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
@@ -353,6 +363,41 @@ EXPANSION = Patch(
 )
 
 # -- checkpoints, state dicts, pictures ------------------------------------------------------------
+COMPOSED = Patch(
+    module="torch.distributed.fsdp._fully_shard._fsdp_param",
+    attribute="FSDPParam._init_sharding_spec",
+    file="torch/distributed/fsdp/_fully_shard/_fsdp_param.py",
+    why="`_init_sharding_spec` chooses the placements of a parameter under `fully_shard`. A weight "
+    "of fused parts is a `_StridedShard` on a mesh dim of tensor parallelism. For such a weight, "
+    "PyTorch's placements do not describe the rows of each rank, so `full_tensor` permutes rows. "
+    "With `cute_sharding`, the placements describe the rows. If no placements of PyTorch do, the "
+    "mesh dim of `fully_shard` gets a split factor below 0: the mesh dim shards last.",
+    until="`full_tensor` of a `_StridedShard` weight under `fully_shard` is correct",
+    test="tests/dtensor/door/test_composed.py::test_rows_are_what_placements_say",
+)
+EMPTY = Patch(
+    module="torch.distributed.fsdp._fully_shard._fsdp_param",
+    attribute="FSDPParam.to_sharded_dtensor",
+    file="torch/distributed/fsdp/_fully_shard/_fsdp_param.py",
+    why="`to_sharded_dtensor` makes the DTensors of parameters under `fully_shard` and of their "
+    "gradients. Tensor parallelism can leave a rank without elements of a weight. On this rank, "
+    "PyTorch's local tensor does not have the shape that the placements give. PyTorch's "
+    "`full_tensor` of the weight is then wrong, or hangs. With `cute_sharding`, the local tensor "
+    "has the shape that the placements give.",
+    until="a layer of one feature trains under tensor parallelism and `fully_shard`",
+    test="tests/dtensor/door/test_composed.py::test_training",
+)
+GRADIENTS = Patch(
+    module="torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    attribute="foreach_reduce_scatter_copy_in",
+    file="torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py",
+    why="`foreach_reduce_scatter_copy_in` copies the gradients of a module under `fully_shard` "
+    "into the buffer of a reduce-scatter. PyTorch's kernel raises an error for a gradient without "
+    "elements. Tensor parallelism can leave a rank without elements of a weight: this rank raises "
+    "an error, and the other ranks wait. `cute_sharding` leaves out gradients without elements.",
+    until="a layer of one feature trains under tensor parallelism and `fully_shard`",
+    test="tests/dtensor/door/test_composed.py::test_training",
+)
 
 _BOXES: dict[str, Any] = {
     "until": "PyTorch lists each run of rows of a `_StridedShard`",

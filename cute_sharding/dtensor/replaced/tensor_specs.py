@@ -51,6 +51,7 @@ __all__ = [
     "decoded_order",
     "is_by_elements",
     "is_dtensor",
+    "is_last",
     "like",
     "may_be_uneven",
     "mesh_dim_text",
@@ -158,13 +159,28 @@ def says_an_order(spec: DTensorSpec) -> bool:
     )
 
 
-# (mesh dim, placement) pairs in the order in which they shard, with plain shards.
+# (mesh dim, placement) pairs in the order in which they shard: with plain shards, but for strided
+# ones that are sharded again last (is_last).
 Order: TypeAlias = tuple[tuple[int, Placement], ...]
 
 
+def is_last(placement: Placement) -> bool:
+    """Whether the mesh dim shards what all others left, as FSDP shards the local tensors of tensor
+    parallelism. torch writes that as a split factor, the number of shards that the mesh dims to the
+    right have made. Left to right the split factor gives the same rows only if these shards are
+    plain. Of strided ones no placement gives the rows, so the package writes such a shard with a
+    split factor below 0 (:mod:`..door.composed`): nothing else has one, rules that keep a
+    placement keep it, and torch refuses to split or gather by it.
+    """
+    if not isinstance(placement, StridedShard):
+        return False
+    factor = split_factor_of(placement)
+    return type(factor) is int and factor < 0
+
+
 def shard_order(spec: DTensorSpec) -> Order | None:
-    """The order that ``spec`` names or that torch decodes from it; None for left to right."""
-    if spec.use_strided_shard_as_shard_order:
+    """The order that ``spec`` names or that is decoded from it; None for left to right."""
+    if spec.use_strided_shard_as_shard_order or any(map(is_last, spec.placements)):
         return decoded_order(tuple(spec.placements), spec.mesh.shape)
     if not says_an_order(spec):
         return None
@@ -186,9 +202,10 @@ class _Sizes(tuple[int, ...]):
 
 
 def decoded_order(placements: tuple[Placement, ...], mesh: Sequence[int]) -> Order | None:
-    """The order that torch decodes from the _StridedShard placements of a spec that a program made;
-    None for left to right: without such placements, or if no order has these split factors. Symbols
-    encode none: only views make them.
+    """The order that the _StridedShard placements of a spec that a program made encode: that of
+    :func:`is_last`, and otherwise the one that torch decodes from the split factors. None for left
+    to right: without such placements, or if no order has these split factors. Symbols encode none:
+    only views make them.
     """
     if are_without_factors(placements) or any(
         isinstance(p, StridedShard) and type(split_factor_of(p)) is not int for p in placements
@@ -199,6 +216,11 @@ def decoded_order(placements: tuple[Placement, ...], mesh: Sequence[int]) -> Ord
 
 @remembered
 def _decoded(placements: tuple[Placement, ...], mesh: Any) -> Order | None:
+    last = {m: Shard(p.dim) for m, p in enumerate(placements) if is_last(p)}  # type: ignore[attr-defined]
+    if last:
+        others = tuple([Replicate() if m in last else p for m, p in enumerate(placements)])
+        before = _decoded(others, mesh) or enumerate(others)
+        return (*[(m, p) for m, p in before if m not in last], *last.items())
     order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
     return None if order is None else _pairs(placements, order)
 
@@ -292,7 +314,7 @@ def may_be_uneven(spec: DTensorSpec) -> bool:
     for placement, n in zip(spec.placements, spec.mesh.shape):
         cut = cut_of(placement)
         if cut is not None:
-            parts[cut[0]] *= n * (cut[1] if type(cut[1]) is int else 1)
+            parts[cut[0]] *= n * (cut[1] if type(cut[1]) is int and cut[1] > 0 else 1)
     return any(
         n > 1 and (isinstance(size, torch.SymInt) or size % n != 0)
         for size, n in zip(spec.shape, parts)

@@ -58,6 +58,13 @@ def part_alone(step: Step, mesh: Any, rank: int) -> Part:
     return replace(part, peers=(), sends=(), receives=(), packs=((),), own=own, unpacks=((),))
 
 
+CHUNKS = (
+    "A dim is divided as by torch.chunk: ceil(rows / ranks) rows on the first ranks, and the other "
+    "rows on the last ones. Give the global shape to DTensor.from_local, and move rows between "
+    "ranks first if they are divided otherwise"
+)
+
+
 class OtherShape(RuntimeError):
     """A local tensor does not have the shape that its spec gives. Nothing has been sent."""
 
@@ -99,8 +106,8 @@ def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> to
     named = f" of {of!r}" if of else ""
     raise OtherShape(
         f"this rank's local tensor{named} has shape {tuple(local.shape)}, but the DTensor's "
-        f"global shape and placements give the shape {expected}. For uneven shards, pass the "
-        "global shape and stride to DTensor.from_local"
+        f"global shape and placements give the shape {expected}. {CHUNKS}. "
+        "DTensor.from_local(..., run_check=True) raises this on all ranks"
     )
 
 

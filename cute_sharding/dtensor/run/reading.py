@@ -62,19 +62,25 @@ def _chains(
     if order is None:
         return plain
     ordered = _ordered(order, len(shape), mesh)
-    return plain if _same(shape, mesh, plain, ordered) else ordered
+    if any(map(tensor_specs.is_last, placements)):  # it has no meaning left to right
+        return ordered
+    return plain if hold_the_same(shape, mesh, plain, ordered) else ordered
 
 
 def _ordered(order: tensor_specs.Order, ndim: int, mesh: Sequence[int]) -> Chains:
     chains: list[tuple[tuple[int, int], ...]] = [()] * ndim
     for m, p in order:
-        if isinstance(p, tensor_specs.Shard) and mesh[m] > 1:
-            chains[p.dim] += ((m, 1),)
+        cut = cut_of(p)
+        if cut is not None and mesh[m] > 1:
+            chains[cut[0]] += ((m, cut[1]),)
     return tuple(chains)
 
 
 @remembered
-def _same(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains) -> bool:
+def hold_the_same(
+    shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains
+) -> bool:
+    """Whether every device of a mesh holds the same rows of a tensor under both chains."""
     return one == other or (
         holds_all(shape, mesh, one, other) and holds_all(shape, mesh, other, one)
     )
