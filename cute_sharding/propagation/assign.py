@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.cost import local_elements, rows_of_devices
 from cute_sharding.exchange.network import Chosen
-from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for
+from cute_sharding.propagation.operands import Operand, Part, cuts_of, owed_for, received_for
 from cute_sharding.propagation.solver import Cost, least
 from cute_sharding.relations.signature import ONE, Linear, Signature
 from cute_sharding.sharding.deal import are_even
@@ -81,9 +81,11 @@ def assign(
     assume_rows: bool = False,
     network: Chosen = None,
     compared: list[Assignment] | None = None,
+    results: Sequence[tuple[int, ...] | None] | None = None,
 ) -> Assignment:
-    """The assignment that receives the fewest elements; of several, one that leaves the fewest
-    reductions pending, then one that holds the fewest elements on each device.
+    """The assignment that receives the fewest elements, with the least for what stays pending
+    (:func:`.operands.owed_for`); of several, one that receives the fewest now, then one with the
+    fewest reductions pending, then one that holds the fewest elements on each device.
 
     Args:
         signature: for operands with as many dims as these.
@@ -97,10 +99,10 @@ def assign(
             elements are received then: each device receives a part and not the whole.
         empty: whether the op's result on no rows is neutral for the pending reduction.
         assume_rows: whether to assume that every device has rows of each name that is cut.
-        shares: whether averages over blocks of any sizes may be pending, since each device's
-            average is weighted by its share of the rows.
-        network: the network for which redistributions are planned, if it is not the default.
+        shares: whether averages of blocks of any sizes may be pending, weighted by their shares.
+        network: for which redistributions are planned, if it is not the default.
         compared: a list to which all assignments are added that the search compares.
+        results: their shapes; by default by the sizes of names in operands.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -118,12 +120,10 @@ def assign(
     >>> found.results, found.received  # all of a quarter of the rows
     ((((0, 1), (0, 1)),), 8)
     """
-    operands, mesh = tuple(operands), tuple(mesh)
     linear = _with_positions(linear, len(operands))
-    fitted = signature.fitted([operand.shape for operand in operands])
-    question = _Question(
-        fitted, operands, mesh, reduce, linear, filled, shares, empty, assume_rows, network
-    )
+    of = signature.fitted([operand.shape for operand in operands]), tuple(operands), tuple(mesh)
+    more = assume_rows, network, results and tuple(results)
+    question = _Question(*of, reduce, linear, filled, shares, empty, *more)
     if compared is not None:
         return _search(question, spare, compared)[1]
     return _assign(question, spare)[1]
@@ -151,11 +151,19 @@ class _Question:
     empty: bool
     assume_rows: bool
     network: Chosen
+    made: Sequence[tuple[int, ...] | None] | None
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """How many rows each name has."""
         return self.signature.sizes([operand.shape for operand in self.operands])
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the results; of one that is left out, that of a number."""
+        if self.made:
+            return [shape or () for shape in self.made]
+        return [tuple([self.sizes.get(name, 1) for name in x]) for x in self.signature.results]
 
 
 @remembered
@@ -232,7 +240,10 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         len(_rows(name, question.sizes, choices, mesh)) > 1
         for name in _contracted(signature, choices)
     )
-    cost = Cost(received + later, received, pending, held)
+    owed = sum([owed_for(x, parts, mesh) for x, parts in zip(question.shapes, results)])
+    if signature.picked & _contracted(signature, choices):
+        owed = 0  # as for torch, which leaves picked rows to the next op
+    cost = Cost(received + later + owed, received, pending, held)
     return cost, Assignment(targets, results, received, differ)
 
 

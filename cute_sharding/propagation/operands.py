@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
-from cute_sharding.exchange.cost import received_elements
+from cute_sharding.exchange.collectives import of_blocks
+from cute_sharding.exchange.cost import local_elements, received_elements
 from cute_sharding.exchange.network import Chosen, Network
 from cute_sharding.exchange.plan import Held, received_by
 from cute_sharding.exchange.planner import plan_steps
@@ -72,3 +74,17 @@ def received_for(
     )
     wanted = chains_of(cuts_of(target), ndim, mesh)
     return received_by(plan_steps(operand.shape, mesh, held, wanted, network))
+
+
+@remembered
+def owed_for(shape: tuple[int, ...], parts: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
+    """The least that each device will have to receive for what is pending of a tensor: its block,
+    of each other device, as in a reduce-scatter.
+
+    >>> owed_for((8, 8), ("sum",), (4,)), owed_for((8, 8), ((0, 1), "sum"), (2, 4))
+    (48, 24)
+    """
+    devices = prod([n for part, n in zip(parts, mesh) if isinstance(part, str)])
+    if devices == 1:
+        return 0
+    return of_blocks(devices, -(-local_elements(shape, cuts_of(parts), mesh) // devices))

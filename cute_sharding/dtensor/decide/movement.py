@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place, logger
@@ -94,13 +95,17 @@ def moved(question: Question) -> Any | None:
         for spec, before, cuts in zip(specs, own, way.given)
     ]
     _note_place(question, way, given)
-    plan = _Kept(tuple(steps))
-    if isinstance(row, ByRows):
-        plan = _Anew.of(question, way, steps[0])
+    is_one = isinstance(row, ByRows)
+    plan: Plan = _Anew.of(question, way, steps[0]) if is_one else _Kept(tuple(steps))
     return _carried_out(question, way, given, plan, metas)
 
 
-class _Kept(NamedTuple):
+# Makes the steps of a runner.
+Plan: TypeAlias = Callable[[], "tuple[Any, ...]"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
     """A plan that keeps its steps."""
 
     steps: tuple[Any, ...]
@@ -109,7 +114,8 @@ class _Kept(NamedTuple):
         return self.steps
 
 
-class _Anew(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Anew:
     """A plan of one movement, which is made of the op's arguments each time that it is asked for.
 
     Attributes:
@@ -143,7 +149,7 @@ def _carried_out(
     question: Question,
     way: Way,
     given: Sequence[tuple[Placement, ...]],
-    plan: Callable[[], tuple[Any, ...]],
+    plan: Plan,
     metas: Any,
 ) -> Any:
     """The answer by which the steps of ``plan`` run in place of the op, on operands that are first

@@ -1,8 +1,9 @@
 """Rows of a sharded dim that an index picks: each device gives the picked rows that it has and
 zeros for others, and a sum is left pending.
 
-torch does the same for an embedding and ``gather``, but keeps the mask in the placement
-(``_MaskPartial``), for which most later ops raise. Here the mask ends with the op.
+torch does the same for an embedding and ``gather``, but applies the mask only when it reduces the
+result, and most later ops raise. Here the mask ends with the op. The placement is torch's own
+(``_MaskPartial``): the next op that computes reduces it, as on torch alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced import symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, cut_of
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    cut_of,
+    picked_rows,
+)
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.relations.signature import Signature
 from cute_sharding.sharding.deal import local_size, piece_and_block
@@ -35,13 +42,13 @@ def by_picks(
     """The answer for an op that picks rows. If a mesh dim shards these rows, each device gives
     those that it has. ``wanted``: the placements to which the operands are redistributed.
     """
-    picked = [
+    found = [
         (i, d)
         for i, names in enumerate(signature.operands)
         for d, name in enumerate(names)
         if name in signature.picked
     ]
-    for i, d in picked:
+    for i, d in found:
         mesh = specs[0].mesh
         chain = tuple(
             [
@@ -55,8 +62,21 @@ def by_picks(
             places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
             rows = places[i], d, places[i + 1]
             run = partial(_pick_rows, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
+            rows_of = tuple(map(_number, specs[i].shape)), d
+            answer = answers.with_outputs(answer, partial(_placed, chain, rows_of))
             return answers.with_fields(answer, schema, runs=run)
     return answer
+
+
+def _placed(
+    chain: _Chain, rows_of: tuple[tuple[int, ...], int], spec: DTensorSpec
+) -> list[Placement]:
+    """The result's placements: what is pending since mesh dims shard the rows is of picked rows."""
+    dims = [m for *_, m in chain]
+    return [
+        picked_rows(p.reduce_op, *rows_of) if m in dims and isinstance(p, Partial) else p
+        for m, p in enumerate(spec.placements)
+    ]
 
 
 def _number(size: Any) -> int:

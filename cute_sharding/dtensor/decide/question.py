@@ -226,7 +226,7 @@ class Question:
 
 
 def _is_pending_otherwise(placement: Placement) -> bool:
-    return isinstance(placement, Partial) and type(placement) is not Partial
+    return isinstance(placement, Partial) and not tensor_specs.is_of_torchs_own(placement)
 
 
 def _without_others(spec: DTensorSpec) -> list[Placement]:

@@ -25,10 +25,10 @@ from cute_sharding.dtensor.door.understood import (
 )
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, is_masked
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.propagation.assign import Assignment, assign
-from cute_sharding.propagation.operands import Operand, Part, received_for
+from cute_sharding.propagation.operands import Operand, Part, owed_for, received_for
 from cute_sharding.relations.signature import UNREAD, Linear, Signature, parse
 from cute_sharding.relations.table import Row
 
@@ -40,10 +40,11 @@ def by_signature(
     specs: Sequence[DTensorSpec],
     *,
     fewer_than: Sequence[DTensorSpec] = (),
+    leaving: Sequence[DTensorSpec | None] = (),
 ) -> Any | None:
-    """The op's answer by its signature. None if it has no signature for these arguments, if
-    placements are of kinds that no signature carries, or if no fewer elements are received than
-    for redistributing the operands to the specs ``fewer_than``.
+    """The op's answer by its signature. None if it has none for these arguments, if placements are
+    of kinds that no signature carries, or if no less is received (:func:`_receives_less`) than for
+    redistributing the operands to the specs ``fewer_than``, with results ``leaving`` as these.
     """
     if not are_understood((*specs, *fewer_than)):
         return None
@@ -78,8 +79,8 @@ def by_signature(
     as_order = are_read_as_order(specs)
     if as_order and not keeps_the_only_shards(specs, wanted):
         return None
-    torchs = [parts_of(spec.placements) for spec in fewer_than]
-    if torchs and not _receives_less(specs, operands, found.operands, torchs):
+    torchs, left = [parts_of(spec.placements) for spec in fewer_than], _parts(leaving)
+    if torchs and not _receives_less(specs, operands, metas, found, torchs, left):
         return None
     # Picked rows depend on which rows a device has, not only on how many.
     if signature.picked and as_order:
@@ -114,6 +115,7 @@ def _assign(
         shares=row.shares is not None,
         empty=row.empty,
         network=network_in_force(),
+        results=_numbers(metas),
     )
     is_symbolic = _is_symbolic(specs)
 
@@ -139,36 +141,79 @@ def _assign(
         if other == always or _have_rows(specs, other.operands):
             found, compared = other, others
             break
-    for other in compared:
-        _receives_less(specs, operands, other.operands, found.operands)  # for its guard
+    for other in compared:  # for their guards
+        _receives_less(specs, operands, metas, other, found.operands, found.results)
     return found
+
+
+def _numbers(metas: Any) -> tuple[tuple[int, ...] | None, ...] | None:
+    """The shapes of the results, in numbers; None if some have none at hand."""
+    return symints.numbers_at_hand(tuple(answers.shapes_of_results(metas)))
 
 
 def _receives_less(
     specs: Sequence[DTensorSpec],
     operands: Sequence[Operand],
-    ours: Sequence[tuple[Part, ...]],
+    metas: Any,
+    ours: Assignment,
     theirs: Sequence[tuple[Part, ...]],
+    left: Sequence[tuple[Part, ...] | None],
 ) -> bool:
-    """Whether redistributing the operands to ``ours`` receives fewer elements than to ``theirs``.
+    """Whether ``ours`` receives fewer elements than redistributing the operands to ``theirs``,
+    which leaves results as in ``left``: no more now, and fewer with what is received later for what
+    is left pending. That may never be reduced, or together with something else, so it counts with
+    the least that a reduction receives, a reduce-scatter. Where only ours is pending, it counts as
+    an all-reduce: each op that reads it reduces it again.
+
     If that depends on symbolic sizes, a guard is added that the order is the same in every call of
-    the graph; of each operand the share that is received is taken to be the same.
+    the graph; of each tensor the share that is received is taken to be the same.
     """
     mesh, network = tuple(specs[0].mesh.shape), network_in_force()
-    spared = [
+    now = [
         received_for(operand, other, mesh, network) - received_for(operand, own, mesh, network)
-        for operand, own, other in zip(operands, ours, theirs)
+        for operand, own, other in zip(operands, ours.operands, theirs)
     ]
-    if _is_symbolic(specs) and min(spared) < 0 < max(spared):
-        shares = [
-            Fraction(some, max(prod(operand.shape), 1)).limit_denominator(1 << 10)
-            for some, operand in zip(spared, operands)
-        ]
-        whole = lcm(*[share.denominator for share in shares])
-        total = sum(int(share * whole) * prod(spec.shape) for share, spec in zip(shares, specs))
-        now = sum(spared)
-        symints.is_truly(total > 0 if now > 0 else total < 0 if now < 0 else total <= 0)
-    return sum(spared) > 0
+    shapes = [tuple(spec.shape) for spec in specs]
+    numbers, later = [operand.shape for operand in operands], []
+    made = zip(answers.shapes_of_results(metas), _numbers(metas) or (), ours.results, left)
+    for shape, number, own, other in made:
+        if shape and number and other is not None:
+            times = 2 if _is_pending_more(own, other) else 1
+            later.append(owed_for(number, other, mesh) - times * owed_for(number, own, mesh))
+            shapes.append(shape)
+            numbers.append(number)
+    if _is_symbolic(specs):
+        _keep_order(now, numbers, shapes)
+        _keep_order([*now, *later], numbers, shapes)
+    return sum(now) >= 0 and sum(now) + sum(later) > 0
+
+
+def _parts(specs: Sequence[DTensorSpec | None]) -> list[tuple[Part, ...] | None]:
+    return [None if spec is None else parts_of(spec.placements) for spec in specs]
+
+
+def _is_pending_more(ours: Sequence[Part], theirs: Sequence[Part]) -> bool:
+    return any(
+        isinstance(own, str) and not isinstance(other, str) for own, other in zip(ours, theirs)
+    )
+
+
+def _keep_order(
+    spared: Sequence[int], numbers: Sequence[Sequence[int]], shapes: Sequence[Sequence[Any]]
+) -> None:
+    """Add a guard that the sum of what is spared keeps its sign in every call of the graph.
+    ``numbers``, ``shapes``: of each tensor, in numbers and in symbols.
+    """
+    if not min(spared) < 0 < max(spared):
+        return
+    shares = [
+        Fraction(some, max(prod(number), 1)).limit_denominator(1 << 10)
+        for some, number in zip(spared, numbers)
+    ]
+    whole = lcm(*[share.denominator for share in shares])
+    total = sum(int(share * whole) * prod(shape) for share, shape in zip(shares, shapes))
+    now = sum(spared)
+    symints.is_truly(total > 0 if now > 0 else total < 0 if now < 0 else total <= 0)
 
 
 def _have_rows(specs: Sequence[DTensorSpec], operands: Sequence[Sequence[Part]]) -> bool:
@@ -197,7 +242,8 @@ def for_less(
     if schema.op._schema.is_mutable:
         return None
     wanted = op_schemas.specs_of(found.redistribute_schema)
-    return by_signature(row, name, schema, specs, fewer_than=wanted)
+    leaving = answers.specs_of_results(found)
+    return by_signature(row, name, schema, specs, fewer_than=wanted, leaving=leaving)
 
 
 def _note(
@@ -236,8 +282,11 @@ def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:
 
 def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tuple[int, ...]:
     """The operands in which the op is linear. None for copies of several dtypes, which convert
-    some, and for ops that round to integers: a sum of rounded numbers is not the rounded sum.
+    some; for ops that round to integers: a sum of rounded numbers is not the rounded sum; and for
+    picked rows, which the next op reduces.
     """
+    if any(is_masked(p) for spec in specs for p in spec.placements):
+        return ()
     dtypes = _dtypes(specs)
     if isinstance(row.linear, Linear) and len(dtypes) > 1:
         return ()

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import (
     Partial,
@@ -52,10 +53,13 @@ __all__ = [
     "is_by_elements",
     "is_dtensor",
     "is_last",
+    "is_masked",
+    "is_of_torchs_own",
     "like",
     "may_be_uneven",
     "mesh_dim_text",
     "mesh_text",
+    "picked_rows",
     "placed_as",
     "says_an_order",
     "shard_order",
@@ -68,6 +72,55 @@ StridedShard = _StridedShard
 
 
 MaskPartial = _MaskPartial
+
+
+class _Applied(MaskBuffer):
+    """The buffer of a placement whose mask the op itself has applied: nothing is left to do. There
+    is one, so that equal placements compare equal; a copy is the same one.
+    """
+
+    def materialize_mask(self, mask: torch.Tensor) -> None:
+        pass
+
+    def apply_mask(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def release_mask(self) -> None:
+        pass
+
+    def __reduce__(self) -> str:
+        return "_APPLIED"
+
+    def __copy__(self) -> _Applied:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _Applied:
+        return self
+
+
+# torch reads ``data`` before it calls a method, and refuses None.
+_APPLIED = _Applied(torch.zeros(0, dtype=torch.bool), 1)
+
+
+def picked_rows(op: str, shape: Sequence[int], dim: int) -> MaskPartial:
+    """The placement of rows that an index picks of a sharded ``dim``, on a device that gives zeros
+    for the rows of others: torch's own, so that each op after it does what it does on torch alone:
+    it reduces. A Partial would stay pending in sums and products, and each reader of these would
+    reduce it again.
+    """
+    return MaskPartial(op, _APPLIED, torch.Size(shape), dim)
+
+
+def is_masked(placement: Placement) -> bool:
+    """Whether the placement is one of :func:`picked_rows`."""
+    return type(placement) is MaskPartial and placement.mask_buffer is _APPLIED
+
+
+def is_of_torchs_own(placement: Placement) -> bool:
+    """Whether a pending reduction needs no method of the placement: what devices have is added up
+    (or reduced in another of torch's own ways) as it is.
+    """
+    return type(placement) is Partial or is_masked(placement)
 
 
 # The kinds of placement whose effect on a tensor is known. A new kind that is a (dim, split factor)
@@ -93,7 +146,11 @@ def is_by_elements(placement: Placement) -> bool:
     for those of other packages. A mask has the layout of the elements, and is not sliced with them.
     """
     kind = type(placement)
-    return kind is Partial or kind.__module__ == "torch.distributed.tensor._ops._math_ops"
+    return (
+        kind is Partial
+        or is_masked(placement)
+        or kind.__module__ == "torch.distributed.tensor._ops._math_ops"
+    )
 
 
 def cut_of(placement: Placement) -> tuple[int, Any] | None:

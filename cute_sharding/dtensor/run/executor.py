@@ -171,12 +171,12 @@ def _telling_observers(step: Step, local: torch.Tensor) -> AbstractContextManage
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     group = group_of(mesh, step.mesh_dims)
-    op, local, finish = _scaled(step, local, group, mesh)
+    op, local, finish = scaled(step, local, group, mesh)
     reduce = _scatter if step.scatters else _all_reduce
     return finish(reduce(step, op, local, mesh, group, async_op))
 
 
-def _scaled(
+def scaled(
     step: Reduction, local: torch.Tensor, group: Any, mesh: Any
 ) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
     """For an average: (the op of the collective, this rank's contribution, a function of the
@@ -198,12 +198,17 @@ def _scaled(
     return step.op, wait_for(local) / step.divisor, lambda result: result
 
 
+def keep_part(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """What an all-reduce reduces: a device keeps its target's part of its source, and all devices
+    of its group keep the same part.
+    """
+    return _keep(step, local, mesh, alias=True)
+
+
 def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
-    # A device keeps its target's part of its source; the whole group keeps the same part.
-    kept = _keep(step, local, mesh, alias=True)
-    return collective_ops.all_reduce(kept, op, group, async_op=async_op)
+    return collective_ops.all_reduce(keep_part(step, local, mesh), op, group, async_op=async_op)
 
 
 def _scatter(

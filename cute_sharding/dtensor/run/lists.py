@@ -1,8 +1,9 @@
 """Redistributions of several tensors at once: those on one mesh share their exchanges.
 
 Used for operands that an op takes in lists (``_foreach_``, ``_fused_``, ``cat``, ``stack``). A
-tensor takes part if elements are sent, and nothing is reduced or made pending; reductions, and cuts
-that each device makes alone, run tensor by tensor. Which tensors take part follows from each
+tensor takes part if elements are sent or reduced, and nothing is made pending. Cuts that each
+device makes alone run tensor by tensor, and so do reductions by methods of placements, and those
+that hand out blocks which are no rows of a dim. Which tensors take part follows from each
 redistribution's arguments (:mod:`.redistribute`), so it is the same on all ranks, eagerly and in
 graphs. A graph has one op for them (:mod:`.dynamic`), or one all-gather if it is one and sizes are
 numbers.
@@ -27,9 +28,8 @@ from cute_sharding.dtensor.run.redistribute import (
     planned_for,
     redistribute_local_tensor,
 )
-from cute_sharding.dtensor.run.together import are_gathers, run_together, turns
+from cute_sharding.dtensor.run.together import are_collectives, is_joined, run_together, turns
 from cute_sharding.dtensor.run.words import say_redistributed
-from cute_sharding.exchange.all_to_all import AllToAll
 
 
 class Wanted(NamedTuple):
@@ -73,7 +73,9 @@ def exchange_together(
 
 
 def _exchanges(one: Wanted) -> Prepared | None:
-    """The plan, if it consists of exchanges alone and sends something; otherwise None."""
+    """The plan, if all of its steps can run together with others and something is sent; otherwise
+    None.
+    """
     _, current, target = one
     mesh: Any = current.mesh
     if mesh != target.mesh or not mesh._is_current_rank_part_of_mesh():
@@ -82,7 +84,7 @@ def _exchanges(one: Wanted) -> Prepared | None:
     steps = found.plan.steps
     if found.first is not None or found.reductions or found.made:
         return None
-    if not all(isinstance(step, AllToAll) for step in steps):
+    if not all(is_joined(step, one.local.dtype, mesh) for step in steps):
         return None
     return found if any(step.communicates for step in steps) else None
 
@@ -101,7 +103,7 @@ def _redistribute_together(
     tensors = [collective_ops.wait_for(one.local) for one in wanted]
     shapes = [tuple(one.current.shape) for one in wanted]
     is_seen = not symints.is_symbolic(*shapes) and all(
-        len(steps) == 1 or are_gathers(steps, [dtypes[i] for i in members], mesh)
+        len(steps) == 1 or are_collectives(steps, [dtypes[i] for i in members], mesh)
         for members, steps in turns(plans, dtypes)
     )
     if dispatch_modes.is_tracing() and not is_seen:

@@ -27,6 +27,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     Shard,
     is_by_elements,
+    is_masked,
+    is_of_torchs_own,
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.dynamic import run_on_symbols
@@ -322,7 +324,7 @@ def _changes(
                 f"{mesh_dim_text(m, names)}, because a redistribution cannot create a {after[m]}: "
                 "use Replicate or Shard as the target"
             )
-    foreign = tuple([m for m in pending if type(before[m]) is not Partial])
+    foreign = tuple([m for m in pending if not is_of_torchs_own(before[m])])
     return _Changes(pending, foreign, made)
 
 
@@ -336,7 +338,8 @@ def _check_masks(
     NotImplementedError: a masked embedding's reduction would stay pending while elements move.
     """
     for m, placement in enumerate(before):
-        if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
+        waits = mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial)
+        if waits and not is_masked(placement):
             raise NotImplementedError(
                 f"the mask of {placement} on {mesh_dim_text(m, names)} fits only the current "
                 "placements. The tensor cannot stay Partial while its elements move. First "

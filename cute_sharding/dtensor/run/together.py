@@ -2,7 +2,8 @@
 dims, or over some of them, everything that a rank sends another is one message
 (:mod:`cute_sharding.exchange.bundle`).
 
-If each step by itself is the backend's own all-gather, they become a single one.
+If each step by itself is the backend's own all-gather, they become a single one. So do reductions
+of one kind and dtype: one all-reduce, or one reduce-scatter.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.collective_ops import wait_for
 from cute_sharding.dtensor.run.bundles import dims_of, shipment_of
-from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_of
+from cute_sharding.dtensor.run.executor import (
+    block_of,
+    keep_part,
+    run,
+    scaled,
+    whole_dim,
+    whole_of,
+)
 from cute_sharding.dtensor.run.groups import group_of
-from cute_sharding.dtensor.run.packing import check_shape
+from cute_sharding.dtensor.run.packing import check_shape, in_blocks, part_alone
 from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank
+from cute_sharding.exchange.all_to_all import AllToAll
+from cute_sharding.exchange.reduction import Reduction
 from cute_sharding.exchange.step import Step
 
 # The most bytes that a rank receives in one exchange of several tensors, unless one tensor alone
@@ -66,10 +76,13 @@ def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) 
 
 
 def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
-    """The tensors with steps left whose next steps run at once: those over the largest set of mesh
-    dims, and those over subsets of it.
+    """The tensors with steps left whose next steps run at once: reductions of the first one's kind;
+    or, if no reductions are next, steps over the largest set of mesh dims and over subsets of it.
     """
     fronts = {i: steps[0] for i, steps in enumerate(left) if steps}
+    kinds = {i: _kind(step, dtypes[i]) for i, step in fronts.items()}
+    kind = next(filter(None, kinds.values()), None)
+    fronts = {i: step for i, step in fronts.items() if kinds[i] == kind}
     dims = dims_of([*fronts.values()])
     some = [i for i, step in fronts.items() if {*step.mesh_dims} <= {*dims}]
     some.sort(key=lambda i: fronts[i].mesh_dims != dims)  # first those that need the whole group
@@ -81,8 +94,31 @@ def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> I
             room -= size
 
 
+def _kind(step: Step, dtype: torch.dtype) -> tuple[Any, ...] | None:
+    """What reductions have in common that run as one; None for an exchange."""
+    if not isinstance(step, Reduction):
+        return None
+    return step.scatters, step.mesh_dims, step.op, step.divisor, dtype
+
+
+def are_collectives(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
+    """Whether steps that run at once are a single collective of the backend, which graphs show."""
+    return isinstance(steps[0], Reduction) or are_gathers(steps, dtypes, mesh)
+
+
+def is_joined(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether the step can run together with others: any exchange, any all-reduce, and a
+    reduce-scatter along a tensor dim.
+    """
+    if isinstance(step, Reduction):
+        return not step.scatters or whole_dim(step, dtype, mesh) is not None
+    return isinstance(step, AllToAll)
+
+
 def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
     """Whether each step is the backend's own all-gather, and all are in one group."""
+    if any(isinstance(step, Reduction) for step in steps):
+        return False
     return len({step.mesh_dims for step in steps}) == 1 and all(
         whole_dim(step, dtype, mesh) is not None for step, dtype in zip(steps, dtypes)
     )
@@ -91,8 +127,8 @@ def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any)
 def run_together(
     plans: Sequence[tuple[Step, ...]], tensors: Sequence[torch.Tensor], mesh: Any
 ) -> list[torch.Tensor]:
-    """Take this rank's local tensors through the steps of their plans, all exchanges, in shared
-    turns.
+    """Take this rank's local tensors through the steps of their plans, which all can be joined, in
+    shared turns.
     """
     at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
     for i, steps in enumerate(plans):
@@ -101,6 +137,8 @@ def run_together(
         given = [wait_for(at[i]) for i in members]
         if len(members) == 1:
             moved = [run(steps, given[0], mesh)]
+        elif isinstance(steps[0], Reduction):
+            moved = _reduce(steps, given, mesh)
         elif are_gathers(steps, [x.dtype for x in given], mesh):
             moved = _gather(steps, given, mesh)
         else:
@@ -152,3 +190,45 @@ def _gather(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.
     with dispatch_modes.of_this_rank():
         got = wait_for(collective_ops.all_gather(buffer, group))
     return all_on_each_rank(results, got, *blocks)
+
+
+# -- one reduction --------------------------------------------------------------------------------
+
+
+def _reduce(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+    """Reduce contributions to each tensor in one buffer: for a reduce-scatter a row for each rank,
+    with a block of each tensor, all padded to equal lengths.
+    """
+    first, parts = steps[0], steps[0].parts
+    scatters, group = first.scatters, group_of(mesh, first.mesh_dims)
+    dims = [step.along.scattered or 0 for step in steps] if scatters else [0] * len(steps)
+    mine = given if scatters else [keep_part(step, x, mesh) for step, x in zip(steps, given)]
+
+    def blocks(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return in_blocks(x, dim, parts) if scatters else x[None]
+
+    def sent(_: int, *some: torch.Tensor) -> torch.Tensor:
+        rows = [blocks(x, dim) for x, dim in zip(some, dims)]
+        return torch.cat([x.reshape(x.shape[0], -1) for x in rows], 1)
+
+    def results(rank: int, got: torch.Tensor, *some: torch.Tensor) -> list[torch.Tensor]:
+        shapes = [blocks(x, dim).shape[1:] for x, dim in zip(some, dims)]
+        found = got.view(-1).split([shape.numel() for shape in shapes])
+        return [
+            part.view(shape)
+            .narrow(dim, 0, part_alone(step, mesh, rank).target_shape()[dim])
+            .contiguous()
+            if scatters
+            else part.view(shape)
+            for step, part, shape, dim in zip(steps, found, shapes, dims)
+        ]
+
+    op, buffer, finish = scaled(first, on_each_rank(sent, *mine), group, mesh)
+    received = sum(step.received_elements for step in steps) * given[0].element_size()
+    with watching.exchange(lambda: received), dispatch_modes.of_this_rank():
+        if scatters:
+            got = collective_ops.reduce_scatter(buffer, op, group)
+        else:
+            got = collective_ops.all_reduce(buffer, op, group)
+        got = wait_for(finish(got))
+    return all_on_each_rank(results, got, *mine)

@@ -122,6 +122,22 @@ def assert_alike(got, wanted, case):
             assert part.stride() == other.stride(), (rank, case)
 
 
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("after", [R, S0, S1], ids=str)
+def test_partials_of_a_dtype_are_reduced_together(after):
+    shapes = [(8, 4), (16, 8), (4, 12), (8,)][: 3 if after == S1 else 4]
+    with ranks_of((4,)), cute_sharding.enabled(redistribution=True):
+        some = [
+            wanted(of(x, (4,), [Partial()], dtype), [after]) for x in shapes for dtype in SUMMED[:2]
+        ]
+        expected = [redistribute_local_tensor(*one) for one in some]
+        with CommDebugMode() as at_once:
+            moved = redistribute_all(some)
+    assert at_once.get_total_counts() == 2
+    for got, single, one in zip(moved, expected, some, strict=True):
+        assert_alike(got, single, one.current)
+
+
 # -- ops ------------------------------------------------------------------------------------------
 
 
