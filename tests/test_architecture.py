@@ -350,6 +350,8 @@ TORCH_PRIVATE = [
     "dispatch",
     "op_hooks",
     "given_placements",
+    "indices",
+    "mixed_lists",
     "composites",
     "read_hook",
     "redistribution_hook",

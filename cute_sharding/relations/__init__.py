@@ -3,7 +3,7 @@
 For one tensor dim at a time, as the rows of the table (:mod:`.table`) are written:
 
 - :mod:`.signature`: the names of dims.
-- :mod:`.dim_map`, :mod:`.view`: views.
+- :mod:`.dim_map`, :mod:`.view`: views. :mod:`.strided`: those that strides stand for.
 - :mod:`.rows`, :mod:`.forms`: the rows of one dim, and which of them a device holds;
   :mod:`.moves`: an op on tensors of given shapes.
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+STRIDED = "as_strided.default"
+
 
 class Call(NamedTuple):
     """A method of a tensor, and its arguments."""

@@ -210,6 +210,8 @@ AS_WRITTEN = [
     ("view_as_real_copy.default", ((4, 5),), "d0 d1 -> d0 d1 [to2]"),
     ("view_as_real_copy.default", ((),), "... -> [to0]"),
     ("view_as_complex_copy.default", ((4, 5, 2),), "d0 d1 [d2] -> d0 d1"),
+    ("unfold.default", (X, 1, 2, 3), "d0 [d1] d2 -> d0 [to1] d2 [to3]"),
+    ("unfold_backward.default", ((1, 17, 8), (1, 40), 1, 8, 2), "d0 [d1] [d2] -> d0 [to1]"),
     ("unfold_copy.default", (X, 1, 2, 3), "d0 [d1] d2 -> d0 [to1] d2 [to3]"),
     ("select.int", (X, 3, 0), None),  # torch says what is wrong
 ]

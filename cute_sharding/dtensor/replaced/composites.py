@@ -58,17 +58,17 @@ def install_makers(installed: Installed, names: Iterable[str]) -> None:
     for op in filter(None, map(overload, names)):
         library = torch.library.Library("aten", "IMPL")
         library.impl(op, partial(_making, op), _KEY)
-        installed.note(patches.MAKERS, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+        installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
 
 
-def install_strided(installed: Installed) -> None:
+def install_strided(installed: Installed, name: str) -> None:
     """Have ``as_strided`` of a DTensor be views that DTensor has rules for, above autograd: their
     gradients are those of ``as_strided``, for which autograd would need the tensor's memory.
     """
-    op: Any = overload("as_strided.default")
+    op: Any = overload(name)
     library = torch.library.Library("aten", "IMPL")
     library.impl(op, partial(_strided, op), _KEY, with_keyset=True)
-    installed.note(patches.STRIDED, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+    installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
 
 
 def _strided(

@@ -97,7 +97,7 @@ PROPAGATION = Patch(
 )
 _INDEX = {
     "module": _TENSOR,
-    "file": "torch/csrc/autograd/python_variable_indexing.cpp",
+    "file": "torch/_C/__init__.pyi",
     "until": "PyTorch takes a list in an index of a DTensor as a replica",
     "test": "tests/dtensor/decide/test_constants.py::test_lists_in_an_index",
 }
@@ -200,37 +200,16 @@ COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="PyTorch decomposes `tensor_split` into slices before DTensor gets the op, so each slice "
-    "communicates separately. With `cute_sharding`, all slices of a `tensor_split` share one "
-    "communication step. `cute_sharding` adds a kernel for `tensor_split` at the dispatch key "
-    "`PythonTLSSnapshot`, which plain tensors lack.",
-    until="DTensor gets `tensor_split` as one op",
+    why="PyTorch decomposes some ops before DTensor gets them. `cute_sharding` adds kernels for "
+    "these ops at the dispatch key `PythonTLSSnapshot`, which plain tensors lack:\n\n"
+    "| ops | with `cute_sharding` |\n"
+    "|---|---|\n"
+    "| `tensor_split` | all slices share one communication step |\n"
+    "| ops such as `quantile`, which make tensors of numbers | these tensors are replicas |\n"
+    "| `as_strided`, which PyTorch refuses | runs as `permute`, `narrow`, `unfold`, `expand` |",
+    until="DTensor gets `tensor_split` as one op, takes constants of ops as replicas, and has a "
+    "rule for `as_strided`",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
-    entries="the kernel of {}",
-)
-STRIDED = Patch(
-    module="torch.library",
-    attribute="_impls",
-    file="torch/distributed/tensor/_dispatch.py",
-    why="PyTorch raises an error for `as_strided` of a DTensor, which `stft` calls. With "
-    "`cute_sharding`, `as_strided` calls the views that it stands for: `permute`, `narrow`, "
-    "`unfold`, `expand`. `cute_sharding` adds a kernel for `as_strided` at the dispatch key "
-    "`PythonTLSSnapshot`, which plain tensors lack.",
-    until="PyTorch has a rule for `as_strided`",
-    test="tests/dtensor/decide/test_strided.py::test_stft",
-    entries="the kernel of {}",
-)
-MAKERS = Patch(
-    module="torch.library",
-    attribute="_impls",
-    file="torch/library.py",
-    why="PyTorch decomposes ops such as `quantile` and `vander` before DTensor gets them. The "
-    "decomposition makes plain tensors of numbers, and PyTorch raises an error because DTensor "
-    "does not accept plain tensors. With `cute_sharding`, these tensors are replicated DTensors. "
-    "`cute_sharding` adds kernels for these ops at the dispatch key `PythonTLSSnapshot`, which "
-    "plain tensors lack.",
-    until="PyTorch takes constants of an op as replicas",
-    test="tests/dtensor/decide/test_constants.py::test_constants_of_an_op_are_replicas",
     entries="the kernel of {}",
 )
 _LISTS = {

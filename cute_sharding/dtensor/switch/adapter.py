@@ -56,6 +56,7 @@ from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
 from cute_sharding.exchange.network import Network
+from cute_sharding.relations.strided import STRIDED
 from cute_sharding.relations.table import OF_TORCH
 
 _lock = fork_safe_lock()
@@ -272,7 +273,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         )
         makers = [name for name, row in OF_TORCH.items() if row.makes_constants]
         composites.install_makers(installed, makers)
-        composites.install_strided(installed)
+        composites.install_strided(installed, STRIDED)
         indices.install_indices(installed)
         mixed_lists.install_mixed_lists(installed)
         if settings.movement:

@@ -356,6 +356,7 @@ def removable(lacking):
     each tensor.
     """
     of_tensors = {patches.ADDRESS, patches.DEEP_COPIES, patches.DATA}
+    of_tensors |= {patches.READ_BY_INDEX, patches.WRITTEN_BY_INDEX}
     return [
         row
         for row in ROWS
