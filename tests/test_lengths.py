@@ -23,6 +23,11 @@ LONGER = {
     ("dtensor", "prepare_groups"): "its docstring: who is to call it, and a program that runs",
 }
 
+# Files that are longer, and why.
+LONGER_FILES = {
+    "cute_sharding/dtensor/replaced/patches.py": "a table: a row for each part of torch, with why",
+}
+
 
 def functions_of(path):
     """(name, how many lines) of each function, nested ones by themselves as well."""
@@ -43,7 +48,8 @@ def test_functions_fit_on_a_screen():
 
 
 def test_files_can_be_read_in_one_sitting():
-    long = [path for path in SOURCES if len(path.read_text().splitlines()) > LINES_OF_A_FILE]
+    sources = [path for path in SOURCES if str(path.relative_to(ROOT)) not in LONGER_FILES]
+    long = [path for path in sources if len(path.read_text().splitlines()) > LINES_OF_A_FILE]
     assert not long, "move a part of it to a file of its own"
 
 

@@ -273,7 +273,8 @@ def decoded_order(placements: tuple[Placement, ...], mesh: Sequence[int]) -> Ord
 
 @remembered
 def _decoded(placements: tuple[Placement, ...], mesh: Any) -> Order | None:
-    last = {m: Shard(p.dim) for m, p in enumerate(placements) if is_last(p)}  # type: ignore[attr-defined]
+    every: Any = placements
+    last = {m: Shard(p.dim) for m, p in enumerate(every) if is_last(p)}
     if last:
         others = tuple([Replicate() if m in last else p for m, p in enumerate(placements)])
         before = _decoded(others, mesh) or enumerate(others)
