@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 # Results that may be remembered at first: a thousand slices or redistributions of new shapes, some
 # 50 results each, then keep less than PyTorch's own caches do.
-AT_FIRST = 1 << 10
+AT_FIRST = 1 << 9
 # So many of the last results are recognized when they are asked for again, by a bit each.
 RECOGNIZED = 1 << 17
 BITS = 8 * RECOGNIZED
