@@ -22,6 +22,10 @@ class MemoryLimitError(ValueError):
     Attributes:
         limit: the limit that was given, in elements for one tensor, and in bytes for several.
         least: the smallest limit that would do, in the same unit.
+
+    >>> error = MemoryLimitError("too small", limit=1, least=8)
+    >>> error.limit, error.least
+    (1, 8)
     """
 
     def __init__(self, message: str, *, limit: int, least: int) -> None:
