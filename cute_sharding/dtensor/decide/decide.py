@@ -11,8 +11,9 @@ order of :func:`decide`:
 3. *Decompose*: torch decomposes the op except in inference mode, and the op as a whole is not
    known to be right: it is decomposed here too.
 4. *Fix*: torch's rule is wrong on placements that it accepts (:mod:`..fixes`).
-5. *Written, made anew*: pointwise ops that write to an operand; ops whose results do not depend on
-   the values of a pending operand.
+5. *Written, made anew*: ops in place of which only the form that returns a new tensor has a rule;
+   pointwise ops on lists without a rule; pointwise ops that write to an operand; ops whose results
+   do not depend on the values of a pending operand.
 6. *Signature*: torch has no rule of its own, and the op has a signature.
 7. *Torch*: its rule is right, unless the signature receives less (:func:`_torchs_or_less`).
 8. *Signature*: the placements are of kinds that only views make.
@@ -40,13 +41,19 @@ from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
 from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
 from cute_sharding.dtensor.decide.movement import moved
+from cute_sharding.dtensor.decide.on_lists import decide_lists
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.values import by_numbers, of_values
 from cute_sharding.dtensor.decide.views import answer_view
-from cute_sharding.dtensor.decide.written import decide_write, taken_back, without_partials
+from cute_sharding.dtensor.decide.written import (
+    decide_write,
+    taken_back,
+    without_partials,
+    written_by_new,
+)
 from cute_sharding.dtensor.door.cuts import leave_one_without
 from cute_sharding.dtensor.fixes.table import ALL, CUTS, Fix, Remedy, fix_of
 from cute_sharding.dtensor.replaced import op_schemas, registry
@@ -107,6 +114,10 @@ def decide(question: Question) -> Any:
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
         return _apply_fix(question, fix)
+    if (new := op_schemas.new_form(question.schema.op)) is not None:
+        return _decide_in_place(question, new)
+    if (found := decide_lists(question)) is not None:
+        return found
     if question.is_pointwise and question.schema.op._schema.is_mutable:
         return decide_write(question)
     if question.is_made_anew:
@@ -197,6 +208,18 @@ def _where_torch_refuses(question: Question) -> Any | None:
         except Exception:  # torch did not refuse because of the placements
             return None
     return found
+
+
+def _decide_in_place(question: Question, new: Any) -> Any:
+    """The answer for an op in place, by that for ``new``, the op that returns a new tensor."""
+    given = question.schema
+    schema = op_schemas.OpSchema(
+        new, given.args_schema, given.kwargs_schema, registry.schema_info(new)
+    )
+    found = answers.with_keywords(decide(replace(question, schema=schema)), schema)
+    return written_by_new(
+        with_kernel_arguments(registry.name_of(new), schema, found), schema, given
+    )
 
 
 def _decide_new(question: Question) -> Any:

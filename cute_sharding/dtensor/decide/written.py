@@ -53,6 +53,32 @@ def taken_back(found: Any, schema: OpSchema) -> Any:
     return found
 
 
+def written_by_new(found: Any, new: OpSchema, schema: OpSchema) -> Any:
+    """The answer for an op in place, from ``found``, that for the op on the same arguments that
+    returns a new tensor, ``new``. The tensor that is written to keeps its placements.
+
+    The op in place runs if the other would run on placements that its result has too; otherwise the
+    other runs, and its result is redistributed and copied. Errors of the op in place, such as for
+    a dtype that it cannot write, are raised first, as on one device.
+    """
+    registry.output_metas(schema)
+    wanted: Any = found.redistribute_schema or new
+    written, to, made = (
+        op_schemas.specs_of(schema)[0],
+        op_schemas.specs_of(wanted)[0],
+        answers.specs_of_results(found)[0],
+    )
+    takes_all = answers.answer_of(wanted).takes_all
+    if wanted.op is new.op and not takes_all and tuple(made.placements) == tuple(to.placements):
+        in_place = answers.OutputSharding(written, found.redistribute_schema)
+        if found.redistribute_schema is None:
+            return in_place
+        return answers.with_fields(in_place, schema, runs=schema.op)
+    nested = schema if takes_all else op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
+    run = TakingBack(schema.op, wanted.op, schema, nested, made)
+    return answers.with_fields(answers.OutputSharding(written), schema, runs=run, takes_all=True)
+
+
 def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
     """The answer for a pointwise op that writes to a tensor, or to each of a list: its other
     operands are redistributed to the placements of the tensor that it writes to.
@@ -69,7 +95,7 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
             of = None if fitting is None else fitting[i % len(fitting)]
             if spec is None or of is None:
                 return None
-            wanted.append(tuple(spec.placements) if is_written else _following(of, spec))
+            wanted.append(tuple(spec.placements) if is_written else following(of, spec))
             differs = tuple(of.placements) != tuple(spec.placements)
             if is_written and differs:
                 return None
@@ -99,7 +125,7 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
     )
 
 
-def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ...]:
+def following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ...]:
     """The placements that give each device the rows of the operand, which may be broadcast, for its
     part of the tensor that is written to.
     """

@@ -179,12 +179,15 @@ class TakingBack:
         op: the op.
         function: the op, or the function in its place.
         given, wanted: the op on the specs of the tensors, and on the specs that it needs.
+        made: the spec of what the function returns, if that is new, to be written to the first
+            argument; None if the function itself writes.
     """
 
     op: Any
     function: Callable[..., Any]
     given: OpSchema
     wanted: OpSchema
+    made: DTensorSpec | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given, wanted = self.given.args_schema, self.wanted.args_schema
@@ -202,6 +205,9 @@ class TakingBack:
         moved_args = [*map(_redistribute, args, given, wanted)]
         moved_kwargs = {name: self._moved_keyword(name, x) for name, x in kwargs.items()}
         results = self.function(*moved_args, **moved_kwargs)
+        if self.made is not None:
+            _write_to([args[0]], [results], [given[0]], [self.made], [0])
+            return args[0]
         for i, name in _places_written(self.op):
             if i < len(args):
                 _take_back(args[i], moved_args[i], given[i], wanted[i])
@@ -265,7 +271,17 @@ def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
     """Update an argument, a tensor or a list of tensors, from its redistributed copy."""
     if not isinstance(spec, (list, tuple)):
         local, wrote, spec, to = [local], [wrote], [spec], [to]
-    moving = _places_moved(spec, to)
+    _write_to(local, wrote, spec, to, _places_moved(spec, to))
+
+
+def _write_to(
+    local: Sequence[Any],
+    wrote: Sequence[Any],
+    spec: Sequence[Any],
+    to: Sequence[Any],
+    moving: Sequence[int],
+) -> None:
+    """Write these elements of ``wrote``, with the specs ``to``, to the tensors ``local``."""
     pending = {i: _reductions_done(spec[i], to[i]) for i in moving}
     back = []
     for i in moving:

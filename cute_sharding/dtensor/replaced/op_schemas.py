@@ -22,6 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.replaced.registry import (
+    is_derived,
     name_of,
     overload,
     propagator,
@@ -47,8 +48,10 @@ __all__ = [
     "is_of_lists",
     "is_out",
     "is_pointwise",
+    "is_pointwise_on_lists",
     "is_written",
     "keeps_any_cut",
+    "new_form",
     "of_sum",
     "place_of",
     "replaced_specs",
@@ -88,26 +91,73 @@ def is_pointwise(op: torch._ops.OpOverload) -> bool:
     """Whether the op is pointwise for torch, also in place, on lists and with ``out=``."""
     rules = _rules_of_pointwise_ops()
     alike = [op]
-    if (
-        op._schema.is_mutable and op.namespace == "aten"
-    ):  # an op that writes has the arguments of one that does not, and perhaps ``out``
+    if op._schema.is_mutable and op.namespace == "aten":
+        # It has the arguments of one that does not write, and perhaps ``out``.
         wanted = [argument.name for argument in op._schema.arguments if not argument.is_out]
-        packets = [
-            getattr(torch.ops.aten, name, None)
-            for name in (op._opname, op._opname.removesuffix("_"))
-        ]
-        overloads = [
-            getattr(packet, name)
-            for packet in packets
-            if packet is not None
-            for name in packet.overloads()
-        ]
         alike += [
             one
-            for one in overloads
+            for one in _namesakes(op)
             if [argument.name for argument in one._schema.arguments] == wanted
         ]
     return any(one in rules or _strategy_is_of(one, "_pointwise_ops") for one in alike)
+
+
+@cache
+def new_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The op with the same arguments that returns a new tensor, as ``tril`` for ``tril_``, if torch
+    has a rule for it or it has a row here, and the op in place has neither. None otherwise, and for
+    views.
+    """
+    if not is_in_place(op) or not is_derived(op) or name_of(op) in ROWS:
+        return None
+    return next(
+        (
+            one
+            for one in _namesakes(op)
+            if _kinds(one) == _kinds(op)
+            and not (one._schema.is_mutable or one._schema._is_view_op())
+            and not (is_derived(one) and name_of(one) not in ROWS)
+        ),
+        None,
+    )
+
+
+@cache
+def is_pointwise_on_lists(op: torch._ops.OpOverload) -> bool:
+    """Whether the op runs a pointwise op, or a copy, on each element of its lists, and neither
+    torch nor this package has a rule for it. (If it takes a tensor of numbers beside the lists,
+    torch cannot tell the results' shapes.)
+    """
+    if (
+        not op._opname.startswith("_foreach_")
+        or not is_derived(op)
+        or name_of(op) in ROWS
+        or any(str(argument.type) == "Tensor" for argument in op._schema.arguments)
+    ):
+        return False
+    name = op._opname.removeprefix("_foreach_").removesuffix("_")
+    return name == "copy" or any(map(is_pointwise, _overloads(name, f"{name}_")))
+
+
+def _namesakes(op: torch._ops.OpOverload) -> list[torch._ops.OpOverload]:
+    """The overloads of an op of torch's own that writes, and those of the op that does not."""
+    return _overloads(op._opname, op._opname.removesuffix("_"))
+
+
+def _overloads(*names: str) -> list[torch._ops.OpOverload]:
+    """All overloads of torch's ops with these names, those of the first name first."""
+    packets = [getattr(torch.ops.aten, name, None) for name in names]
+    return [
+        getattr(packet, name)
+        for packet in packets
+        if packet is not None
+        for name in packet.overloads()
+    ]
+
+
+def _kinds(op: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    """The names and types of the op's arguments."""
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
 
 
 def _strategy_is_of(op: Any, module: str) -> bool:
