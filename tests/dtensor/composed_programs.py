@@ -7,11 +7,13 @@ import pickle
 import random
 import shutil
 import tempfile
-from functools import lru_cache
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -166,10 +168,10 @@ def refused(drawn, found):
     return found is not None
 
 
-def all_readers_are_right(first, stop, redistribution):
-    """Of drawn weights on four processes."""
+def all_readers_are_right(first, stop, settings):
+    """Of drawn weights on four processes; ops too, unless torch alone runs views."""
     line = init_device_mesh("cpu", (4,))
-    with cute_sharding.enabled(redistribution=redistribution, movement=redistribution):
+    with cute_sharding.enabled(**settings):
         for seed in range(first, stop):
             drawn = Drawn(seed, 4)
             layer = found = None
@@ -179,6 +181,8 @@ def all_readers_are_right(first, stop, redistribution):
                 found = str(error)
             if not refused(drawn, found):
                 read(drawn, layer.weight, local, line)
+                if settings.get("views", True):
+                    compute(drawn, layer.weight)
 
 
 def read(drawn, w, local, line):
@@ -195,6 +199,11 @@ def read(drawn, w, local, line):
         lambda s: {"v": s["w"].flip(0)}, {"w": w}, {"*": (line, [Shard(1)])}
     )
     assert torch.equal(plan.run({"w": w})["v"].full_tensor(), whole.flip(0)), drawn
+    saved(drawn, w.detach(), local)
+
+
+def compute(drawn, w):
+    whole = drawn.whole
     doubled = (w.detach() * 2).full_tensor()
     assert torch.equal(doubled, whole * 2), drawn
     assert torch.equal(w.detach().t().full_tensor(), whole.t()), drawn
@@ -205,7 +214,6 @@ def read(drawn, w, local, line):
     norm = torch.linalg.vector_norm(w.detach())
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     assert torch.allclose(norm, whole.norm()), drawn
-    saved(drawn, w.detach(), local)
 
 
 def saved(drawn, w, local):
@@ -226,18 +234,23 @@ def saved(drawn, w, local):
         shutil.rmtree(folder[0])
 
 
-def training():
-    """Modules with fewer features than ranks, and one of fused parts, as on one device."""
+def training(settings, count):
+    """Modules with fewer features than ranks, and some of fused parts, as on one device."""
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    with cute_sharding.enabled():
-        for inner, outer, style, bias, apart in product(
+    clips = settings.get("views", True)  # torch alone does not clip gradients on several meshes
+    every = [
+        case
+        for case in product(
             (1, 3, 4), (1, 2, 6), ("columns", "rows", "fused"), (True, False), (False, True)
-        ):
-            if style != "fused" or outer == 6:
-                train(inner, outer, style, bias, apart, square)
+        )
+        if case[2] != "fused" or case[1] == 6
+    ]
+    with cute_sharding.enabled(**settings):
+        for case in random.Random(0).sample(every, min(count, len(every))):
+            train(*case, square, clips)
 
 
-def train(inner, outer, style, bias, apart, mesh):
+def train(inner, outer, style, bias, apart, mesh, clips):
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(4, inner), nn.Linear(inner, outer, bias=bias))
     model = copy.deepcopy(alone)
@@ -256,12 +269,74 @@ def train(inner, outer, style, bias, apart, mesh):
             y = of(x)
             y = y.full_tensor() if isinstance(y, DTensor) else y
             y.pow(2).sum().backward()
-            torch.nn.utils.clip_grad_norm_(of.parameters(), 1.0)
+            if clips:
+                torch.nn.utils.clip_grad_norm_(of.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
     for (name, of), wanted in zip(model.named_parameters(), alone.parameters()):
         found = of.full_tensor()
         assert torch.allclose(found, wanted, atol=1e-3), (name, inner, outer, style, bias, apart)
+
+
+OPTIMIZERS = {
+    "Adam, one by one": partial(torch.optim.Adam, foreach=False),
+    "Adam of lists": partial(torch.optim.Adam, foreach=True),
+    "Adam, fused": partial(torch.optim.Adam, fused=True),
+    "SGD of lists": partial(torch.optim.SGD, momentum=0.9, foreach=True),
+}
+
+
+def switched_before_it_trains(pairs):
+    """A weight of three parts, of which fully_shard takes one part and a half: composed under the
+    first settings of each pair, and trained and read under the second, None for off.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dp, tp = mesh.get_coordinate()
+    for composed_by, then in pairs:
+        for name, optimizer in OPTIMIZERS.items():
+            alone = nn.Linear(4, 24, bias=False)
+            alone.weight = nn.Parameter(torch.arange(96.0).reshape(24, 4) / 96)
+            with cute_sharding.enabled(**composed_by):
+                layer = copy.deepcopy(alone)
+                parallelize_module(layer, mesh["tp"], Fused())
+                fully_shard(layer, mesh=mesh["dp"])
+            assert layer.weight.placements[0].split_factor == -2
+            with nullcontext() if then is None else cute_sharding.enabled(**then):
+                steps_alike(layer, alone, optimizer)
+                whole = alone.weight.detach()
+                local = whole.view(3, 2, 4, 4)[:, tp].reshape(12, 4).chunk(2)[dp]
+                weight = layer.weight.detach()
+                case = composed_by, then, name
+                assert torch.allclose(weight._local_tensor, local, atol=1e-5), case
+                if then is not None:
+                    assert torch.allclose(weight.full_tensor(), whole, atol=1e-5), case
+                    continue
+                for read in (DTensor.full_tensor, lambda x: x[1:], lambda x: x.view(-1), to_disk):
+                    with pytest.raises(BaseException, match="Expected num_chunks > 0, got -2"):
+                        read(weight)
+
+
+def steps_alike(layer, alone, optimizer):
+    """Steps with clipped gradients and another learning rate in each."""
+    optimizers = [optimizer(of.parameters(), lr=0.1) for of in (layer, alone)]
+    for lr in (0.1, 0.01):
+        norms = []
+        for of, each in zip((layer, alone), optimizers):
+            y = of(torch.ones(2, 4))
+            y = y.full_tensor() if isinstance(y, DTensor) else y
+            y.pow(2).sum().backward()
+            norm = torch.nn.utils.clip_grad_norm_(of.parameters(), 1.0)
+            norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            each.param_groups[0]["lr"] = lr
+            each.step()
+            each.zero_grad()
+        assert torch.allclose(*norms)
+
+
+def to_disk(weight):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"w": weight}, checkpoint_id=tempfile.gettempdir())
 
 
 class Fused(ColwiseParallel):

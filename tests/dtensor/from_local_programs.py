@@ -64,3 +64,43 @@ def part_of(whole, placements, mesh):
                 parts.append(some[k] if k < len(some) else piece.narrow(p.dim, 0, 0))
             whole = torch.cat(parts, p.dim)
     return whole.contiguous()
+
+
+def differing_specs():
+    """DTensors that ranks make without a global shape, each of its own rows: under the debug level
+    DETAIL all ranks refuse each op that exchanges rows, and none waits.
+    """
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+        with cute_sharding.enabled(redistribution=True, movement=True):
+            for mesh, placements in ((line, [Shard(0)]), (square, [Shard(1), Shard(0)])):
+                for rows in ((7, 3, 5, 5), (5, 5, 5, 5), (5, 5, 5, 0)):
+                    _refused_by_all(mesh, placements, rows)
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def _refused_by_all(mesh, placements, rows):
+    x = DTensor.from_local(torch.ones(rows[dist.get_rank()], 4), mesh, placements)
+    replicas = [Replicate()] * mesh.ndim
+    ops = [DTensor.full_tensor, lambda x: x.redistribute(placements=replicas)]
+    if 0 not in rows:  # a rank that takes a tensor for an empty one moves no rows of it
+        ops += [lambda x: x.roll(1, 0), lambda x: x.flip(0)]
+    for op in ops:
+        found = None
+        try:
+            op(x)
+        except RuntimeError as error:
+            found = str(error)
+        every = [None] * 4
+        dist.all_gather_object(every, found)
+        if len({*rows}) == 1:
+            assert every == [None] * 4, every
+        else:
+            assert all("different shapes, dtypes or placements" in str(e) for e in every), every
+            assert all("Rank 0: shape" in e and "local shape (" in e for e in every), every
+    # What no rank has to send is not compared, so that one rank may do it alone.
+    if dist.get_rank() == 0:
+        whole = DTensor.from_local(torch.ones(8, 4), mesh, replicas)
+        assert whole.redistribute(placements=placements)._local_tensor.numel() == 32 // 4

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import _utils
 
 from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
@@ -64,6 +65,7 @@ else:
 """
     installed.replace(patches.DISTRIBUTE, beginning_with(beginning, patches.DISTRIBUTE))
     installed.replace(patches.LOCAL_ORDERS, _in_order)
+    installed.replace(patches.FIRST_SHARD, _of_first)
     installed.replace(patches.FROM_LOCAL, checked)
 
 
@@ -93,6 +95,23 @@ def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return _compute_local_shape_and_global_offset
+
+
+def _of_first(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function for the size of the first shard, which divides by each placement alone; for
+    a mesh dim that shards last, the size of the first device's local tensor.
+    """
+
+    def _calc_first_shard_size(spec: Any) -> Any:
+        if not any(map(tensor_specs.is_last, spec.placements)):
+            return stock(spec)
+        sizes = tuple(spec.mesh.shape)
+        found, _ = _utils._compute_local_shape_and_global_offset(
+            spec.shape, sizes, [0] * len(sizes), spec.placements, skip_offset=True
+        )
+        return list(found)
+
+    return _calc_first_shard_size
 
 
 def install_given_placements(

@@ -327,6 +327,17 @@ LOCAL_ORDERS = Patch(
     until="PyTorch shards new tensors in the order that split factors encode",
     test="tests/dtensor/door/test_reading.py::test_what_is_made_has_the_sizes_of_the_order",
 )
+FIRST_SHARD = Patch(
+    module=_TENSOR + "._random",
+    attribute="_calc_first_shard_size",
+    file="torch/distributed/tensor/_random.py",
+    why="On an accelerator, a random op starts on each rank at an offset that depends on the size "
+    "of the first shard. PyTorch raises an error for a split factor below 0, which "
+    "`cute_sharding` gives some parameters under `fully_shard`. With `cute_sharding`, the size is "
+    "that of the first rank's local tensor.",
+    until="PyTorch's placements describe every parameter under `fully_shard`",
+    test="tests/dtensor/door/test_composed.py::test_random_values_start_at_shards",
+)
 EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="_expand_single_dim_strategy_to_mesh",

@@ -258,6 +258,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         installed, gather_to_distribute, distributed, check_locals
     )
     fully_sharded.install_composition(installed, sharded_again, local_shape)
+    state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
     op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})
     redistribution_hook.install_redistribution(installed, redistribute, redistribution_of_arguments)
     if settings.views:
@@ -281,6 +282,5 @@ def _fill(installed: Installed, settings: Settings) -> None:
             composites.install_composites(installed, taken_apart, slices_together)
         Reads(installed, before_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, lenient_local_map)
-        state_dicts.install_state(
-            installed, state.METHODS | wrappers.METHODS, state.distribute, state.visualization
-        )
+        for row, wrap in wrappers.METHODS.items():
+            installed.replace(row, wrap)

@@ -8,10 +8,11 @@ import composed_programs
 import pytest
 import torch
 from gloo import run, spawn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, _random
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import cute_sharding
 from cute_sharding.dtensor.door.composed import sharded_again
 from cute_sharding.dtensor.replaced.tensor_specs import unbound_spec
 from cute_sharding.layout.layout import row_major
@@ -75,17 +76,50 @@ def test_placements(rows, tp, sizes, found):
     assert again.placements == (composed.placements if found is None else found)
 
 
-@pytest.mark.costly
-@pytest.mark.processes
-@pytest.mark.one_in(1)
-@pytest.mark.parametrize("redistribution", [True, False])
-def test_readers(redistribution, share, tmp_path):
-    job = composed_programs.all_readers_are_right, 0, share(250, 30), redistribution
-    run(4, tmp_path, job)
+REDISTRIBUTION, ALL = (
+    {"views": False, "redistribution": True},
+    {"redistribution": True, "movement": True},
+)
 
 
 @pytest.mark.costly
 @pytest.mark.processes
 @pytest.mark.one_in(1)
-def test_training(tmp_path):
-    run(4, tmp_path, (composed_programs.training,))
+@pytest.mark.parametrize("settings", [{}, REDISTRIBUTION, ALL])
+def test_readers(settings, share, tmp_path):
+    run(4, tmp_path, (composed_programs.all_readers_are_right, 0, share(250, 30), settings))
+
+
+@pytest.mark.costly
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("settings", [{}, REDISTRIBUTION, ALL])
+def test_training(settings, share, tmp_path):
+    run(4, tmp_path, (composed_programs.training, settings, share(84, 8)))
+
+
+@pytest.mark.costly
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+def test_settings_change_before_training(tmp_path):
+    """What torch alone trains, trains under each flag, and with all off again; and torch alone
+    refuses to read what it would read wrongly.
+    """
+    pairs = [(by, by) for by in ({"ops": False}, REDISTRIBUTION, {"movement": True})]
+    pairs += [({}, None), ({}, REDISTRIBUTION), (REDISTRIBUTION, {})]
+    run(4, tmp_path, (composed_programs.switched_before_it_trains, pairs))
+
+
+@pytest.mark.parametrize("sizes, rows", [((2, 2), 24), ((2, 2), 7), ((4, 1), 9), ((1, 3), 5)])
+def test_random_values_start_at_shards(sizes, rows):
+    """An accelerator's random op starts at a multiple of the first rank's number of elements."""
+    cut = _StridedShard(0, split_factor=3)
+    last = spec((rows, 3), [_StridedShard(0, split_factor=-sizes[1]), cut], sizes, ("dp", "tp"))
+    stock = _random._calc_first_shard_size
+    plain = spec((rows, 3), [Shard(0), cut], sizes, ("dp", "tp"))
+    with cute_sharding.enabled(views=False, redistribution=True):
+        assert _random._calc_first_shard_size(plain) == stock(plain)
+        found = _random._calc_first_shard_size(last)
+    whole = torch.arange(rows)
+    of_tp = torch.cat([piece.chunk(sizes[1])[0] for piece in whole.chunk(3)])
+    assert found == [len(of_tp.chunk(sizes[0])[0]), 3]
