@@ -51,7 +51,7 @@ def derivatives(f, x, w, t, whole):
     yield "jvp", jvp(lambda x: f(x, w), (x,), (t,))
     yield "jvp by both", jvp(f, (x, w), (t, w))
     with forward_ad.dual_level():
-        yield "make_dual", tuple(forward_ad.unpack_dual(f(x, forward_ad.make_dual(w, w))))
+        yield "make_dual", tuple(forward_ad.unpack_dual(f(forward_ad.make_dual(x, t), w)))
     if whole:
         yield "jacfwd", jacfwd(f)(x, w)
         yield "hessian", hessian(lambda x: (f(x, w) ** 2).sum())(x)

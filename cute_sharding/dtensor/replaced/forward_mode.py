@@ -11,6 +11,7 @@ so redistributes it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -52,7 +53,10 @@ def install_forward_mode(installed: Installed) -> None:
         def enter_dual_level() -> Any:
             if to_make and not torch.compiler.is_compiling():
                 to_make.clear()
-                installed.note(patches.ZERO_TENSORS, _KEY, _kernels()._destroy)
+                with warnings.catch_warnings():  # torch says that a kernel is replaced
+                    warnings.simplefilter("ignore")
+                    library = _kernels()
+                installed.note(patches.ZERO_TENSORS, _KEY, library._destroy)
             return stock()
 
         return enter_dual_level
