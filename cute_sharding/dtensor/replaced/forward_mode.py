@@ -37,16 +37,16 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 __all__ = ["install_forward_mode"]
 
 _KEY = "ZeroTensor"
-_LIES_ALIKE = "_has_same_storage_numel.default"
-_ZEROS_LIKE = "_new_zeros_with_same_feature_meta.default"
 
 
 def install_forward_mode(installed: Installed) -> None:
     """Have DTensors take part in forward mode. The kernels are made when a program first enters it:
     they are several hundred.
     """
-    handlers = {overload(_LIES_ALIKE): _lies_alike, overload(_ZEROS_LIKE): _zeros_like}
-    installed.put(patches.HANDLERS, {op: f for op, f in handlers.items() if op is not None})
+    aten = torch.ops.aten
+    zeros_like = aten._new_zeros_with_same_feature_meta.default
+    handlers = {aten._has_same_storage_numel.default: _lies_alike, zeros_like: _zeros_like}
+    installed.put(patches.HANDLERS, handlers)
     to_make = [True]
 
     def entering(stock: Callable[..., Any]) -> Callable[..., Any]:
