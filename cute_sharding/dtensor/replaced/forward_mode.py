@@ -105,6 +105,14 @@ def _with_zeros(
     """``stock`` is torch's kernel of the op for zeros; without one, torch fills memory with them,
     or ``passes`` them on as they are.
     """
+    # torch gives a number in the place of a tensor as a Python number.
+    of_tensors = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
+    args = tuple(
+        [
+            torch.tensor(x) if is_tensor and isinstance(x, int | float) else x
+            for x, is_tensor in zip(args, of_tensors)
+        ]
+    )
     leaves = tree_leaves((args, kwargs))
     mesh = next((x.device_mesh for x in leaves if isinstance(x, DTensor)), None)
     if mesh is None and stock is not None:
