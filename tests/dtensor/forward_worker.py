@@ -23,12 +23,6 @@ PLACED = [
 ]
 
 
-def written(x, w):
-    y = x * 1
-    y[1:3] = w[:2]
-    return y.mul_(w[0])
-
-
 FUNCTIONS = {
     "pointwise": lambda x, w: x.sin() * w[0] / w.exp().sum(),
     "product": lambda x, w: x @ w,
@@ -37,7 +31,6 @@ FUNCTIONS = {
     "sums": lambda x, w: x.sum(0) * w.mean(1),
     "views": lambda x, w: x.reshape(-1).view(4, 5).tanh() + w[:, :1],
     "joined": lambda x, w: torch.cat([x, w]),
-    "written": written,
 }
 
 
