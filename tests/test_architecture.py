@@ -352,6 +352,7 @@ TORCH_PRIVATE = [
     "given_placements",
     "indices",
     "mixed_lists",
+    "forward_mode",
     "composites",
     "read_hook",
     "redistribution_hook",
