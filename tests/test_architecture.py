@@ -352,7 +352,6 @@ TORCH_PRIVATE = [
     "given_placements",
     "indices",
     "mixed_lists",
-    "forward_mode",
     "composites",
     "read_hook",
     "redistribution_hook",

@@ -139,8 +139,7 @@ HANDLERS = Patch(
     "| `squeeze_` | DTensor can keep the old shape |\n"
     "| `t_`, `transpose_`, `unsqueeze_` | no sharding rule |\n"
     "| `__rshift__` and similar operators | treated as in-place ops |\n"
-    "| ops of autograd on a DTensor and plain zeros | error |\n"
-    "| two ops of forward mode on a tensor and its tangent | no sharding rule |",
+    "| ops of autograd on a DTensor and plain zeros | error |",
     until="PyTorch runs all of these ops correctly",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
     lacking="ops would skip the rules of this package",
@@ -231,26 +230,6 @@ LISTS_OF_GRADIENTS = Patch(
     file="torch/nn/utils/clip_grad.py",
     why="As in optimizers, for `clip_grad_norm_`.",
     **_LISTS,
-)
-DUAL_LEVELS = Patch(
-    module="torch.autograd.forward_ad",
-    attribute="enter_dual_level",
-    file="torch/autograd/forward_ad.py",
-    why="`torch.func.jvp`, `jacfwd`, `hessian` and `make_dual` call this function first. With "
-    "`cute_sharding`, the first call makes the kernels of `torch.library._impls` for zeros.",
-    until="PyTorch's forward mode takes DTensors",
-    test="tests/dtensor/decide/test_forward_mode.py::test_forward_mode_over_gloo",
-)
-ZERO_TENSORS = Patch(
-    module="torch.library",
-    attribute="_impls",
-    file="torch/library.py",
-    why="In forward mode, PyTorch makes plain zeros for an operand without a tangent, and DTensor "
-    "refuses plain tensors. `cute_sharding` adds kernels at the dispatch key `ZeroTensor`, which "
-    "only such zeros have. Beside DTensors they are replicas. Other zeros are PyTorch's.",
-    until="PyTorch's forward mode takes DTensors",
-    test="tests/dtensor/decide/test_forward_mode.py::test_forward_mode_over_gloo",
-    entries="the kernels of {}",
 )
 TAIL = Patch(
     module=_TENSOR + "._dispatch",
