@@ -78,7 +78,7 @@ _ROWS = (
         _TENSOR + "._sharding_prop",
         "",
         "tensors that are passed by keyword could not be redistributed as their op's rule says",
-        "_expand_single_dim_strategy_to_mesh _select_min_cost_strategy",
+        "_select_min_cost_strategy",
     ),
     (
         _TENSOR + "._dtensor_spec",

@@ -100,7 +100,7 @@ def test_rows_of_one_image_are_no_channels(name, dim):
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
 def test_what_is_the_greatest_of_uneven_blocks_stays_pending(mesh):
     """Nothing is received for it; and among others is what is among any device's."""
-    x, others = values(7, 5), torch.tensor([3, 7, 11, 30, 2, 17, 19])
+    x, others = values(7, 5), torch.arange(3, 85, 2)
     cut = [Shard(0)] + [Replicate()] * (len(mesh) - 1)
     with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         for op in (torch.amax, torch.amin):
@@ -113,7 +113,8 @@ def test_what_is_the_greatest_of_uneven_blocks_stays_pending(mesh):
                 leaf = x.clone().requires_grad_()
                 (wanted,) = torch.autograd.grad(op(leaf, 0).sum(), leaf)
             assert_close(gradient, wanted, op.__name__)
-        numbers, whole = torch.arange(20).reshape(4, 5), [Replicate()] * len(mesh)
+        # Fewer results than elements to be gathered: to reduce them is cheaper.
+        numbers, whole = torch.arange(6).reshape(2, 3), [Replicate()] * len(mesh)
         for invert in (False, True):
             found = torch.isin(
                 distribute(numbers, mesh, whole).detach(),

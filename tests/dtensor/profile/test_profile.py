@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.bookkeeping.versions import release
 from cute_sharding.dtensor.profile.asking import Answered
 from cute_sharding.dtensor.profile.causes import _as_recorded
 from cute_sharding.dtensor.profile.remedies import _mark
@@ -251,10 +250,8 @@ def test_hints_are_ranked_and_those_that_do_not_pay_are_marked(mesh):
         many[1:5]
     todo = line_of(on, "slice").cause.todo
     assert "[S(1)]; a redistribution to these placements receives 48 B" in todo[0]
-    if release() < (2, 14):  # the slice gathers: columns pay, and a gather is left out
-        assert len(todo) == 1 and "no less" not in todo[0]
-    else:  # PyTorch's rule for it takes columns, so nothing pays
-        assert len(todo) == 2 and all(each.endswith("(no less than now)") for each in todo)
+    # The slice takes columns, so nothing pays.
+    assert len(todo) == 2 and all(each.endswith("(no less than now)") for each in todo)
 
 
 @pytest.mark.parametrize("flags", [{}, ON], ids=["off", "on"])

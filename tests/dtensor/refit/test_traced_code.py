@@ -126,7 +126,7 @@ COMPUTED = {
     "then moved": (lambda x: torch.cat([x, x + 1])[1:].reshape(-1), "aten.add.Tensor computes"),
     "mm": (lambda x: x @ x.mT, "aten.mm.default computes"),
     "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
-    "bits": (lambda x: x.view(torch.int32), "aten.view.dtype computes"),
+    "bits": (lambda x: x.view(torch.int32), "aten.view.dtype does not fit"),
     "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "adds up"),
     "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "which must be a source"),
     "numbers": (lambda x: torch.complex(x, x), "aten.complex.default computes"),
