@@ -327,7 +327,7 @@ def test_rows_of_free_dims_are_computed_of_the_same_rows(name):
 def told(name, rest, signature, free, rows):
     """The op's other arguments: sizes, and what sizes are read of, are those of some rows."""
     first, *others = rest or [None]
-    if name in ("slice_backward.default", "select_backward.default"):
+    if name in ("slice_backward.default", "select_backward.default", "unfold_backward.default"):
         sizes = list(first)
         sizes[signature.results[0].index(free)] = len(rows)
         return [sizes, *others]

@@ -34,6 +34,7 @@ from cute_sharding.relations.table.kernels import (
     Matrices,
     MeanGradient,
     Sizes,
+    SizesBeside,
 )
 
 # The kernel loads this many bytes at a time, and torch checks every stride but the last
@@ -93,6 +94,18 @@ def _with_sizes_of(tensor: int, sizes: int, dims: Sequence[int]) -> Prepare:
         own = [args[tensor].shape[d] for d in dims]
         told = args[sizes] and [*own, *args[sizes][len(dims) :]]
         return [*args[:sizes], told, *args[sizes + 1 :]]
+
+    return prepare
+
+
+def _with_sizes_beside(tensor: int, sizes: int, dim: int) -> Prepare:
+    """Set the sizes to those of the local tensor, but for the dim that argument ``dim`` names."""
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        whole = args[sizes]
+        own = list(args[tensor].shape[: len(whole)])
+        own[args[dim]] = whole[args[dim]]
+        return [*args[:sizes], own, *args[sizes + 1 :]]
 
     return prepare
 
@@ -176,6 +189,8 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
             return _of_images(tensors, number)
         case Sizes(of, sizes, dims):
             return _with_sizes_of(of, sizes, dims)
+        case SizesBeside(of, sizes, dim):
+            return _with_sizes_beside(of, sizes, dim)
         case Matrices():
             return _as_said(schema)
         case Bits():

@@ -36,6 +36,16 @@ class Sizes(NamedTuple):
     dims: tuple[int, ...]
 
 
+class SizesBeside(NamedTuple):
+    """The sizes, argument ``sizes``, must be those of the tensor ``of``, but for the dim that
+    argument ``dim`` names.
+    """
+
+    of: int
+    sizes: int
+    dim: int
+
+
 @dataclass(frozen=True)
 class Matrices:
     """The first argument must be row-major locally if and only if the whole tensor is."""
@@ -56,4 +66,4 @@ class MeanGradient(NamedTuple):
     reduction: int
 
 
-Kernel = AlignedMask | Images | Sizes | Matrices | Bits | MeanGradient
+Kernel = AlignedMask | Images | Sizes | SizesBeside | Matrices | Bits | MeanGradient

@@ -14,6 +14,7 @@ from cute_sharding.relations.moves import Move, Shape
 from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.signature import COPIES
 from cute_sharding.relations.table.by_rows import Rule, gradient, line, moved, with_sizes
+from cute_sharding.relations.table.kernels import SizesBeside
 from cute_sharding.relations.table.row import ByRows as Row
 
 # -- rows that come from no row --------------------------------------------------------------------
@@ -195,5 +196,6 @@ ROWS: tuple[Row, ...] = (
         ("unfold_backward.default",),
         gradient(unfolded, adds=True),
         op="unfold's gradient",
+        kernel=SizesBeside(0, 1, 2),
     ),
 )

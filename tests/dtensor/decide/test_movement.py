@@ -194,6 +194,13 @@ def test_off_is_as_before():
             assert_close(windows, values(16, 3).unfold(0, 3, 1), "unfold")
 
 
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_windows_and_their_gradient_without_the_setting(dim):
+    with ranks_of((4,)), cute_sharding.enabled():
+        compare(lambda x: x.unfold(1, 2, 1) * 2, [values(7, 6)], (4,), [[Shard(dim)]], "unfold")
+
+
 def test_it_needs_views_and_ops():
     for lacking in ("views", "ops"):
         with pytest.raises(ValueError, match=f"with {lacking}=False, .* Pass {lacking}=True"):
