@@ -197,8 +197,15 @@ def test_off_is_as_before():
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_windows_and_their_gradient_without_the_setting(dim):
+    full = values(7, 6)
+    one = full.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(one.unfold(1, 2, 1).square().sum(), one)
     with ranks_of((4,)), cute_sharding.enabled():
-        compare(lambda x: x.unfold(1, 2, 1) * 2, [values(7, 6)], (4,), [[Shard(dim)]], "unfold")
+        x = distribute(full, (4,), [Shard(dim)], requires_grad=True)
+        y = x.unfold(1, 2, 1)
+        assert_close(y.detach(), full.unfold(1, 2, 1), "windows")
+        (found,) = torch.autograd.grad(y.square().sum(), x)
+        assert_close(found, wanted, "gradient")
 
 
 def test_it_needs_views_and_ops():
