@@ -143,7 +143,8 @@ class Question:
             return False
         if self.is_pending or any(is_uneven(spec) or is_of_views(spec) for spec in self.specs):
             return not self._runs_whole
-        if self.schema.op._schema._is_view_op():
+        # Of operands in a list torch's rule redistributes none.
+        if self.schema.op._schema._is_view_op() or self.schema.schema_info.needs_pytree:
             return True
         try:
             shapes = answers.shapes_of_results(registry.output_metas(self.schema) or ())
