@@ -143,8 +143,9 @@ class Question:
             return False
         if self.is_pending or any(is_uneven(spec) or is_of_views(spec) for spec in self.specs):
             return not self._runs_whole
+        info = self.schema.schema_info
         # Of operands in a list torch's rule redistributes none.
-        if self.schema.op._schema._is_view_op() or self.schema.schema_info.needs_pytree:
+        if self.schema.op._schema._is_view_op() or (info is not None and info.needs_pytree):
             return True
         try:
             shapes = answers.shapes_of_results(registry.output_metas(self.schema) or ())
