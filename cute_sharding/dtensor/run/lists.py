@@ -25,7 +25,6 @@ from cute_sharding.dtensor.run.dynamic import run_opaque, settle_divisions
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.redistribute import (
     Prepared,
-    compare_specs,
     planned_for,
     redistribute_local_tensor,
 )
@@ -95,7 +94,6 @@ def _redistribute_together(
 ) -> list[torch.Tensor]:
     plans = tuple([tuple(each.plan.steps) for each in found])
     dtypes = tuple([one.local.dtype for one in wanted])
-    compare_specs(wanted, found)
     if counted:
         kinds = _shared(plans, dtypes, tuple([each.kind for each in found]))
         for each, one, kind in zip(found, wanted, kinds):

@@ -14,7 +14,6 @@ from cute_sharding._memory import remembered
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import process_groups, watching
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
-from cute_sharding.dtensor.run.compared import Described, are_compared, compare
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
 from cute_sharding.dtensor.run.messages import exchange_messages, exchange_of_this_rank, needing
 from cute_sharding.dtensor.run.packing import from_wire, make_of_pieces, own_view, unpack
@@ -165,26 +164,8 @@ class Movement:
         """The receive buffer; any tensor if nothing is received."""
         if not self.dims:
             return operands[0]
-        self._compare(operands)
         with self._told(operands[0]):
             return exchange_messages(self._part, operands, group_of(self.mesh, self.dims))
-
-    def _compare(self, operands: Sequence[torch.Tensor]) -> None:
-        """Compare the operands between the ranks of the mesh, if the program asks for such checks.
-
-        Raises:
-            RuntimeError: ranks disagree; on all of them alike.
-        """
-        if not are_compared(self.mesh):
-            return
-        said = []
-        for x, placed, rows in zip(operands, self.exchange.sources, self._collapsed):
-            text = f"shape {placed.shape}, {x.dtype}, sharded as {placed.chains}"
-            number, _ = numbers(self.mesh, process_groups.this_rank())
-            shape = tuple(x.shape)
-            is_right = bool(rows) or shape == placed.shape_on(number)
-            said.append(Described(text, shape, is_right))
-        compare(said, self.mesh)
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """A context in which observers see what the busiest rank receives."""
@@ -256,7 +237,6 @@ class Movement:
         *pieces, sent = part.joined(*[x.stride() for x in operands])
         received = operands[0]
         if self.dims:
-            self._compare(operands)
             with self._told(received):
                 group = group_of(self.mesh, self.dims)
                 received = exchange_of_this_rank(part, operands, sent, group)

@@ -85,15 +85,6 @@ def check_shape(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     )
 
 
-def has_shape(step: Step, local: torch.Tensor, mesh: Any) -> bool:
-    """Whether :func:`check_shape` accepts this rank's local tensor."""
-    try:
-        in_shape(local, _source_on(step, mesh, process_groups.this_rank()))
-    except OtherShape:
-        return False
-    return True
-
-
 @remembered
 def _source_on(step: Step, mesh: Any, rank: int) -> tuple[int, ...]:
     source, _ = step.ends

@@ -4,7 +4,6 @@ torch.distributed.tensor._redistribute.redistribute_local_tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import prod
@@ -32,12 +31,10 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     is_of_torchs_own,
     mesh_dim_text,
 )
-from cute_sharding.dtensor.run.compared import Described, are_compared, compare
 from cute_sharding.dtensor.run.dynamic import run_on_symbols
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, means
 from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.packing import has_shape
 from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.exchange.foreign import Reduction, Way, cheapest
@@ -115,7 +112,6 @@ def redistribute_local_tensor(
         return local  # an empty tensor
     found = planned_for(current, target, memory_limit)
     plan, before, after = found.plan, current.placements, target.placements
-    compare_specs([(local, current, target)], [found])
     if counted and (plan.steps or found.reductions):
         count_moves(found.kind)
     if counted and plan.steps:
@@ -124,46 +120,6 @@ def redistribute_local_tensor(
         moved = _done(found, local, current, target, async_op=async_op)
     # torch gives a redistribution's gradient the strides of the input, not of ``target``.
     return local if moved is local else lay_out(moved, current.tensor_meta)
-
-
-def compare_specs(
-    moves: Sequence[tuple[torch.Tensor, DTensorSpec, DTensorSpec]], found: Sequence[Prepared]
-) -> None:
-    """Compare redistributions on one mesh between its ranks, if the program asks for such checks
-    and something is sent.
-
-    Raises:
-        RuntimeError: ranks disagree; on all of them alike.
-    """
-    mesh = moves[0][1].mesh
-    if not are_compared(mesh) or not any(
-        _communicates(each) or (0 in current.shape and _communicates(_with_rows(current, target)))
-        for each, (_, current, target) in zip(found, moves)
-    ):
-        return
-    said = []
-    for (local, current, target), each in zip(moves, found):
-        text = (
-            f"shape {tuple(current.shape)}, {local.dtype}, placements {current.placements} to "
-            f"{target.placements}"
-        )
-        steps = each.first.steps if each.first is not None else each.plan.steps
-        is_right = not steps or has_shape(steps[0], local, mesh)
-        said.append(Described(text, tuple(local.shape), is_right))
-    compare(said, mesh)
-
-
-def _with_rows(current: DTensorSpec, target: DTensorSpec) -> Prepared:
-    """The plan of other ranks, if this one alone takes the tensor for one without rows."""
-    shape = [n or prod(current.mesh.shape) for n in current.shape]
-    return planned_for(
-        tensor_specs.with_shape(current, shape), tensor_specs.with_shape(target, shape)
-    )
-
-
-def _communicates(found: Prepared) -> bool:
-    plans = [found.plan] if found.first is None else [found.first, found.plan]
-    return bool(found.reductions) or any(s.communicates for plan in plans for s in plan.steps)
 
 
 def planned_for(
