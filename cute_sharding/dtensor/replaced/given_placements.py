@@ -107,7 +107,7 @@ def _of_first(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(spec)
         sizes = tuple(spec.mesh.shape)
         found, _ = _utils._compute_local_shape_and_global_offset(
-            spec.shape, sizes, (0,) * len(sizes), spec.placements, skip_offset=True
+            spec.shape, sizes, [0] * len(sizes), spec.placements, skip_offset=True
         )
         return list(found)
 
