@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from simulation import assert_holds, distribute, mesh_of, placements_of, plain, ranks_of
+from drawing import draw_placements
+from simulation import assert_holds, distribute, mesh_of, plain, ranks_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -40,14 +41,6 @@ INDICES = {
 }
 
 
-def draw(rng, shape, mesh):
-    cuts = []
-    for _ in mesh:
-        dim = rng.randrange(-1, len(shape))
-        cuts.append(None if dim < 0 else (dim, rng.choice((1, 1, 2))))
-    return placements_of(cuts)
-
-
 def compare(program, operands, mesh, name):
     """With gradients, on replicas and on three drawn placements."""
     rng = random.Random(f"{name} {mesh}")
@@ -58,7 +51,9 @@ def compare(program, operands, mesh, name):
     with ranks_of(mesh), cute_sharding.enabled():
         for k in range(4):
             given = [
-                distribute(x, mesh, draw(rng, x.shape, mesh) if k else [Replicate()] * len(mesh))
+                distribute(
+                    x, mesh, draw_placements(rng, mesh, x.shape) if k else [Replicate()] * len(mesh)
+                )
                 .detach()
                 .requires_grad_()
                 for x in operands

@@ -6,7 +6,8 @@ import random
 
 import pytest
 import torch
-from simulation import assert_holds, distribute, mesh_of, placements_of, plain, ranks_of
+from drawing import draw_placements
+from simulation import assert_holds, distribute, mesh_of, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import cute_sharding
@@ -62,14 +63,6 @@ PROGRAMS = {
 }
 
 
-def draw(rng, shape, mesh):
-    cuts = []
-    for _ in mesh:
-        dim = rng.randrange(-1, len(shape))
-        cuts.append(None if dim < 0 else (dim, rng.choice((1, 1, 2))))
-    return placements_of(cuts)
-
-
 def check(found, expected):
     if isinstance(expected, (tuple, list)):
         assert len(found) == len(expected)
@@ -99,7 +92,10 @@ def test_each_rank_has_the_whole_result(name, mesh):
             (expected * expected).sum().backward()
     with ranks_of(mesh), cute_sharding.enabled():
         for k in range(4):
-            placed = [draw(rng, x.shape, mesh) if k else (Replicate(),) * len(mesh) for x in whole]
+            placed = [
+                draw_placements(rng, mesh, x.shape) if k else (Replicate(),) * len(mesh)
+                for x in whole
+            ]
             given = [
                 distribute(x, mesh, p).detach().requires_grad_(x.is_floating_point())
                 for x, p in zip(whole, placed)

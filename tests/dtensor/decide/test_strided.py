@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from drawing import draw_placements
 from simulation import assert_holds, distribute, placements_of, plain, ranks_of
 from torch.distributed.tensor import Replicate
 
@@ -21,14 +22,6 @@ def real(x):
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def draw(rng, shape, mesh):
-    cuts = []
-    for _ in mesh:
-        dim = rng.randrange(-1, len(shape))
-        cuts.append(None if dim < 0 else (dim, rng.choice((1, 1, 2))))
-    return placements_of(cuts)
-
-
 def compare(program, operands, mesh, name):
     """With gradients, on replicas and on three drawn placements."""
     rng = random.Random(f"{name} {mesh}")
@@ -38,7 +31,10 @@ def compare(program, operands, mesh, name):
         (expected * expected).sum().backward()
     with ranks_of(mesh), cute_sharding.enabled(movement=True):
         for k in range(4):
-            placed = [draw(rng, x.shape, mesh) if k else [Replicate()] * len(mesh) for x in ones]
+            placed = [
+                draw_placements(rng, mesh, x.shape) if k else [Replicate()] * len(mesh)
+                for x in ones
+            ]
             given = [
                 distribute(x, mesh, some).detach().requires_grad_()
                 for x, some in zip(operands, placed)
