@@ -337,6 +337,7 @@ TORCH_PRIVATE = [
     "patches",
     "dispatch_modes",
     "observing",
+    "codes",
     "collective_ops",
     "watching",
     "process_groups",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.relations.rows import Rows
+from cute_sharding._memory import remembered
+from cute_sharding.relations.rows import Rows, common_rows
+from cute_sharding.sharding.meeting import Runs, meet_on_x
 
 Shape: TypeAlias = "tuple[int, ...]"
 # For each dim of an exchange: how its rows map to the source's and to the target's.
@@ -108,3 +110,36 @@ class Move(NamedTuple):
         return {
             d: other.dim for one, other in link.pairs for d in one.dims if other.dim is not None
         }
+
+
+@remembered
+def are_apart(one: Move, i: int, other: Move, j: int) -> bool:
+    """Whether result ``i`` of the one and ``j`` of the other, of one operand, have no row of it in
+    common. False also where that is not known.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> parts = [BY_OP["Tensor.__getitem__"].move((8,), 0, *ends) for ends in ((0, 4), (4, 8))]
+    >>> are_apart(parts[0], 0, parts[1], 0), are_apart(parts[0], 0, parts[0], 0)
+    (True, False)
+    """
+    ones = [_rows_read(one, link) for link in one.links if link.target == i]
+    others = [_rows_read(other, link) for link in other.links if link.target == j]
+    return all(
+        any(d in second and not meet_on_x(rows, second[d]) for d, rows in first.items())
+        for first in ones
+        for second in others
+    )
+
+
+def _rows_read(move: Move, link: Link) -> dict[int, Runs]:
+    """For dims of the link's operand, the rows that the link reads, as x. A dim of which rows are
+    read in another form is left out.
+    """
+    found: dict[int, Runs] = {}
+    for source, target in link.pairs:
+        if source.dim is None or source.backward or source.form or target.form:
+            continue
+        n = (move.inputs[link.source][source.dim],)
+        m = tuple([move.outputs[link.target][d] for d in target.dims])
+        found[source.dim] = common_rows(source, n, ((),), target, m, ((),) * len(m))
+    return found

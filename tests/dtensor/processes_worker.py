@@ -232,17 +232,18 @@ def natively(ranks, count):
 
 
 def written(x):
-    """Writes to detached slices, to several of one tensor before and after it, to what is pending
-    and its aliases, and ``out=``; x is of shape (6, 4).
+    """Writes to detached slices, to several of one tensor, one after the other and at once, to what
+    is pending and its aliases, and ``out=``; x is of shape (6, 4).
     """
     v = x.view(2, 12)
     v[0:1].detach().add_(7.0)
     v[:, 3:9].data.mul_(2.0)
-    a, b = v[:, 0:8], v[:, 4:12]
     v.mul_(2.0)
-    a.add_(1.0)
-    b.sub_(3.0)
-    torch._foreach_mul_([a, b], 2.0)
+    v[:, 0:8].add_(1.0)
+    v[:, 4:12].sub_(3.0)
+    for part in v.split(7, 1):
+        part.mul_(2.0)
+    torch._foreach_mul_(list(v.split(5, 1)), 2.0)
     product = v @ v.t()
     alias = product.detach()
     product.view(-1)[1:].add_(1.0)

@@ -7,8 +7,8 @@ import torch
 
 def step(rng, live, compiled=False):
     """One statement of a program: (its kind, what it reads or writes as a function of the live
-    tensors). Compiled programs leave out two that torch does not keep: ``out=`` of a slice breaks
-    the graph, and a list with a tensor in it twice is written to wrongly, of plain tensors too.
+    tensors, the number of the first of them). Compiled programs leave out one that torch does not
+    keep: ``out=`` of a slice breaks the graph.
     """
     i, j = rng.randrange(len(live)), rng.randrange(len(live))
     shape = live[i].shape
@@ -19,17 +19,16 @@ def step(rng, live, compiled=False):
         a = rng.randrange(n)
         b = rng.randint(a + 1, n)
         c = rng.choice([1, 1, 2])
-        return "take", rng.choice(
-            [
-                lambda x: x[i].narrow(d, a, b - a),
-                lambda x: x[i].select(d, a),
-                lambda x: x[i][(slice(None),) * d + (slice(a, b, c),)],
-                lambda x: x[i].split(max(n // 2, 1), d)[-1],
-                lambda x: x[i].transpose(0, d),
-                lambda x: x[i].detach(),
-                lambda x: x[i].view(-1) if x[i].is_contiguous() else x[i].unsqueeze(0),
-            ]
-        )
+        takes = [
+            lambda x: x[i].narrow(d, a, b - a),
+            lambda x: x[i].select(d, a),
+            lambda x: x[i][(slice(None),) * d + (slice(a, b, c),)],
+            lambda x: x[i].split(max(n // 2, 1), d)[-1],
+            lambda x: x[i].transpose(0, d),
+            lambda x: x[i].detach(),
+            lambda x: x[i].view(-1) if x[i].is_contiguous() else x[i].unsqueeze(0),
+        ]
+        return "take", rng.choice(takes), i
     k = rng.randint(1, 9)
     if kind == "write":
         writes = [
@@ -38,41 +37,57 @@ def step(rng, live, compiled=False):
             lambda x: x[i].fill_(k),
             lambda x: x[i].copy_(x[i].clone() + k),
             lambda x: x[i].add_(x[j].sum()),
-            lambda x: torch._foreach_add_([x[i], x[j]], k),
+            lambda x: torch._foreach_add_([x[i]], k),
             lambda x: torch.mul(x[i].clone(), 3, out=x[i]),
             lambda x: x[i].masked_fill_(x[i] > 20, k),
         ]
         if compiled:
-            writes[5:7] = [lambda x: torch._foreach_add_([x[i]], k)]
-        return "write", rng.choice(writes)
+            del writes[6]
+        return "write", rng.choice(writes), i
     if kind == "drop" and len(live) > 3:
-        return "drop", i
-    return "read", lambda x: x[i] + 1
+        return "drop", i, i
+    return "read", lambda x: x[i] + 1, i
 
 
 def perform(step, live, found):
-    kind, action = step
+    kind, action, _ = step
     if kind == "take":
         live.append(action(live))
     elif kind == "write":
         action(live)
     elif kind == "read":
         found.append(action(live))
+    elif kind == "keep":
+        live[:] = [live[0], live[action]] if action else [live[0]]
     elif action:
         del live[action]
 
 
-def drawn_program(rng, x):
-    """Runs a program on x, and gives what it read; the same for the same seed."""
+def drawn_program(rng, x, raises=(), raised=()):
+    """Runs a program on x, and gives what it read and what it still holds. The same for the same
+    seed, if the same statements raise.
+
+    Args:
+        raises: a class of errors. A statement that raises one is skipped, and its number is added
+            to ``raised``.
+        raised: without ``raises``, the numbers of statements to skip.
+    """
     live, found = [x], []
-    for _ in range(14):
-        perform(step(rng, live), live, found)
+    for number in range(14):
+        one = step(rng, live)
+        if not raises and number in raised:
+            continue
+        try:
+            perform(one, live, found)
+        except raises:
+            raised.append(number)
     return [*found, *live]
 
 
 def program_to_compile(rng, full, gradients=False):
     """A function of one tensor, drawn for the sizes of the plain tensor full: it gives what it read
     and what it holds. For gradients it writes to an intermediate, and only what autograd takes.
+    After a write it goes on with the whole tensor and what was written to: no view is stale.
     """
 
     def program(x):
@@ -84,8 +99,12 @@ def program_to_compile(rng, full, gradients=False):
     while True:
         live, steps = [full.clone()], []
         for _ in range(14):
-            steps.append(step(rng, live, compiled=True))
-            perform(steps[-1], live, [])
+            drawn = [step(rng, live, compiled=True)]
+            if drawn[0][0] == "write":
+                drawn.append(("keep", drawn[0][2], None))
+            for one in drawn:
+                perform(one, live, [])
+            steps += drawn
         try:
             program(full.clone().requires_grad_(gradients))
             return program

@@ -33,10 +33,11 @@ class Kept(NamedTuple):
 
 TABLE = (
     Kept("switch.adapter._installed", "what of torch is replaced"),
+    Kept("replaced.patch.CALLED", "what runs in place of functions that a compiler traces"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),
-    Kept("extras.copies.LIVE", "views that are copies, while the program has them"),
-    Kept("extras.copies._STALE", "those of them that are not up to date"),
+    Kept("run.moved_views.LIVE", "views that are copies, while the program has them"),
+    Kept("run.moved_views._STALE", "those of them that miss a write"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
     Kept("bookkeeping.stats._places", "what ops received, for stats()"),
@@ -45,9 +46,9 @@ TABLE = (
     Kept("replaced.watching._everyone", "who is told of what runs, while a program asks"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
     Kept("bookkeeping.telling._told", "what the log has told of", True),
-    Kept("profile.codes.OWN", "which codes of frames are the program's own", True),
-    Kept("profile.codes.OTHERS", "which are not", True),
-    Kept("profile.codes.KNOWN", "what each of them is", True),
+    Kept("replaced.codes.OWN", "which codes of frames are the program's own", True),
+    Kept("replaced.codes.OTHERS", "which are not", True),
+    Kept("replaced.codes.KNOWN", "what each of them is", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("replaced.process_groups._stood_for", "the backend that a dry run's stands for"),
 )

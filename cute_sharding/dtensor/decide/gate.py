@@ -13,8 +13,6 @@ from cute_sharding._memory import remembered
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.extras.copies import LIVE
-from cute_sharding.dtensor.extras.writes import reach
 from cute_sharding.dtensor.fixes import when
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -25,6 +23,7 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
+from cute_sharding.dtensor.run.moved_views import LIVE, reach
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.placements import text, without
 

@@ -14,7 +14,6 @@ from cute_sharding.dtensor.decide.places import move_of, redistributions_of_rule
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
-from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -25,6 +24,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run import dynamic
+from cute_sharding.dtensor.run.moved_views import note_views
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import LocalView, Runner
 from cute_sharding.dtensor.run.order import lying_apart
@@ -159,7 +159,7 @@ def _carried_out(
     outputs = [replaced(specs[0].placements, cuts) for cuts in way.results]
     brought = given != [tuple(spec.placements) for spec in specs]
     _note(name, way.exchanges, specs, outputs, brought=brought)
-    note = note_copies if schema.op._schema._is_view_op() else None
+    note = note_views if schema.op._schema._is_view_op() else None
     runner = Runner(name, specs, given, plan, metas, note)
     return answers.by_function(schema, runner, specs[0].mesh, outputs, metas)
 

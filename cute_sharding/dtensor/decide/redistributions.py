@@ -12,7 +12,6 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
 from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
-from cute_sharding.dtensor.extras.copies import note_copy
 from cute_sharding.dtensor.replaced import (
     dispatch,
     dispatch_modes,
@@ -25,6 +24,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.graph_keys import tag
 from cute_sharding.dtensor.run.lists import Wanted, exchange_together
+from cute_sharding.dtensor.run.moved_views import Redistributed, note_views
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
@@ -59,7 +59,8 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
             local = op_info.local_kwargs[name]
             op_info.local_kwargs[name] = redistribute(local, spec, wanted, answered=True)
         if answer.copied is not None:
-            note_copy(before[0], *answer.copied, op_info.local_args[0])
+            way = Redistributed(*answer.copied)
+            note_views(way, before[0], way.spec, [op_info.local_args[0]])
 
     return redistribute_local_args
 

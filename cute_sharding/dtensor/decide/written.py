@@ -17,7 +17,6 @@ from cute_sharding.dtensor.door.understood import (
     are_understood,
     keeps_the_only_shards,
 )
-from cute_sharding.dtensor.extras.writes import TakingBack
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -29,6 +28,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.placements import on_dim, text, without
+from cute_sharding.dtensor.run.written import TakingBack
 
 
 def taken_back(found: Any, schema: OpSchema) -> Any:

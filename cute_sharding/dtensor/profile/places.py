@@ -14,15 +14,13 @@ import sys
 from bisect import bisect_right
 from threading import get_ident
 from time import perf_counter
-from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeAlias
+from types import FrameType
+from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.profile import codes
-from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced import codes, observing
+from cute_sharding.dtensor.replaced.codes import Line, line_of_program
 from cute_sharding.profiling import Place
 
-# A line: its code object, and its number.
-Line: TypeAlias = tuple[CodeType, int]
 # The line of a node that autograd made before the recording began.
 UNSEEN: Line = (compile("", "", "exec"), 0)
 
@@ -68,19 +66,18 @@ class Lines:
         self._first: list[int] = []  # numbers of nodes, ascending, with the line of each node and
         self._lines: list[Line | None] = []  # of the nodes after it, up to the next number
         self._places: dict[tuple[int, int], Place] = {}
-        codes.forget_many()
 
     def here(self, node: Any) -> tuple[Line | None, bool]:
         """The line of the running code and of autograd's current node, and whether it is a
         gradient.
         """
         if node is None:
-            return self.innermost(sys._getframe(1)), False
+            return line_of_program(sys._getframe(1)), False
         if observing.may_recompute():
             found = self.found(sys._getframe(1))
             return found.line, not found.recomputed
         line = self.of_node(observing.number_of_node(node))
-        return self.innermost(sys._getframe(1)) if line is UNSEEN else line, True
+        return line_of_program(sys._getframe(1)) if line is UNSEEN else line, True
 
     def note(self, first: int, line: Line | None, next_one: int) -> None:
         """Record that the nodes from the number ``first`` on belong to the line; ``next_one`` may
@@ -98,16 +95,6 @@ class Lines:
         """The line that made a node; :data:`UNSEEN` if the line was not recorded."""
         at = bisect_right(self._first, number) - 1
         return UNSEEN if at < 0 else self._lines[at]
-
-    def innermost(self, start: FrameType | None) -> Line | None:
-        """The line of the program that runs in this frame, or in a frame around it."""
-        frame = start
-        while frame is not None:
-            number = id(frame.f_code)
-            if number in codes.OWN or (number not in codes.OTHERS and codes.kind_of(frame).is_own):
-                return frame.f_code, frame.f_lineno
-            frame = frame.f_back
-        return None
 
     def place(self, line: Line | None) -> Place | None:
         """The line as plain values."""
@@ -148,7 +135,7 @@ class Lines:
         if node is not None:
             line, recomputed = self._in_backward(frame, node, recomputes)
         elif frame is not None:
-            line, caller = (frame.f_code, frame.f_lineno), self.innermost(frame.f_back)
+            line, caller = (frame.f_code, frame.f_lineno), line_of_program(frame.f_back)
         if traced is not None:
             written, op = observing.line_of_node(traced), observing.op_of_node(traced)
         return Found(
@@ -182,4 +169,4 @@ class Lines:
         made_by = UNSEEN if recomputes else self.of_node(observing.number_of_node(node))
         if made_by is not UNSEEN:
             return made_by, False
-        return line or self.innermost(frame), recomputes
+        return line or line_of_program(frame), recomputes

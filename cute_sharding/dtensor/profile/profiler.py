@@ -11,10 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
-from cute_sharding.dtensor.profile.codes import OTHERS, OWN
-from cute_sharding.dtensor.profile.places import Line
 from cute_sharding.dtensor.profile.recorder import Met, Recorder, Seen
 from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.codes import OTHERS, OWN, Line, line_of_program
 from cute_sharding.dtensor.replaced.observing import (
     NO_NUMBER,
     current_node,
@@ -140,7 +139,7 @@ class Profiler(Recorder):
                 if frame is not None and id(frame.f_code) in OWN:
                     line = frame.f_code, frame.f_lineno
                 else:
-                    line = lines.innermost(frame)
+                    line = line_of_program(frame)
             else:
                 line, is_gradient = lines.here(node)
                 number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)

@@ -20,8 +20,9 @@ from cute_sharding.dtensor.profile.amounts import (
     sent_by,
     together,
 )
-from cute_sharding.dtensor.profile.places import Found, Line, Lines
+from cute_sharding.dtensor.profile.places import Found, Lines
 from cute_sharding.dtensor.replaced import observing, watching
+from cute_sharding.dtensor.replaced.codes import Line
 from cute_sharding.profiling import Collective, Place
 
 # The record of an op, made while the program waits: the line for which it runs, or None for a

@@ -15,8 +15,8 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.tensor_specs`, :mod:`.symints`, :mod:`.local_tensors`: placements and specs; symbolic
   sizes; local tensors
 - :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`, :mod:`.scatters`: modes;
-  meshes and their groups; collectives. :mod:`.observing`, :mod:`.watching`: the ops and collectives
-  that run for a program's lines, and who is told of them
+  meshes and their groups; collectives. :mod:`.observing`, :mod:`.codes`, :mod:`.watching`: the ops
+  and collectives that run for a program's lines, and who is told of them
 - :mod:`.registry`, :mod:`.op_schemas`, :mod:`.keys`: the propagator's registries and caches; an
   op's arguments; which of them tell its calls apart
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and functions in

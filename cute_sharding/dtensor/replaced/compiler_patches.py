@@ -116,9 +116,9 @@ WRITES = Patch(
     file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
     why="A compiled program writes directly to local tensors, so `cute_sharding` sees no DTensor "
     "op for the write. A slice of a sharded dim is a copy that does not share memory with the "
-    "sliced tensor. After a compiled program writes to a tensor, `cute_sharding` updates the "
-    "slices of the tensor. After a compiled program writes to a slice of a sharded dim, "
-    "`cute_sharding` updates the sliced tensor.",
+    "sliced tensor. After a compiled program writes to a slice of a sharded dim, `cute_sharding` "
+    "also writes to the sliced tensor; after a write to a tensor, earlier slices of it raise an "
+    "error if they are read.",
     until="slices of sharded dims are views in PyTorch",
     test="tests/dtensor/run/test_processes.py::test_compiled_writes",
 )

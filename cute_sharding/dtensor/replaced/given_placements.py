@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import _utils
+from torch.distributed.device_mesh import _mesh_resources
+from torch.distributed.tensor import DTensor, _utils
 
 from cute_sharding.dtensor.replaced import patches, tensor_specs
-from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+from cute_sharding.dtensor.replaced.patch import Installed, calling
 
 __all__ = ["install_distribution", "install_given_placements"]
 
@@ -50,20 +51,27 @@ def install_distribution(
 
         return from_local
 
-    # Dynamo traces this code as part of a program, so it imports what it needs, when it needs it.
-    beginning = f"""
-if tensor.__class__ is DTensor:
-    if placements is None or tensor.placements != (*placements,):
-        from {brought.__module__} import {brought.__name__} as brought
-        tensor = brought(tensor, device_mesh, placements)
-else:
-    from {distributed.__module__} import {distributed.__name__} as distributed
-    device_mesh = device_mesh or _mesh_resources.get_current_mesh()
-    found = distributed(tensor, device_mesh, placements, src_data_rank)
-    if found is not None:
-        return found
-"""
-    installed.replace(patches.DISTRIBUTE, beginning_with(beginning, patches.DISTRIBUTE))
+    def distributing(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def distribute_tensor(
+            tensor: torch.Tensor,
+            device_mesh: Any = None,
+            placements: Any = None,
+            *,
+            src_data_rank: int | None = 0,
+        ) -> Any:
+            if tensor.__class__ is DTensor:
+                if placements is None or tensor.placements != (*placements,):
+                    tensor = brought(tensor, device_mesh, placements)
+            else:
+                device_mesh = device_mesh or _mesh_resources.get_current_mesh()
+                found = distributed(tensor, device_mesh, placements, src_data_rank)
+                if found is not None:
+                    return found
+            return stock(tensor, device_mesh, placements, src_data_rank=src_data_rank)
+
+        return distribute_tensor
+
+    installed.replace(patches.DISTRIBUTE, calling(distributing, patches.DISTRIBUTE, is_traced=True))
     installed.replace(patches.LOCAL_ORDERS, _in_order)
     installed.replace(patches.FIRST_SHARD, _of_first)
     installed.replace(patches.FROM_LOCAL, checked)

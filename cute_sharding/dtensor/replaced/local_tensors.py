@@ -30,6 +30,7 @@ __all__ = [
     "local_int",
     "local_of",
     "local_tensor",
+    "memory_of",
     "parts_of",
     "share_memory",
     "storage_of",
@@ -84,6 +85,16 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     if isinstance(tensor, LocalTensor):
         tensor = next(iter(tensor._local_tensors.values()))
     return tensor.untyped_storage()
+
+
+def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a strided local tensor; None on meta, or if it is sparse or a wrapper."""
+    if type(tensor) is torch.Tensor:  # almost always
+        is_plain = not tensor.is_meta and tensor.layout is torch.strided
+        return tensor.untyped_storage() if is_plain else None
+    if is_imagined(tensor) or is_wrapper(tensor) or tensor.layout is not torch.strided:
+        return None
+    return storage_of(tensor)
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

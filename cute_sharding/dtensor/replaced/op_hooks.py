@@ -8,6 +8,7 @@ dispatcher's last step may be replaced here, and are put back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
@@ -15,7 +16,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.keys import install_keys
 from cute_sharding.dtensor.replaced.op_schemas import drawn_in_place, unseen_writers
-from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+from cute_sharding.dtensor.replaced.patch import Installed, calling
 from cute_sharding.dtensor.replaced.registry import op_handlers, overload
 from cute_sharding.relations.table import ROWS
 
@@ -60,9 +61,22 @@ def install_propagation(
     installed.put(patches.HANDLERS, in_nodes)
     installed.replace(patches.PROPAGATION, lambda stock: lambda schema: propagate(complete(schema)))
     installed.replace(patches.FOUND, lambda stock: _finishing(stock, finished))
-    # Every write passes here: one more call would cost a tenth of the op.
-    followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)
-    installed.replace(patches.TAIL, followed)
+    installed.replace(patches.TAIL, calling(partial(_reaching, live, reach), patches.TAIL))
+
+
+def _reaching(
+    live: set[Any], reach: Callable[..., None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    """torch's step after an op that writes, after ``reach``."""
+
+    def tail(
+        self: Any, op: Any, args: Any, kwargs: Any, mesh: Any, answer: Any, local: Any, *how: Any
+    ) -> Any:
+        if live and how[0]:  # this rank takes part
+            reach(op, args, kwargs)
+        return stock(self, op, args, kwargs, mesh, answer, local, *how)
+
+    return tail
 
 
 def _finishing(stock: Callable[..., Any], finished: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,9 +91,3 @@ def _finishing(stock: Callable[..., Any], finished: Callable[..., Any]) -> Calla
         return finished(answer, op_call, args, kwargs, op_info)
 
     return found
-
-
-_BEGINNING = """
-if cute_sharding.live and participating:
-    cute_sharding.reach(op_call, args, kwargs)
-"""

@@ -294,6 +294,13 @@ def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
     ) or argument.name in writes_unsaid(op)
 
 
+@cache
+def places_written(op: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the op's arguments that it writes to."""
+    written = [(i, a.name) for i, a in enumerate(op._schema.arguments) if is_written(op, a)]
+    return tuple(written)
+
+
 def argument(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], name: str
 ) -> Any:

@@ -7,14 +7,10 @@ nothing else of torch.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-import linecache
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from textwrap import dedent
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,7 +19,7 @@ import torch
 from cute_sharding._imports import when_imported
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
-__all__ = ["Given", "Installed", "Name", "Patch", "beginning_with", "calling", "copy_of", "require"]
+__all__ = ["Given", "Installed", "Name", "Patch", "calling", "copy_of", "require"]
 
 _ABSENT: Any = object()
 
@@ -241,40 +237,20 @@ def require(names: Iterable[Name]) -> None:
             )
 
 
-def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeType], CodeType]:
-    """A function that adds these statements to the start of the code of the row's function. With
-    other code it stays the same function object for those that keep it, as C++ does, and programs
-    that import it by name.
-
-    The statements find each object that is ``given`` as an attribute of the name ``cute_sharding``.
-    That is a constant of the new code, so that no name is added to torch's module. (Dynamo cannot
-    trace code with such a constant: statements that it may trace import what they need.)
-
-    If torch comes without its sources, its own code stays, with one warning that names it.
-    """
-    function = row.owner()
-
-    def made(code: CodeType) -> CodeType:
-        try:
-            new = _beginning_with(statements, function, code)
-        except OSError:
-            logger.warning(
-                "PyTorch %s is installed without its .py files, and cute_sharding cannot correct "
-                "%s (see docs/patches.md)",
-                torch.__version__,
-                row.name.removesuffix(".__code__"),
-            )
-            return code
-        return _given(new, given)
-
-    return made
+# What the code of a traced function calls, by the name of its row.
+CALLED: dict[str, Callable[..., Any]] = {}
 
 
 def calling(
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], row: Patch
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], row: Patch, *, is_traced: bool = False
 ) -> Callable[[CodeType], CodeType]:
     """A function that replaces the code of the row's function by code that calls ``wrap(torch's)``
-    with the same arguments: everyone who has imported the function by name then calls that.
+    with the same arguments: everyone who keeps the function, as C++ does, or has imported it by
+    name, then calls that.
+
+    The called function is a constant of the new code, so that no name is added to torch's module.
+    Dynamo cannot trace such a constant: code that it traces (``is_traced``) imports :data:`CALLED`,
+    which takes ten times as long.
     """
     function = row.owner()
 
@@ -283,10 +259,21 @@ def calling(
         by_place, by_name = code.co_varnames[:first], code.co_varnames[first:last]
         taken = [*by_place, *(["*", *by_name] if by_name else [])]
         passed = [*by_place, *(f"{name}={name}" for name in by_name)]
-        source = f"lambda {', '.join(taken)}: {_GIVEN!r}.function({', '.join(passed)})"
-        new: CodeType = eval(compile(source, code.co_filename, "eval")).__code__
-        new = new.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno)
-        return _given(new, {"function": wrap(copy_of(function, code))})
+        ours = wrap(copy_of(function, code))
+        called, imports = f"{_GIVEN!r}.function", ""
+        if is_traced:
+            called, imports = f"CALLED[{row.name!r}]", f"from {__name__} import CALLED; "
+            CALLED[row.name] = ours
+        head = f"def {code.co_name}({', '.join(taken)})"
+        found: dict[str, Any] = {}
+        source = f"{head}: {imports}return {called}({', '.join(passed)})"
+        exec(compile(source, code.co_filename, "exec"), found)
+        new: CodeType = found[code.co_name].__code__
+        new = new.replace(co_firstlineno=code.co_firstlineno)
+        given = Given(ours)
+        return new.replace(
+            co_consts=tuple([given if kept == _GIVEN else kept for kept in new.co_consts])
+        )
 
     return made
 
@@ -303,74 +290,16 @@ def copy_of(function: Any, code: CodeType | None = None) -> Callable[..., Any]:
 
 
 class Given:
-    """The objects that statements are given, as a constant: Python hashes code with its constants,
-    also if these objects cannot be hashed.
+    """A function as a constant of code: Python hashes code with its constants, and some functions
+    cannot be hashed.
     """
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
-        for name, value in objects.items():
-            setattr(self, name, value)
-
-
-def _given(code: CodeType, given: Mapping[str, Any]) -> CodeType:
-    objects = Given(given)
-    return code.replace(
-        co_consts=tuple([objects if kept == _GIVEN else kept for kept in code.co_consts])
-    )
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
 
 
 # Stands for the constant until it is put in: Python's compiler takes only numbers and strings.
 _GIVEN = "what is given to code of cute_sharding"
-
-
-@lru_cache(maxsize=64)
-def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
-    """The code, with a string in place of the given objects: equal for all objects.
-
-    Raises:
-        OSError: there are no sources. The cache does not keep that.
-    """
-    lines_before = "\n" * (code.co_firstlineno - 1)
-    tree = ast.parse(lines_before + dedent(_source(code)))
-    body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
-    first = [_WithConstant().visit(statement) for statement in ast.parse(statements).body]
-    for node in (node for statement in first for node in ast.walk(statement)):
-        ast.copy_location(node, body[0])  # so that the other statements keep their lines
-    documented = ast.get_docstring(tree.body[0], clean=False)  # type: ignore[arg-type]
-    after = 0 if documented is None else 1
-    body[after:after] = first
-    found: dict[str, Any] = {}
-    exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
-    new: CodeType = found[function.__name__].__code__
-    return new
-
-
-def _source(code: CodeType) -> str:
-    """The source lines of a function: as far as its code says, and deeper indented ones that follow
-    (the rest of a statement). ``inspect`` would parse tokens, which takes as long as all the rest.
-
-    Raises:
-        OSError: there are no sources.
-    """
-    linecache.checkcache(code.co_filename)
-    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
-    if not lines:
-        raise OSError
-    depth = len(lines[0]) - len(lines[0].lstrip())
-    end = _last_line(code) - code.co_firstlineno + 1
-    while end < len(lines) and (not lines[end].strip() or lines[end][: depth + 1].isspace()):
-        end += 1
-    return "".join(lines[:end])
-
-
-def _last_line(code: CodeType) -> int:
-    inner = [_last_line(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return max([*inner, *(line for *_, line in code.co_lines() if line is not None)])
-
-
-class _WithConstant(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_GIVEN) if node.id == "cute_sharding" else node
 
 
 def _of_torch(function: Any, module: Any, name: str) -> Any | None:

@@ -236,11 +236,10 @@ TAIL = Patch(
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
     file="torch/distributed/tensor/_dispatch.py",
     why="PyTorch replicates a tensor before it slices a sharded dim, so the slice is a copy. If a "
-    "program writes to a slice of a sharded dim, PyTorch loses the write. If a program writes to a "
-    "slice of a sharded dim, `cute_sharding` also writes to the sliced tensor. If PyTorch is "
-    "installed without its `.py` files, `cute_sharding` logs a warning and loses writes to slices.",
+    "program writes to a slice of a sharded dim, PyTorch loses the write. With `cute_sharding`, "
+    "the write also reaches the sliced tensor.",
     until="PyTorch keeps the write, or raises an error",
-    test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
+    test="tests/dtensor/run/test_writes.py::test_writes_reach_what_is_viewed",
     lacking="writes to slices would be lost",
 )
 
@@ -248,11 +247,11 @@ LOCAL_TENSOR = Patch(
     module=_TENSOR,
     attribute="DTensor._local_tensor",
     file="torch/distributed/tensor/_api.py",
-    why="A slice of a sharded dim is a copy that misses later writes to the sliced tensor. "
-    "With `cute_sharding`, `DTensor._local_tensor` is a property, which first copies missed writes "
-    "into the slice.",
+    why="A slice of a sharded dim is a copy that misses later writes to the sliced tensor. While a "
+    "program holds such a slice, `DTensor._local_tensor` is a property, which raises an error if "
+    "the slice is read.",
     until="PyTorch updates the slice, or raises an error",
-    test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
+    test="tests/dtensor/run/test_stale_views.py::test_what_misses_a_write_is_not_read",
     lacking="a program would read old values from slices",
 )
 

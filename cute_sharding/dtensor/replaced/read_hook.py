@@ -6,14 +6,12 @@ The attribute alone is replaced, and only while :meth:`Reads.watch` asks for it:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._api import _ToTorchTensor
 
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.patch import Installed
@@ -24,17 +22,16 @@ _lock = RLock()
 
 
 class Reads:
-    """Calls ``before(local tensor, alone)`` before a local tensor is read, until ``before`` returns
-    False. ``alone``: whether the reader is a function that one rank may call by itself. In force
-    from when it is made until ``installed`` is undone.
+    """Calls ``check(local tensor)`` before a local tensor is read, until ``check`` returns False.
+    In force from when it is made until ``installed`` is undone.
     """
 
     in_force: Reads | None = None
 
     def __init__(
-        self, installed: Installed, before: Callable[[torch.Tensor, bool], bool], watches: bool
+        self, installed: Installed, check: Callable[[torch.Tensor], bool], watches: bool
     ) -> None:
-        self._installed, self._before, self._watches = installed, before, False
+        self._installed, self._check, self._watches = installed, check, False
         Reads.in_force = self
         installed.before_undo(self._end)
         if watches:
@@ -45,7 +42,7 @@ class Reads:
 
     @classmethod
     def watch(cls) -> None:
-        """Start to call ``before`` at reads."""
+        """Start to call ``check`` at reads."""
         with _lock:
             reads = cls.in_force
             if reads is not None and not reads._watches:
@@ -61,14 +58,8 @@ class Reads:
     def _watched(self, stock: Any) -> property:
         def _local_tensor(tensor: DTensor) -> torch.Tensor:
             local: torch.Tensor = stock.__get__(tensor)
-            reader = sys._getframe(1).f_code
-            if reader is not _SHOWN and not self._before(local, reader in _ALONE):
+            if not self._check(local):
                 self._rest()
             return local
 
         return property(_local_tensor, stock.__set__)
-
-
-# Readers that one rank may call by itself; and the one that shows a tensor unchanged.
-_ALONE = (DTensor.to_local.__code__, _ToTorchTensor.forward.__code__)
-_SHOWN = DTensor.__repr__.__code__

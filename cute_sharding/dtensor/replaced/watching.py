@@ -27,7 +27,7 @@ from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.collective_ops import WAIT
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.observing import is_not_compiled
-from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+from cute_sharding.dtensor.replaced.patch import Installed, calling
 
 __all__ = ["Watcher", "are_there", "exchange", "start", "stop"]
 
@@ -241,11 +241,6 @@ for _function in (_met, _kernel, _Called.__call__, _Waits.__call__):
 
 # -- installed while somebody watches --------------------------------------------------------------
 
-_BEGINNING = """
-if issubclass(torch_dispatch_class, cute_sharding.DTensor):
-    return cute_sharding.met
-"""
-
 
 # c10d's ops, which C++ calls from the methods of process groups. Python calls all others.
 _BY_GROUPS = "c10d"
@@ -277,9 +272,19 @@ def _install(ops: Mapping[Any, Any]) -> None:
         if any(part in name for part in _METHODS):
             _installed.note(patches.GROUPS, name, partial(setattr, group, name, stock))
             setattr(group, name, _seen(stock))
-    found = beginning_with(_BEGINNING, patches.CLASS_RULES, DTensor=DTensor, met=_met)
-    _installed.replace(patches.CLASS_RULES, found)
+    _installed.replace(patches.CLASS_RULES, calling(_rule, patches.CLASS_RULES))
     _installed.replace(patches.NODES, _made)
+
+
+def _rule(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function for the rule of a class, which for DTensors is :func:`_met`."""
+
+    def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> Any:
+        if issubclass(torch_dispatch_class, DTensor):
+            return _met
+        return stock(op, torch_dispatch_class)
+
+    return find_torch_dispatch_rule
 
 
 def _install_call(op: Any, wrap: Callable[[Any], Any]) -> None:

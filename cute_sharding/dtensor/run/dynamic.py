@@ -290,10 +290,6 @@ class MovementOfAnySize:
             "move", operands, shapes, self._numbers, self._mesh, None, *self._how
         )
 
-    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One result."""
-        return self([source])[output]
-
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write the rows of one result, ``moved``, back to the operand's local tensor."""
         operands, to = [moved, source], (self._numbers, self._mesh)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -135,11 +135,6 @@ class Movement:
         ]
 
     @cached_property
-    def _alone(self) -> Callable[[int], Movement]:
-        """The movement to a single result."""
-        return cache(lambda output: replace(self, exchange=self.exchange.of_result(output)))
-
-    @cached_property
     def _back(self) -> Callable[[int], Movement]:
         """The movement from a single result back to the operand."""
 
@@ -149,10 +144,6 @@ class Movement:
             return found
 
         return cache(back)
-
-    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One result, in memory of its own."""
-        return self._alone(output)([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;

@@ -34,6 +34,7 @@ from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.exchange.slices import ends_otherwise
 from cute_sharding.propagation.steps import Placed as PlacedStep
 from cute_sharding.relations.forms import Fold, Window
+from cute_sharding.relations.moves import are_apart
 from cute_sharding.sharding.chains import chains_of
 
 
@@ -88,7 +89,7 @@ class Runner:
         metas: the results' TensorMetas; results are laid out by their strides. No list for a single
             result.
         note: for an op whose results are views, which is a single movement: called for those that
-            are copies, as ``note(runner, local tensor, its spec, results)``.
+            are copies, with (runner, local tensor, its spec, results).
     """
 
     name: str
@@ -171,21 +172,21 @@ class Runner:
             results = [on_each_rank(lambda _, x, y: _in_own_memory(x, y), *results, *operands)]
         return results
 
-    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One result, made anew from the operand's present local tensor."""
-        return lie_in(self.movement.again(output, source), self._orders[output])
-
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;
         its other rows stay. All ranks together.
         """
         self.movement.back(output, moved, source)
 
-    @property
-    def has(self) -> None:
-        """None: it is not known which results are equal. To compare two would cost as much as to
-        move one again.
+    def is_apart(self, output: int, other: Any) -> bool:
+        """Whether a result has no row in common with any result of ``other``, which ran on the same
+        operand. False also where that is not known.
         """
+        one, two = self.movement, getattr(other, "movement", None)
+        if not isinstance(one, Movement) or not isinstance(two, Movement):
+            return False
+        moves = one.exchange.move, two.exchange.move
+        return all(are_apart(moves[0], output, moves[1], k) for k in range(len(moves[1].outputs)))
 
     def check_back(self, writer: str, tensor: Any) -> None:
         """

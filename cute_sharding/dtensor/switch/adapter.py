@@ -26,14 +26,12 @@ from cute_sharding.dtensor.decide import (
 from cute_sharding.dtensor.door.composed import sharded_again
 from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.extras import state, wrappers
-from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
 from cute_sharding.dtensor.extras.mapped import (
     check_locals,
     distributed,
     gather_to_distribute,
     lenient_local_map,
 )
-from cute_sharding.dtensor.extras.writes import before_program, reach
 from cute_sharding.dtensor.fixes.filled import handlers_in_nodes
 from cute_sharding.dtensor.fixes.in_place import VIEWS_IN_PLACE
 from cute_sharding.dtensor.fixes.operators import OPERATORS
@@ -55,6 +53,13 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
+from cute_sharding.dtensor.run.moved_views import (
+    LIVE,
+    before_program,
+    check_read,
+    has_stale,
+    reach,
+)
 from cute_sharding.exchange.network import Network
 from cute_sharding.relations.strided import STRIDED
 from cute_sharding.relations.table import OF_TORCH
@@ -280,7 +285,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         if settings.movement:
             taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
             composites.install_composites(installed, taken_apart, slices_together)
-        Reads(installed, before_read, has_stale())
+        Reads(installed, check_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, lenient_local_map)
         for row, wrap in wrappers.METHODS.items():
             installed.replace(row, wrap)

@@ -88,7 +88,6 @@ class Row:
             treats all rows alike.
         leaves_pending: of torch's ops, whether the results' values do not depend on a pending
             reduction of the operand, and torch leaves them pending; they are the same everywhere.
-        commutes: of torch's ops, whether two on different tensors may run in either order.
         smooths_labels: of torch's ops, whether F.cross_entropy with label_smoothing lets the op
             write to a pending sum.
 
@@ -122,7 +121,6 @@ class Row:
     is_wrong_in_torch: bool = False
     carries_any_cut: bool = False
     leaves_pending: bool = False
-    commutes: bool = False
     smooths_labels: bool = False
 
     # Whether result elements are operand elements or sums of them: then the op has a relation, from

@@ -64,15 +64,6 @@ ROWS: tuple[OfTorch, ...] = (
         note="the result is a norm, or a sum of powers",
     ),
     OfTorch(
-        tuple(
-            f"_foreach_{name}_.{others}"
-            for name in ("add", "sub", "mul", "div")
-            for others in ("List", "ScalarList")
-        ),
-        commutes=True,
-        note="two of these ops on different tensors may run in either order",
-    ),
-    OfTorch(
         ("masked_fill_.Scalar",),
         smooths_labels=True,
         note="cross_entropy with label smoothing calls it on a Partial",

@@ -5,8 +5,12 @@ the same facts.
 from __future__ import annotations
 
 from types import CodeType, FrameType
+from typing import TypeAlias
 
 from cute_sharding.dtensor.replaced import observing
+
+# A line: its code object, and its number.
+Line: TypeAlias = tuple[CodeType, int]
 
 # The facts about a code object, by its number (``id``). The code object is kept too, so that no
 # other code object gets its address.
@@ -15,7 +19,7 @@ KNOWN: dict[int, tuple[CodeType, observing.Kind]] = {}
 # not enough.
 OWN: set[int] = set()
 OTHERS: dict[int, tuple[str, str] | None] = {}
-# The most code objects to keep from one recording to the next.
+# The most code objects to keep.
 MOST = 1 << 14
 
 
@@ -26,6 +30,10 @@ def kind_of(frame: FrameType) -> observing.Kind:
     if known is not None:
         return known[1]
     kind = observing.kind_of(frame)
+    if len(KNOWN) > MOST:  # each number is removed before its code object
+        OWN.clear()
+        OTHERS.clear()
+        KNOWN.clear()
     KNOWN[id(code)] = code, kind
     if kind.is_own:
         OWN.add(id(code))
@@ -35,9 +43,19 @@ def kind_of(frame: FrameType) -> observing.Kind:
     return kind
 
 
-def forget_many() -> None:
-    """Forget all facts if there are too many. Each number is removed before its code object."""
-    if len(KNOWN) > MOST:
-        OWN.clear()
-        OTHERS.clear()
-        KNOWN.clear()
+def line_of_program(start: FrameType | None) -> Line | None:
+    """The line of the program that runs in this frame, or in a frame around it; None if no frame is
+    the program's own.
+    """
+    frame = start
+    while frame is not None:
+        number = id(frame.f_code)
+        if number in OWN or (number not in OTHERS and kind_of(frame).is_own):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def line_text(line: Line | None) -> str:
+    """A line as errors name it: ``file:number``."""
+    return "an unknown line" if line is None else f"{line[0].co_filename}:{line[1]}"
