@@ -2,6 +2,7 @@
 # make thorough: the tests with all parameters; make test takes one in thirty of those that compile
 # or start processes, one in twelve of those that take longest, and fewer of what is drawn elsewhere (tests/conftest.py). make quick: one in six of those of layouts, shardings and
 # views, and a program on four processes.
+# make golden: what has changed of the golden table (tests/golden/); WRITE=1 writes it.
 # make coverage: the tests again, and the lines that none of them reaches.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 # make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
@@ -19,7 +20,7 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests quick thorough coverage releases docs pages bench bench-smallest upstream \
+.PHONY: demo test lint types tests quick thorough golden coverage releases docs pages bench bench-smallest upstream \
 	dist clean
 
 demo: $(VENV)/.installed
@@ -43,6 +44,9 @@ quick: $(VENV)/.installed-test
 
 thorough: PYTEST_ARGUMENTS += --one-in 1
 thorough: tests
+
+golden: $(VENV)/.installed-test
+	$(BIN)/python -m tests.golden $(if $(WRITE),--write)
 
 coverage: $(VENV)/.installed-test
 	$(BIN)/coverage erase
