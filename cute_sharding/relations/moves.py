@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
+from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.rows import Rows, common_rows
-from cute_sharding.sharding.meeting import Runs, meet_on_x
+from cute_sharding.sharding.meeting import Run, Runs, meet_on_x
 
 Shape: TypeAlias = "tuple[int, ...]"
 # For each dim of an exchange: how its rows map to the source's and to the target's.
@@ -110,6 +113,42 @@ class Move(NamedTuple):
         return {
             d: other.dim for one, other in link.pairs for d in one.dims if other.dim is not None
         }
+
+
+# The classes in the text of a move.
+_CLASSES = {each.__name__: each for each in (Move, Link, Rows, Run, Window, Fold, Diagonal)}
+_FLOATS = {"inf": math.inf, "nan": math.nan}
+
+
+@remembered
+def parse_move(text: str) -> Move:
+    """The move of which this is the ``repr``.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> roll = BY_OP["torch.roll"].move((8, 4), 2, 0)
+    >>> parse_move(repr(roll)) == roll
+    True
+    """
+    found = _value_of(ast.parse(text, mode="eval").body)
+    assert isinstance(found, Move)
+    return found
+
+
+def _value_of(node: ast.expr) -> Any:
+    match node:
+        case ast.Call(ast.Name(name), args, keywords):
+            of = frozenset if name == "frozenset" else _CLASSES[name]
+            named = {each.arg: _value_of(each.value) for each in keywords if each.arg}
+            return of(*map(_value_of, args), **named)
+        case ast.Tuple(elements):
+            return tuple(map(_value_of, elements))
+        case ast.Set(elements):
+            return set(map(_value_of, elements))
+        case ast.Name(name):
+            return _FLOATS[name]
+        case ast.UnaryOp(ast.USub(), ast.Name(name)):
+            return -_FLOATS[name]
+    return ast.literal_eval(node)
 
 
 @remembered

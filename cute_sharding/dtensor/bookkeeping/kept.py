@@ -35,7 +35,7 @@ TABLE = (
     Kept("switch.adapter._installed", "what of torch is replaced"),
     Kept("replaced.patch.CALLED", "what runs in place of functions that a compiler traces"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
-    Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),
+    Kept("run.in_graphs._meshes", "the meshes that compiled graphs name"),
     Kept("run.moved_views.LIVE", "views that are copies, while the program has them"),
     Kept("run.moved_views._STALE", "those of them that miss a write"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),

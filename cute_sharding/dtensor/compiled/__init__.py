@@ -11,12 +11,11 @@ Functions in place of the compiler's own are in :mod:`..replaced` (:mod:`.tracin
 - The size of a local tensor, also of uneven blocks: :mod:`.local_sizes`, by the rule of
   :mod:`cute_sharding.sharding.deal`.
 - Waits for collectives: in a graph, torch's functional collectives add the op that waits
-  themselves, and :mod:`..run.executor` adds no other; :mod:`..run.dynamic` waits for the op of any
-  sizes. If a program asks for it (``reorder_for_compute_comm_overlap``), Inductor moves waits down
-  to where results are needed.
+  themselves, and :mod:`..run.executor` adds no other; :mod:`..run.in_graphs` waits for the op of an
+  exchange. If a program asks for it (``reorder_for_compute_comm_overlap``), Inductor moves waits
+  down to where results are needed.
 - Views that are returned: made again by their view ops, :mod:`..replaced.view_replay`.
-- The order of collectives, and their passes: :mod:`..replaced.collective_order`. ``after`` of
-  :mod:`.library` makes a collective depend on the same things on every rank.
+- The order of collectives, and their passes: :mod:`..replaced.collective_order`.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back
 - :mod:`.local_sizes`: the sizes of local tensors

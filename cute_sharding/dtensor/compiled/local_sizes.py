@@ -3,7 +3,7 @@
 The rule is that of :func:`cute_sharding.sharding.deal.local_size`, for even and uneven blocks; here
 it is applied to symbolic sizes. Facts that it has to know become guards (:mod:`.symbols`). Callers:
 :mod:`..replaced.tracing` (tensors that enter a graph, and shapes and sizes that torch computes),
-:mod:`..run.dynamic` (results of the op that redistributes). :func:`.symbols.equate` adds the guard
+:mod:`..run.in_graphs` (results of the op that exchanges). :func:`.symbols.equate` adds the guard
 that the local tensor of a graph's input has the size of the rule.
 """
 

@@ -3,7 +3,7 @@
 If only dims that the op does not touch are symbolic, the map of rows is known in numbers. The op is
 then decided as in an eager program, and is a slice of the local tensor where it is free. Otherwise
 the result keeps the operand's placements, because any other decision would depend on sizes that
-another call does not have; and the exchange is planned in each call (run/dynamic.py).
+another call does not have; and the exchange is planned in each call (run/in_graphs.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
-from cute_sharding.dtensor.run.dynamic import MovementOfAnySize, move_of
 from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.in_graphs import MovementOfAnySize, move_of
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
 from cute_sharding.dtensor.run.reading import agree

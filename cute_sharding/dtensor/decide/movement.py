@@ -23,7 +23,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     StridedShard,
 )
-from cute_sharding.dtensor.run import dynamic
+from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.moved_views import note_views
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import LocalView, Runner
@@ -180,7 +180,7 @@ def _move_of(schema: OpSchema) -> Move | None:
     """The op's map of rows; None if it has none for its arguments."""
     shapes = [tuple(spec.shape) for spec in op_schemas.specs_of(schema)]
     args, kwargs = op_schemas.arguments_with(schema, shapes)
-    return dynamic.move_of(registry.name_of(schema.op), args, kwargs)
+    return in_graphs.move_of(registry.name_of(schema.op), args, kwargs)
 
 
 def _choice(

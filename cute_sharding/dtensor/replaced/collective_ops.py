@@ -113,8 +113,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-# Our ops that communicate (run/dynamic.py); and the ops in torch's libraries of collectives that do
-# not.
+# Our ops that communicate (run/in_graphs.py); and the ops in torch's libraries of collectives that
+# do not.
 OURS = ("exchange",)
 _NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
 

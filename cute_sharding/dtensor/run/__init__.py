@@ -16,7 +16,7 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.ops`: runs an op of movements and views in place of torch's local op
 - :mod:`.moved_views`: slices and views that are copies: writes to them, and reads of stale ones
 - :mod:`.written`: ops that write to tensors which are redistributed first
-- :mod:`.dynamic`: symbolic sizes: steps that the compiler sees, or one op of a graph, which plans
+- :mod:`.in_graphs`: symbolic sizes: steps that the compiler sees, or one op of a graph, which plans
   and runs anew in each call
 - :mod:`.words`: log lines
 - :mod:`.redistribute`: a redistribution from end to end

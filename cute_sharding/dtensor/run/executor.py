@@ -18,7 +18,7 @@ from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, proce
 from cute_sharding.dtensor.replaced.collective_ops import wait_for
 from cute_sharding.dtensor.run.bundles import shipment_of
 from cute_sharding.dtensor.run.groups import group_of
-from cute_sharding.dtensor.run.messages import exchange_messages, needing
+from cute_sharding.dtensor.run.messages import exchange_messages
 from cute_sharding.dtensor.run.packing import (
     WIRE,
     check_shape,
@@ -95,6 +95,22 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
+def is_shown(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether graphs show the step, for sizes that are numbers: as local slices, or as a collective
+    of whole tensor dims, of the whole local tensor, or in rounds. Of any other exchange a compiler
+    would see this rank's messages alone.
+    """
+    assert isinstance(step, (AllToAll, Reduction)) or not step.communicates
+    if not step.communicates or (isinstance(step, Reduction) and not step.scatters):
+        return True
+    is_even = step.along is not None and step.along.even
+    return (
+        is_even
+        or (isinstance(step, AllToAll) and step.rounds > 1)
+        or whole_dim(step, dtype, mesh) is not None
+    )
+
+
 def _keep(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
     """The part of its local tensor that each device keeps in the step."""
     return on_each_rank(lambda rank, x: keep(part_alone(step, mesh, rank), x, alias=alias), local)
@@ -117,10 +133,9 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
         is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
     is_async = async_op and is_result
     received = exchange_messages(part, [local], group, gathers=gathers, async_op=is_async)
-    result = on_each_rank(
+    return on_each_rank(
         lambda rank, got, x: unpack(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
     )
-    return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
 
 
 def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:

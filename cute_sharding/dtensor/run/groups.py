@@ -152,7 +152,7 @@ class Means(NamedTuple):
     A setting that plans depend on is read only in :func:`means`, so that it applies to eager
     programs, compiled ones and the op in graphs of many sizes alike. (A setting that makes plans
     depend on sizes in another way, as a limit of memory does, needs its own guards in
-    :mod:`.dynamic`.)
+    :mod:`.in_graphs`.)
     """
 
     network: Chosen = None

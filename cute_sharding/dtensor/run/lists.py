@@ -5,8 +5,8 @@ tensor takes part if elements are sent or reduced, and nothing is made pending. 
 device makes alone run tensor by tensor, and so do reductions by methods of placements, and those
 that hand out blocks which are no rows of a dim. Which tensors take part follows from each
 redistribution's arguments (:mod:`.redistribute`), so it is the same on all ranks, eagerly and in
-graphs. A graph has one op for them (:mod:`.dynamic`), or one all-gather if it is one and sizes are
-numbers.
+graphs. A graph has one op for them (:mod:`.in_graphs`), or one all-gather if it is one and sizes
+are numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.dtensor.run.dynamic import run_opaque, settle_divisions
+from cute_sharding.dtensor.run.executor import is_shown
+from cute_sharding.dtensor.run.in_graphs import run_opaque, settle_divisions
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.redistribute import (
     Prepared,
@@ -103,7 +104,9 @@ def _redistribute_together(
     tensors = [collective_ops.wait_for(one.local) for one in wanted]
     shapes = [tuple(one.current.shape) for one in wanted]
     is_seen = not symints.is_symbolic(*shapes) and all(
-        len(steps) == 1 or are_collectives(steps, [dtypes[i] for i in members], mesh)
+        are_collectives(steps, [dtypes[i] for i in members], mesh)
+        if len(steps) > 1
+        else is_shown(steps[0], dtypes[members[0]], mesh)
         for members, steps in turns(plans, dtypes)
     )
     if dispatch_modes.is_tracing() and not is_seen:

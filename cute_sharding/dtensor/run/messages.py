@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
@@ -65,12 +64,8 @@ def exchange_messages(
         pieces = mine.joined(*[x.stride() for x in operands])[-1]
         return exchange_of_this_rank(mine, operands, pieces, group, async_op=async_op)
     buffer = on_each_rank(lambda rank, *some: to_wire(pack(part(rank), some)), *operands)
-    if dispatch_modes.is_tracing():
-        packs = part(process_groups.this_rank()).packs
-        buffer = after(buffer, *(x for x, copies in zip(operands, packs) if copies == ()))
     if gathers:
-        with dispatch_modes.of_this_rank():
-            return collective_ops.all_gather(buffer, group, async_op=async_op)
+        return collective_ops.all_gather(buffer, group, async_op=async_op)
     return _all_to_all(part, buffer, _width(operands[0]), group, async_op=async_op)
 
 
@@ -88,14 +83,6 @@ def exchange_of_this_rank(
     buffer, width = to_wire(pack_as(part, operands, pieces)), _width(operands[0])
     receives, sends = [n * width for n in part.receives], [n * width for n in part.sends]
     return _send(buffer, width, receives, sends, group, async_op=async_op)
-
-
-def needing(
-    result: torch.Tensor, k: int, part: Callable[[int], Part], received: torch.Tensor
-) -> torch.Tensor:
-    """A result in a graph, made to depend on the received buffer on every rank."""
-    unpacks = part(process_groups.this_rank()).unpacks[k]
-    return after(result, received) if unpacks == () else result
 
 
 def in_group(part: BundlePart, group: Any | None) -> BundlePart:
@@ -181,8 +168,6 @@ def _send(
         at = dist.get_rank(group)
         sends[at], receives[at] = width, receives[at] + width
         given = buffer.new_zeros(width)
-        if dispatch_modes.is_tracing():
-            given = after(given, buffer)
         got = collective_ops.all_to_all(given, receives, sends, group)
         return got[width:].clone()  # a view as another dtype needs an aligned start
     return collective_ops.all_to_all(buffer, receives, sends, group, async_op=async_op)

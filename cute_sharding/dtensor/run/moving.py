@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.compiled.library import after
-from cute_sharding.dtensor.replaced import process_groups, watching
-from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced import watching
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
-from cute_sharding.dtensor.run.messages import exchange_messages, exchange_of_this_rank, needing
+from cute_sharding.dtensor.run.messages import exchange_messages, exchange_of_this_rank
 from cute_sharding.dtensor.run.packing import from_wire, make_of_pieces, own_view, unpack
 from cute_sharding.dtensor.run.ranks import (
     all_on_each_rank,
@@ -109,30 +107,7 @@ class Movement:
         if rank is not None:
             return self._moved_alone(rank, operands)
         received = self._received(operands)
-        results = all_on_each_rank(self._results, received, *operands)
-        return self._needing_all(results, operands, received) if is_tracing() else results
-
-    def _needing_all(
-        self,
-        results: Sequence[torch.Tensor],
-        operands: Sequence[torch.Tensor],
-        received: torch.Tensor,
-    ) -> list[torch.Tensor]:
-        """Results in a graph, made to depend on all tensors that any rank's result needs."""
-        if self.dims:
-            return [needing(x, k, self._part, received) for k, x in enumerate(results)]
-        kept = [
-            {
-                i
-                for i, onto, copies in self._part(process_groups.this_rank()).own
-                if onto == k and copies
-            }
-            for k in range(len(results))
-        ]
-        return [
-            after(x, *(given for i, given in enumerate(operands) if i not in used))
-            for x, used in zip(results, kept)
-        ]
+        return all_on_each_rank(self._results, received, *operands)
 
     @cached_property
     def _back(self) -> Callable[[int], Movement]:
@@ -145,11 +120,15 @@ class Movement:
 
         return cache(back)
 
+    def turned(self, output: int) -> Movement:
+        """The movement from a single result back to the operand."""
+        return self._back(output)
+
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;
         its other rows stay. All ranks together.
         """
-        self._back(output)._write(moved, source)
+        self.turned(output)._write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; any tensor if nothing is received."""
@@ -174,8 +153,6 @@ class Movement:
             part, whole = self._part(rank), into
             if into.is_conj() or into.is_neg():
                 whole = into.resolve_conj().resolve_neg()
-            elif is_tracing():
-                whole = into.clone()  # a graph cannot write by strides to a view of a view
             lies, diagonal = whole, self._diagonal
             side = diagonal and side_of(self.exchange.targets[0], diagonal, place(self.mesh, rank))
             if diagonal and side:
@@ -183,8 +160,6 @@ class Movement:
             unpack(part, 0, from_wire(received, lies.dtype), [x], into=lies)
             if diagonal and side:
                 put_diagonal(whole, lies, diagonal, side)
-            if is_tracing():
-                whole = after(whole, received if self.dims else x, into)
             return into if whole is into else into.copy_(whole)
 
         on_each_rank(put, self._received([operand]), operand, target)

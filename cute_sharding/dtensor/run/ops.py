@@ -25,6 +25,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     TensorMeta,
 )
+from cute_sharding.dtensor.run.in_graphs import moved_in_graph, write_back_in_graph
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.order import lie_in, order_of
@@ -167,7 +168,10 @@ class Runner:
         """The results' local tensors, in memory of their own."""
         results = list(operands)
         for step in self.steps:
-            results = step(results)
+            if isinstance(step, Movement) and dispatch_modes.is_tracing():
+                results = moved_in_graph(step, results)
+            else:
+                results = step(results)
         if isinstance(self.steps[-1], LocalView):  # the op is no view op: those are one movement
             results = [on_each_rank(lambda _, x, y: _in_own_memory(x, y), *results, *operands)]
         return results
@@ -176,7 +180,11 @@ class Runner:
         """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;
         its other rows stay. All ranks together.
         """
-        self.movement.back(output, moved, source)
+        movement = self.movement
+        if isinstance(movement, Movement) and dispatch_modes.is_tracing():
+            write_back_in_graph(movement, output, moved, source)
+        else:
+            movement.back(output, moved, source)
 
     def is_apart(self, output: int, other: Any) -> bool:
         """Whether a result has no row in common with any result of ``other``, which ran on the same

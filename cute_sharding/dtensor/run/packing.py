@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
 from cute_sharding.dtensor.run.ranks import numbers, on_each_rank
 from cute_sharding.exchange import Part
@@ -237,10 +236,12 @@ def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
         if whole[1].sizes == shape:
             return own.clone()
         return own.clone(memory_format=torch.contiguous_format).view((*shape, *behind))
+    if not part.kept():  # no rows; in a graph made of the operand, as on other ranks
+        return local.reshape(-1)[:0].reshape((*shape, *behind))
     target = local.new_empty((*shape, *behind))
     for _, copy in part.kept():
         write(copy, local, target)
-    return after(target, local) if dispatch_modes.is_tracing() and not part.kept() else target
+    return target
 
 
 def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:
@@ -328,13 +329,21 @@ def _taken(
             1 + sum((sizes[i] - 1) * -rows for rows, i in loops[k:]) for k in range(len(loops) + 1)
         ]
         tensor = tensor.narrow(axes.index(d), first, reach[0])
-        for (rows, i), inner in zip(loops, reach[1:]):
+        for (rows, i), inner in zip(loops[:-1], reach[1:]):
             at = axes.index(d)
             tensor = tensor.unfold(at, inner, -rows)
             axes[at] = -1 - i
             axes.append(d)
-        tensor = tensor.select(axes.index(d), 0)
-        axes.remove(d)
+        at = axes.index(d)
+        if loops:
+            ((rows, i),) = loops[-1:]
+            tensor = (
+                tensor if rows == -1 else tensor[(slice(None),) * at + (slice(None, None, -rows),)]
+            )
+            axes[at] = -1 - i
+        else:
+            tensor = tensor.select(at, 0)
+            axes.pop(at)
     for i, step in enumerate(steps):
         if not any(step):  # the same elements again, for several devices
             tensor = tensor.unsqueeze(-1).expand(*tensor.shape, sizes[i])

@@ -31,9 +31,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     is_of_torchs_own,
     mesh_dim_text,
 )
-from cute_sharding.dtensor.run.dynamic import run_on_symbols
-from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, means
+from cute_sharding.dtensor.run.in_graphs import run_on_symbols, run_steps
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
@@ -160,7 +159,7 @@ def _done(
     def after_plan(plan: RedistributionPlan, is_async: bool = False) -> torch.Tensor:
         if is_symbolic:
             return run_on_symbols(plan, local, current)
-        return run(plan.steps, local, mesh, async_op=is_async)
+        return run_steps(plan, local, current, async_op=is_async)
 
     if found.first is not None:
         local = after_plan(found.first)

@@ -258,7 +258,7 @@ def test_equal_exchanges_are_not_made_one():
     last = DeviceMesh("cpu", torch.tensor([1, 2, 3, 0]))
     x = distribute_tensor(torch.ones(3, 3), last, [Shard(0)], src_data_rank=None).requires_grad_()
     forward, backward = two_graphs(lambda x: x.roll(1, 0) * 2 + x.roll(2, 0) * 3, x)
-    assert forward == backward == ["all_to_all_single", "all_to_all_single"]
+    assert forward == backward == ["exchange", "exchange"]
 
 
 def test_a_checkpointed_region_runs_its_collectives_again_and_its_last_sum_once():

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor.run import dynamic, groups
+from cute_sharding.dtensor.run import groups, in_graphs
 from cute_sharding.dtensor.run.groups import groups_at_hand
 from cute_sharding.exchange import Network
 from cute_sharding.exchange.plan import received_by
@@ -54,7 +54,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         if func is torch.ops.cute_sharding.exchange.default:
             with self:  # one op for the compiler, and collectives behind it
-                return dynamic._exchange(*args)
+                return in_graphs._exchange(*args)
         if func.namespace == "_c10d_functional" and func._opname in COLLECTIVES:
             group = args[-1]  # of one release the name, of another the group
             ranks = dist.get_process_group_ranks(

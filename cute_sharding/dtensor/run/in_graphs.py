@@ -1,10 +1,11 @@
-"""Exchanges of compiled programs with symbolic sizes: one op that the compiler does not look into
-runs what an eager program runs, on the sizes of each call.
+"""Exchanges of compiled programs: one op that the compiler does not look into runs what an eager
+program runs, on the sizes of each call.
 
-So there is one graph for all sizes, and ranks that run compiled meet ranks that run eagerly in the
-same collectives. The op's arguments are in a string, because graphs are kept on disk: a kind
-(:data:`KINDS`), the mesh, and what the kind needs. If a compiler can describe the steps of a
-redistribution for many sizes, the graph has these steps instead (:func:`run_on_symbols`).
+So there is one graph for all sizes, with the same nodes on every rank, and ranks that run compiled
+meet ranks that run eagerly in the same collectives. The op's arguments are in a string, because
+graphs are kept on disk: a kind (:data:`KINDS`), the mesh, and what the kind needs. Collectives of
+whole tensor dims, which compilers know, are shown instead: for sizes that are numbers as
+:func:`..executor.is_shown` says, for symbols by :func:`run_on_symbols`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from hashlib import sha1
 from itertools import islice
 from math import lcm, prod
@@ -26,7 +27,7 @@ from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.compiled.symbols import symbols_of, to_sizes, to_symints
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.dtensor.run.executor import looks_at_sizes, run
+from cute_sharding.dtensor.run.executor import is_shown, looks_at_sizes, run
 from cute_sharding.dtensor.run.groups import groups_at_hand, means
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.together import run_together
@@ -38,6 +39,7 @@ from cute_sharding.exchange.step import Step
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.relations import Move
+from cute_sharding.relations.moves import parse_move
 from cute_sharding.relations.table import MOVEMENTS
 from cute_sharding.sharding.chains import Chains
 
@@ -52,15 +54,23 @@ def exchange_in_graph(
     numbers: Sequence[Any],
     mesh: Any,
     *how: Any,
+    sends: bool = True,
 ) -> list[torch.Tensor]:
     """The op's results, with these local ``shapes``, for the sizes of each call.
 
     Args:
         numbers: ints or symbols that the kind needs.
         how: the kind's other arguments, as literals.
+        sends: whether ranks exchange anything; without that, the op is no collective.
     """
     text = repr((kind, _name_of(mesh), tuple(map(len, shapes)), *how))
     sizes = [n for shape in shapes for n in shape]
+    if not sends:
+        with dispatch_modes.of_this_rank():
+            found: list[torch.Tensor] = torch.ops.cute_sharding.rearrange(
+                operands, sizes, numbers, text
+            )
+        return found
     # Compilers keep results that are waited for, also if a rank's result is empty: other ranks wait
     # in the collectives of this op.
     with dispatch_modes.of_this_rank():  # another rank's sizes may be numbers
@@ -117,6 +127,16 @@ def _mesh_named(key: str, how: str) -> Any:
 
 
 # -- a redistribution -----------------------------------------------------------------------------
+
+
+def run_steps(
+    plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec, *, async_op: bool = False
+) -> torch.Tensor:
+    """Run a plan on a tensor whose sizes are numbers, also while a graph is traced."""
+    steps, mesh = plan.steps, spec.mesh
+    if dispatch_modes.is_tracing() and not all(is_shown(s, local.dtype, mesh) for s in steps):
+        return run_opaque([plan], [local], mesh, [plan.shape])[0]
+    return run(steps, local, mesh, async_op=async_op)
 
 
 def run_opaque(
@@ -249,6 +269,56 @@ def _count(dim: int, steps: Sequence[Step]) -> int:
 # -- a movement -----------------------------------------------------------------------------------
 
 
+def moved_in_graph(movement: Movement, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a movement whose sizes are numbers."""
+    mesh, targets = movement.mesh, movement.exchange.targets
+    shapes = [local_shape_of(placed.shape, placed.chains, mesh) for placed in targets]
+    return exchange_in_graph(
+        "exchange", operands, shapes, (), mesh, None, *_written(movement), sends=bool(movement.dims)
+    )
+
+
+def write_back_in_graph(
+    movement: Movement, output: int, moved: torch.Tensor, source: torch.Tensor
+) -> None:
+    """Write the rows of one result, ``moved``, back to the operand's local tensor."""
+    sends = bool(movement.turned(output).dims)
+    (written,) = exchange_in_graph(
+        "exchange",
+        [moved, source],
+        [source.shape],
+        (),
+        movement.mesh,
+        output,
+        *_written(movement),
+        sends=sends,
+    )
+    source.copy_(written)
+
+
+def _written(movement: Movement) -> tuple[Any, ...]:
+    """The movement as literals; :func:`_read` is the inverse."""
+    exchange = movement.exchange
+    ends = (exchange.sources, exchange.targets)
+    chains = [tuple([placed.chains for placed in some]) for some in ends]
+    return repr(exchange.move), *chains, movement.pending
+
+
+@remembered
+def _read(
+    mesh: Any,
+    numbers: tuple[int, ...],
+    move: str,
+    sources: tuple[Chains, ...],
+    targets: tuple[Chains, ...],
+    pending: tuple[tuple[int, str], ...],
+) -> Movement:
+    exchange = Exchange.on_mesh(parse_move(move), tuple(mesh.shape), sources, targets)
+    found = Movement.on(exchange, mesh, pending)
+    assert found is not None, "there was a group when the graph was made"
+    return found
+
+
 class MovementOfAnySize:
     """A movement with symbolic sizes: planned anew in each call.
 
@@ -374,6 +444,7 @@ def _movement(
 
 
 def _moved(
+    movement_of: Callable[..., Movement],
     mesh: Any,
     operands: list[torch.Tensor],
     numbers: tuple[int, ...],
@@ -383,7 +454,7 @@ def _moved(
     """The results. With ``output``, of (result, operand): the operand after that result is written
     back to it.
     """
-    movement = _movement(mesh, numbers, *how)
+    movement = movement_of(mesh, numbers, *how)
     if output is None:
         return movement(operands)
     moved, source = operands
@@ -397,12 +468,13 @@ def _moved(
 # By kind: called with the mesh, the op's tensors, its numbers, and the rest of the string.
 KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
     "redistribute": _redistributed,
-    "move": _moved,
+    "exchange": partial(_moved, _read),
+    "move": partial(_moved, _movement),
 }
 
 
 def _exchange(
-    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str = ""
 ) -> list[torch.Tensor]:
     kind, key, _, *rest = _parsed(how)
     results = KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
@@ -410,7 +482,7 @@ def _exchange(
 
 
 def _shapes_of(
-    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
+    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str = ""
 ) -> list[torch.Tensor]:
     kind, _, dims, *_ = _parsed(how)
     dtypes = [x.dtype for x in operands]
@@ -429,7 +501,12 @@ library.define(
     "exchange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
-library.impl("exchange", _exchange, "CompositeExplicitAutograd")
+library.define(
+    "rearrange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how) -> Tensor[]",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
 # A kernel for meta tensors: torch's register_fake would search all loaded modules for the
 # caller's, which takes longer than importing this package.
-library.impl("exchange", _shapes_of, "Meta")
+for _name_of_op in ("exchange", "rearrange"):
+    library.impl(_name_of_op, _exchange, "CompositeExplicitAutograd")
+    library.impl(_name_of_op, _shapes_of, "Meta")
