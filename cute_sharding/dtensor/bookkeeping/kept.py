@@ -37,6 +37,7 @@ TABLE = (
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.in_graphs._meshes", "the meshes that compiled graphs name"),
     Kept("run.moved_views.LIVE", "views that are copies, while the program has them"),
+    Kept("run.moved_views._PARTS", "the rows of views that are no copies, while they exist"),
     Kept("run.moved_views._STALE", "those of them that miss a write"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),

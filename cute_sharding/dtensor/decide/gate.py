@@ -23,9 +23,10 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
-from cute_sharding.dtensor.run.moved_views import LIVE, reach
+from cute_sharding.dtensor.run.moved_views import LIVE
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.placements import text, without
+from cute_sharding.dtensor.run.writes import reach
 
 
 def gated(

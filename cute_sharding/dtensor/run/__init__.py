@@ -14,7 +14,8 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.together`: steps of several tensors' plans, run at once
 - :mod:`.moving`, :mod:`.windows`: a movement; windows, folds and diagonals of rows
 - :mod:`.ops`: runs an op of movements and views in place of torch's local op
-- :mod:`.moved_views`: slices and views that are copies: writes to them, and reads of stale ones
+- :mod:`.moved_views`, :mod:`.writes`: slices and views that are copies, and reads of stale ones;
+  writes, which reach the tensor
 - :mod:`.written`: ops that write to tensors which are redistributed first
 - :mod:`.in_graphs`: symbolic sizes: steps that the compiler sees, or one op of a graph, which plans
   and runs anew in each call

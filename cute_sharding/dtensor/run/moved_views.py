@@ -11,7 +11,7 @@ devices. Two things make up for that:
   :class:`StaleView` on all ranks, which names the two lines.
 
 In a program that AOTAutograd traces, both become part of the graph. A graph's writes to its inputs
-are followed after the graph has run (:func:`before_program`).
+are followed after the graph has run. (:mod:`.writes` takes writes back.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, combinations
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -30,9 +29,6 @@ from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
     local_tensors,
-    op_schemas,
-    registry,
-    tensor_specs,
 )
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
@@ -101,7 +97,7 @@ class MovedView:
         self.way, self.source, self.spec = way, source, spec
         self.line = codes.line_of_program(sys._getframe(1))
         self.written: tuple[str, codes.Line | None] | None = None
-        self.writes = _own_writes(source)
+        self.writes = own_writes(source)
         LIVE.add(weakref.ref(self, LIVE.discard))
 
     def outdate(self, writer: str, line: codes.Line | None) -> None:
@@ -133,7 +129,7 @@ class MovedView:
         Raises:
             RuntimeError: a write to a result cannot be taken back to the operand.
         """
-        if self.writes != _own_writes(self.source):
+        if self.writes != own_writes(self.source):
             raise RuntimeError(
                 f"{writer} writes to a view of shape {tuple(tensor.shape)} and placements "
                 f"{text(tensor.placements)}, taken at {codes.line_text(self.line)}. The view is a "
@@ -163,7 +159,49 @@ class Redistributed(NamedTuple):
         return False
 
 
-class _Result(NamedTuple):
+class Part(NamedTuple):
+    """The rows that a view which did not move has of a local tensor.
+
+    Attributes:
+        local: finds the view's local tensor while it exists.
+        way, number: of the view, and the position of the result.
+        source: the local tensor.
+    """
+
+    local: weakref.ref[torch.Tensor]
+    way: Way
+    number: int
+    source: torch.Tensor
+
+    def is_apart(self, view: MovedView) -> bool:
+        """Whether a write to these rows leaves the results of ``view`` as they are."""
+        return view.source is self.source and self.way.is_apart(self.number, view.way)
+
+
+# By the number (``id``) of a local tensor.
+_PARTS: dict[int, Part] = {}
+
+
+def note_parts(way: Way, local: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Record a view op whose results ``parts`` are views of the local tensor ``local``."""
+    for number, part in enumerate(parts):
+        key = id(part)
+        gone = partial(_forget_part, key)
+        _PARTS[key] = Part(weakref.ref(part, gone), way, number, local)
+
+
+def _forget_part(key: int, gone: weakref.ref[torch.Tensor]) -> None:
+    found = _PARTS.get(key)
+    if found is not None and found.local is gone:  # another tensor may have the number by now
+        del _PARTS[key]
+
+
+def part_of(local: torch.Tensor) -> Part | None:
+    found = _PARTS.get(id(local))
+    return found if found is not None and found.local() is local else None
+
+
+class Result(NamedTuple):
     """A result of a moved view, as an attribute of its memory.
 
     Attributes:
@@ -180,9 +218,9 @@ class _Result(NamedTuple):
         """Whether a write to this result leaves the results of ``view`` as they are, or has written
         them itself.
         """
-        own = self.view
-        is_of_the_same = view.source is own.source
-        return view is own or (is_of_the_same and own.way.is_apart(self.number, view.way))
+        if view is self.view:
+            return True
+        return view.source is self.view.source and self.view.way.is_apart(self.number, view.way)
 
 
 class _Place(NamedTuple):
@@ -233,7 +271,7 @@ def note_views(
         if in_graph and not local_tensors.is_functional(result):
             continue
         view = view or MovedView(way, local, spec)
-        setattr(lies_in, _RESULT, _Result(view, number, _finder(result)))
+        setattr(lies_in, _RESULT, Result(view, number, _finder(result)))
     if view is not None:
         views: Views | None = getattr(memory, _VIEWS, None)
         if views is None:
@@ -248,126 +286,6 @@ def _finder(result: torch.Tensor) -> Callable[[], torch.Tensor | None]:
         return weakref.ref(result)
     parts = local_tensors.parts_of(result).items()
     return partial(_tensor_at, [_Place.of(rank, part) for rank, part in parts])
-
-
-# -- writes ----------------------------------------------------------------------------------------
-
-
-def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Take what ``op`` has written to moved views to the viewed tensors.
-
-    Raises:
-        RuntimeError: a write cannot be taken back, or the op wrote to a tensor and a view of it.
-    """
-    written = [
-        tensor
-        for tensor in written_by(op, args, kwargs)
-        if _is_of_view(tensor._local_tensor) and _is_followed(tensor._local_tensor)
-    ]
-    if written:
-        name = registry.name_of(op)
-        _check_writes(name, written)
-        _record(written, name)
-
-
-def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
-    """Check a compiled program's writes to these inputs, and return a function to call after it: it
-    writes to local tensors, without an op on DTensors.
-
-    Raises:
-        RuntimeError: as :func:`reach`.
-    """
-    writer = "a compiled program"
-    tensors = [tensor for tensor in tensors if _is_of_view(tensor._local_tensor)]
-    _check_writes(writer, tensors)
-
-    def after() -> None:
-        with torch.no_grad():
-            _record(tensors, writer)
-
-    return after
-
-
-def _check_writes(writer: str, tensors: Sequence[Any]) -> None:
-    """
-    Raises:
-        RuntimeError: a write to one of these tensors cannot be taken back, or would have to reach
-            another one of them.
-    """
-    ways = {}
-    for tensor in tensors:
-        memory = _memory(tensor)
-        ways[id(memory)] = _way_back(memory)
-        for view in _views_of(memory):
-            view.check_write(writer, tensor)
-    if any(_have_common_rows(*pair) for pair in combinations(ways.values(), 2)):
-        # What was written to the views stays there: nobody may read it.
-        line = codes.line_of_program(sys._getframe(1))
-        for view in filter(None, chain.from_iterable(way.values() for way in ways.values())):
-            view.outdate(writer, line)
-        raise RuntimeError(
-            f"{writer} writes to several views of one DTensor, or to a DTensor and a view of it, "
-            "in one call. The views needed communication, so they are copies, and none would have "
-            "what is written to another. Write to one at a time, and take the next view after the "
-            "write."
-        )
-
-
-def _way_back(memory: Any) -> dict[int, MovedView | None]:
-    """Each memory from that one back to the tensor that was viewed first, by number, with the view
-    of it that is on the way.
-    """
-    way: dict[int, MovedView | None] = {id(memory): None}
-    for view in _views_of(memory):
-        way[id(local_tensors.storage_of(view.source))] = view
-    return way
-
-
-def _have_common_rows(one: dict[int, MovedView | None], other: dict[int, MovedView | None]) -> bool:
-    """Whether two tensors with these ways back may have a row in common: where the ways meet, they
-    come through two views, or through none; and not through two results of one view.
-    """
-    meeting = next((number for number in one if number in other), None)
-    if meeting is None:
-        return False
-    return one[meeting] is None or one[meeting] is not other[meeting]
-
-
-def _record(tensors: Sequence[Any], writer: str) -> None:
-    line = codes.line_of_program(sys._getframe(1))
-    memories = {id(memory): memory for memory in map(_memory, tensors)}
-    for memory in memories.values():
-        _record_write(memory, writer, line, None)
-
-
-def _record_write(memory: Any, writer: str, line: codes.Line | None, by: _Result | None) -> None:
-    """Record a write to ``memory``, through a view of it or otherwise: the views of it that may
-    have the written rows are stale. If the memory is itself a view's, the tensor that was viewed is
-    written to.
-    """
-    views: Views = getattr(memory, _VIEWS, set())
-    for view in _living(views):
-        if by is None or not by.is_apart(view):
-            # Add before discarding: at any time the view is in one of the sets.
-            view.outdate(writer, line)
-            views.discard(weakref.ref(view))
-    result: _Result | None = getattr(memory, _RESULT, None)
-    moved = None if result is None else result.lies()
-    if result is not None and moved is not None:
-        view = result.view
-        view.way.back(result.number, moved, view.source)
-        view.writes = _own_writes(view.source)
-        _record_write(local_tensors.storage_of(view.source), writer, line, result)
-
-
-def written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The DTensors that the op writes to."""
-    found = []
-    for i, name in op_schemas.places_written(op):
-        value = kwargs.get(name, args[i] if i < len(args) else None)
-        some = value if isinstance(value, (list, tuple)) else [value]
-        found += [tensor for tensor in some if tensor_specs.is_dtensor(tensor)]
-    return found
 
 
 # -- reads -----------------------------------------------------------------------------------------
@@ -390,7 +308,7 @@ def check_read(local: torch.Tensor) -> bool:
     if not _STALE:
         return False
     memory = _followed_memory(collective_ops.in_flight(local))
-    for view in () if memory is None else _views_of(memory):
+    for view in () if memory is None else views_of(memory):
         view.check_read()
     return True
 
@@ -398,19 +316,30 @@ def check_read(local: torch.Tensor) -> bool:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def _views_of(memory: Any) -> Iterator[MovedView]:
+def views_of(memory: Any) -> Iterator[MovedView]:
     """The views from that memory back to the tensor that was viewed first."""
     while (result := getattr(memory, _RESULT, None)) is not None:
         yield result.view
         memory = local_tensors.storage_of(result.view.source)
 
 
-def _living(views: Views) -> list[MovedView]:
+def result_in(memory: Any) -> Result | None:
+    """The result of a view that lies there, if one does."""
+    return getattr(memory, _RESULT, None)
+
+
+def views_that_hold(memory: Any) -> Views:
+    """The views of what lies there that are not stale."""
+    found: Views | None = getattr(memory, _VIEWS, None)
+    return set() if found is None else found
+
+
+def living(views: Views) -> list[MovedView]:
     found = [each() for each in list(views)]
     return [each for each in found if each is not None]
 
 
-def _is_of_view(local: torch.Tensor) -> bool:
+def is_of_view(local: torch.Tensor) -> bool:
     """Whether a write to a local tensor may concern views. While there are any, every write asks
     this.
     """
@@ -418,7 +347,7 @@ def _is_of_view(local: torch.Tensor) -> bool:
     return hasattr(memory, _RESULT) or hasattr(memory, _VIEWS)
 
 
-def _own_writes(local: torch.Tensor) -> int | None:
+def own_writes(local: torch.Tensor) -> int | None:
     """The number of writes to a plain tensor and its views; None if torch does not count them. (It
     does not count DTensor's own writes there.)
     """
@@ -429,7 +358,7 @@ def _own_writes(local: torch.Tensor) -> int | None:
     return None if local.is_inference() else local._version
 
 
-def _is_followed(local: torch.Tensor) -> bool:
+def is_followed(local: torch.Tensor) -> bool:
     """Whether operations on the local tensor run now, or become part of a graph. (Before
     AOTAutograd, dynamo traces a program with tensors without data.)
     """
@@ -437,8 +366,4 @@ def _is_followed(local: torch.Tensor) -> bool:
 
 
 def _followed_memory(local: torch.Tensor) -> torch.UntypedStorage | None:
-    return local_tensors.memory_of(local) if _is_followed(local) else None
-
-
-def _memory(tensor: Any) -> Any:
-    return local_tensors.storage_of(collective_ops.in_flight(tensor._local_tensor))
+    return local_tensors.memory_of(local) if is_followed(local) else None

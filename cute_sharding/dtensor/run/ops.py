@@ -27,6 +27,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.in_graphs import moved_in_graph, write_back_in_graph
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
+from cute_sharding.dtensor.run.moved_views import note_parts
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.order import lie_in, order_of
 from cute_sharding.dtensor.run.placements import text
@@ -115,7 +116,9 @@ class Runner:
         step, results = self.steps[0], None
         if self.note is not None and isinstance(step, Movement):
             results = step.views(operands) if self._steps_fit else None
-        if results is None:
+        if results is not None:
+            note_parts(self, given[0], results)
+        else:
             results = list(map(lie_in, moved(operands), self._orders))
             if self.note is not None:
                 self.note(self, given[0], self.specs[0], results)

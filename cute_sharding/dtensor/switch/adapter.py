@@ -53,13 +53,8 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
-from cute_sharding.dtensor.run.moved_views import (
-    LIVE,
-    before_program,
-    check_read,
-    has_stale,
-    reach,
-)
+from cute_sharding.dtensor.run.moved_views import LIVE, check_read, has_stale
+from cute_sharding.dtensor.run.writes import before_program, reach
 from cute_sharding.exchange.network import Network
 from cute_sharding.relations.strided import STRIDED
 from cute_sharding.relations.table import OF_TORCH

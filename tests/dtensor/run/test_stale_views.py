@@ -133,9 +133,10 @@ def test_the_error_names_both_lines():
 # Of x, of shape (8, 6), two results without a common row: the second stays good after a write to
 # the first.
 APART = {
-    "halves": lambda x: (x[1:5], x[5:]),
+    "halves": lambda x: (x[:4], x[4:]),
+    "parts that both move": lambda x: (x[1:5], x[5:]),
     "rows between": lambda x: (x[::2], x[1::2]),
-    "columns": lambda x: (x[:, 1:2], x[:, 2:]),
+    "columns": lambda x: (x[:, :2], x[:, 2:]),
     "an element and rows": lambda x: (x[3], x[4:]),
     "parts of a split": lambda x: x.split(5),
 }
