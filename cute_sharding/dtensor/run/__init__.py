@@ -17,8 +17,8 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.moved_views`, :mod:`.writes`: slices and views that are copies, and reads of stale ones;
   writes, which reach the tensor
 - :mod:`.written`: ops that write to tensors which are redistributed first
-- :mod:`.in_graphs`: symbolic sizes: steps that the compiler sees, or one op of a graph, which plans
-  and runs anew in each call
+- :mod:`.in_graphs`, :mod:`.on_symbols`: the op of a graph that runs an exchange; steps that a graph
+  shows, for symbolic sizes
 - :mod:`.words`: log lines
 - :mod:`.redistribute`: a redistribution from end to end
 - :mod:`.lists`: redistributions of several tensors, together where possible

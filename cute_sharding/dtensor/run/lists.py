@@ -22,7 +22,8 @@ from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import is_shown
-from cute_sharding.dtensor.run.in_graphs import run_opaque, settle_divisions
+from cute_sharding.dtensor.run.in_graphs import run_opaque
+from cute_sharding.dtensor.run.on_symbols import settle_divisions
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.redistribute import (
     Prepared,

@@ -32,7 +32,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.groups import PLAIN, Means, means
-from cute_sharding.dtensor.run.in_graphs import run_on_symbols, run_steps
+from cute_sharding.dtensor.run.in_graphs import run_steps
+from cute_sharding.dtensor.run.on_symbols import run_on_symbols
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
