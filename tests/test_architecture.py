@@ -353,6 +353,7 @@ TORCH_PRIVATE = [
     "given_placements",
     "indices",
     "mixed_lists",
+    "forward_mode",
     "composites",
     "read_hook",
     "redistribution_hook",

@@ -1,4 +1,5 @@
-"""A DTensor is a wrapper without memory of its own: its address, deep copies, and ``x.data = y``.
+"""A DTensor is a wrapper without memory of its own: its offset in memory, deep copies, and
+``x.data = y``.
 
 torch treats the wrapper as any tensor there, and goes by the offset at which a local tensor begins
 in memory, or forgets the local tensor.
@@ -18,13 +19,21 @@ from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.run.placements import text
 
 
-def address(_: Callable[..., int]) -> Callable[[Any], int]:
-    """A method in place of torch's for the address of a DTensor."""
+def offset(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A constructor in place of torch's: each DTensor begins at offset 0, on each rank."""
 
-    def data_ptr(self: Any) -> int:
-        return 0
+    def __new__(cls: Any, local: torch.Tensor, spec: Any, *, requires_grad: bool) -> Any:
+        if not local.storage_offset():
+            return stock(cls, local, spec, requires_grad=requires_grad)
+        # torch takes dtype, device, layout and offset of the local tensor.
+        begins_at_0 = local.new_empty(0)
+        begins_at_0 = begins_at_0.conj() if local.is_conj() else begins_at_0
+        begins_at_0 = begins_at_0._neg_view() if local.is_neg() else begins_at_0
+        made = stock(cls, begins_at_0, spec, requires_grad=requires_grad)
+        made._local_tensor = local
+        return made
 
-    return data_ptr
+    return __new__
 
 
 def deep_copy(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +83,7 @@ def data(stock: Any) -> property:
 
 
 METHODS: dict[Patch, Callable[[Any], Any]] = {
-    patches.ADDRESS: address,
+    patches.OFFSETS: offset,
     patches.DEEP_COPIES: deep_copy,
     patches.DATA: data,
 }

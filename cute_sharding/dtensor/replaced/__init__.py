@@ -21,7 +21,8 @@ checked are in :mod:`..bookkeeping.versions`.
   op's arguments; which of them tell its calls apart
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and functions in
   place of its steps; :mod:`.composites`: what comes before it; :mod:`.indices`,
-  :mod:`.mixed_lists`: plain tensors beside DTensors; :mod:`.read_hook`: reads of a local tensor
+  :mod:`.mixed_lists`: plain tensors beside DTensors; :mod:`.forward_mode`: their tangents;
+  :mod:`.read_hook`: reads of a local tensor
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
   compiled programs; :mod:`.view_replay`: views that leave these; :mod:`.collective_order`: the
   order of their collectives

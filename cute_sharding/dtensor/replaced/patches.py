@@ -139,7 +139,8 @@ HANDLERS = Patch(
     "| `squeeze_` | DTensor can keep the old shape |\n"
     "| `t_`, `transpose_`, `unsqueeze_` | no sharding rule |\n"
     "| `__rshift__` and similar operators | treated as in-place ops |\n"
-    "| ops of autograd on a DTensor and plain zeros | error |",
+    "| ops of autograd on a DTensor and plain zeros | error |\n"
+    "| two ops of forward mode on a tensor and its tangent | no sharding rule |",
     until="PyTorch runs all of these ops correctly",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
     lacking="ops would skip the rules of this package",
@@ -206,12 +207,28 @@ COMPOSITES = Patch(
     "|---|---|\n"
     "| `tensor_split` | all slices share one communication step |\n"
     "| ops such as `quantile`, which make tensors of numbers | these tensors are replicas |\n"
-    "| `as_strided`, which PyTorch refuses | runs as `permute`, `narrow`, `unfold`, `expand` |",
+    "| `as_strided`, which PyTorch refuses | runs as `permute`, `narrow`, `unfold`, `expand` |\n\n"
+    "In forward mode, autograd makes zeros by the op `_efficientzerotensor` for an operand without "
+    "a tangent. PyTorch's zeros are plain tensors, which DTensor refuses. `cute_sharding` adds a "
+    "kernel for this op at the dispatch key `ADInplaceOrView`. Zeros of this kernel are replicas "
+    "where they meet DTensors.",
     until="DTensor gets `tensor_split` as one op, takes constants of ops as replicas, and has a "
     "rule for `as_strided`",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel of {}",
 )
+_LEVELS: dict[str, Any] = {
+    "module": "torch.autograd.forward_ad",
+    "file": "torch/autograd/forward_ad.py",
+    "why": "In forward mode, PyTorch repeats a view on the tangent by its offset in memory. The "
+    "offset of a DTensor is not that of its rows, so a write to a slice under `torch.func.jvp` "
+    "would change other rows of the tangent. With `cute_sharding`, PyTorch repeats the view itself "
+    "(`torch._C._set_view_replay_enabled`) while a `dual_level` lasts.",
+    "until": "PyTorch repeats views of DTensors as ops also under `torch.func`",
+    "test": "tests/dtensor/decide/test_forward_mode.py::test_forward_mode_over_gloo",
+}
+LEVEL_ENTERED = Patch(**_LEVELS, attribute="dual_level.__enter__")
+LEVEL_LEFT = Patch(**_LEVELS, attribute="dual_level.__exit__")
 _LISTS = {
     "attribute": "_group_tensors_by_device_and_dtype",
     "until": "PyTorch groups the tensors of optimizers also by DTensor and plain tensor",
@@ -427,16 +444,16 @@ PARTS = Patch(
     "chunk.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
 )
-ADDRESS = Patch(
+OFFSETS = Patch(
     module=_TENSOR,
-    attribute="DTensor.data_ptr",
-    file="torch/_tensor.py",
-    why="If `data_ptr()` of a DTensor is 0, `torch.save` and asynchronous checkpoints copy the "
-    "local tensor. Otherwise they look for memory of the DTensor itself, and raise an error. In "
-    "PyTorch, `data_ptr()` of a DTensor is the byte offset of its local tensor. After a slice, "
-    "only some ranks may have such an offset, so only some ranks raise an error. With "
-    "`cute_sharding`, `data_ptr()` of each DTensor is 0.",
-    until="`data_ptr()` of a DTensor does not depend on its local tensor",
+    attribute="DTensor.__new__",
+    file="torch/distributed/tensor/_api.py",
+    why="In PyTorch, `storage_offset()` of a DTensor is that of its local tensor. After a slice, "
+    "it differs between ranks, and between a tensor and its tangent. So in forward mode PyTorch "
+    "raises *Expected the output of forward differentiable view operations to have the tangent "
+    "have the same layout as primal*, and `torch.save` and asynchronous checkpoints raise an "
+    "error on some ranks. With `cute_sharding`, the offset of each DTensor is 0.",
+    until="`storage_offset()` of a DTensor does not depend on its local tensor",
     test="tests/dtensor/extras/test_copied.py::test_copies_of_whatever_an_op_returns",
 )
 DEEP_COPIES = Patch(

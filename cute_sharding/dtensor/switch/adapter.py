@@ -38,6 +38,7 @@ from cute_sharding.dtensor.fixes.operators import OPERATORS
 from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
+    forward_mode,
     fully_sharded,
     given_placements,
     indices,
@@ -277,6 +278,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         composites.install_strided(installed, STRIDED)
         indices.install_indices(installed)
         mixed_lists.install_mixed_lists(installed)
+        forward_mode.install_forward_mode(installed)
         if settings.movement:
             taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
             composites.install_composites(installed, taken_apart, slices_together)

@@ -353,7 +353,7 @@ def removable(lacking):
     """But for what torch itself does not run without: its registries, its options, the methods of
     each tensor.
     """
-    of_tensors = {patches.ADDRESS, patches.DEEP_COPIES, patches.DATA}
+    of_tensors = {patches.OFFSETS, patches.DEEP_COPIES, patches.DATA}
     of_tensors |= {patches.READ_BY_INDEX, patches.WRITTEN_BY_INDEX}
     return [
         row
