@@ -103,16 +103,16 @@ class _Zeros(DTensor):
         return f"zeros of shape {tuple(self.shape)} that autograd made"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _LIES_ALIKE:
             return False  # autograd then copies the zeros
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         beside = next((x for x in given if type(x) is DTensor), None)
         if beside is None:
-            args, kwargs = tree_map(lambda x: x._local_tensor if type(x) is cls else x, (args, kwargs))
+            args, kwargs = tree_map(
+                lambda x: x._local_tensor if type(x) is cls else x, (args, kwargs)
+            )
             with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ZeroTensor, False):
                 found = func(*args, **kwargs)
             is_ours = all(type(x) is cls for x in given)

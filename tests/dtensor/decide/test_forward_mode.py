@@ -49,11 +49,11 @@ def test_plain_tensors_beside_dtensors_stay_refused():
     with cute_sharding.enabled():
         mesh = init_device_mesh("cpu", (8,))
         x = distribute_tensor(torch.randn(16, 3), mesh, [Shard(0)], src_data_rank=None)
-        with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+        with pytest.raises(RuntimeError, match="got mixed"):
             torch.func.jvp(lambda x: x * torch.zeros(()).expand(3), (x,), (x,))
-        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="mixed torch.Tensor"):
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="got mixed"):
             forward_ad.make_dual(x, torch.zeros(16, 3))
-        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="mixed torch.Tensor"):
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="got mixed"):
             forward_ad.make_dual(torch.zeros(16, 3), x)
 
 
