@@ -103,7 +103,9 @@ class _Zeros(DTensor):
         return f"zeros of shape {tuple(self.shape)} that autograd made"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is _LIES_ALIKE:
             return False  # autograd then copies the zeros
@@ -226,8 +228,8 @@ def _entering(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _leaving(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def __exit__(self: Any, *error: Any) -> None:
+    def __exit__(self: Any, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         torch._C._set_view_replay_enabled(self._views_were_replayed)
-        stock(self, *error)
+        stock(self, exc_type, exc_value, traceback)
 
     return __exit__

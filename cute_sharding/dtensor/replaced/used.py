@@ -152,13 +152,14 @@ _ROWS = (
         "torch._C",
         "",
         "what C++ keeps and does could not be asked",
-        "_AutoDispatchBelowAutograd _DisableTorchDispatch _ExcludeDispatchKeyGuard "
-        "_IncludeDispatchKeyGuard _clear_DTensor_sharding_propagator_cache "
+        "_AutoDispatchBelowAutograd _DisableFuncTorch _DisableTorchDispatch "
+        "_ExcludeDispatchKeyGuard _IncludeDispatchKeyGuard _SetExcludeDispatchKeyGuard "
+        "_clear_DTensor_sharding_propagator_cache "
         "_current_autograd_node _dispatch_get_all_op_names "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_keys _dispatch_keyset_full_after "
         "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included "
         "_dispatch_tls_set_dispatch_key_excluded _get_dispatch_mode _get_obj_in_tls "
-        "_get_schema _is_key_in_tls "
+        "_get_schema _is_key_in_tls _is_view_replay_enabled _set_view_replay_enabled "
         "_len_torch_dispatch_stack _stash_obj_in_tls _storage_Use_Count",
     ),
     (
@@ -177,6 +178,13 @@ _ROWS = (
     ("torch", "UntypedStorage", "views of one storage could not be told", "_cdata"),
     ("torch", "Tensor", "writes to a tensor could not be noticed", "_base _version"),
     ("torch", "Tensor", "views could not be made again", "_view_func_unsafe"),
+    (
+        "torch",
+        "Tensor",
+        "a DTensor could not begin at offset 0, or have zeros for a tangent",
+        "_is_zerotensor _make_subclass _make_wrapper_subclass _neg_view",
+    ),
+    ("torch", "", "there could be no zeros for a tangent", "_efficientzerotensor"),
     ("torch", "", "parts of an input could not be told to be views", "_functionalize_unsafe_set"),
 )
 

@@ -351,7 +351,7 @@ def lacks(row, monkeypatch):
 
 def removable(lacking):
     """But for what torch itself does not run without: its registries, its options, the methods of
-    each tensor.
+    each tensor; and methods that a base class has too.
     """
     of_tensors = {patches.OFFSETS, patches.DEEP_COPIES, patches.DATA}
     of_tensors |= {patches.READ_BY_INDEX, patches.WRITTEN_BY_INDEX}
@@ -360,6 +360,7 @@ def removable(lacking):
         for row in ROWS
         if bool(row.lacking) is lacking
         and row not in of_tensors
+        and row not in (patches.LEVEL_ENTERED, patches.LEVEL_LEFT)
         and not row.entries
         and not row.attribute.endswith(".__code__")
         and row is not compiler_patches.CACHE_KEYS
