@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.replaced.registry import name_of, overload
+from cute_sharding.dtensor.replaced.registry import name_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Shard,
@@ -41,10 +41,10 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 
 __all__ = ["install_forward_mode"]
 
-_ZEROS = "_efficientzerotensor.default"
+_ZEROS: Any = torch.ops.aten._efficientzerotensor.default
 _KEY = "ADInplaceOrView"
-_LIES_ALIKE: Any = overload("_has_same_storage_numel.default")
-_ZEROS_LIKE: Any = overload("_new_zeros_with_same_feature_meta.default")
+_LIES_ALIKE: Any = torch.ops.aten._has_same_storage_numel.default
+_ZEROS_LIKE: Any = torch.ops.aten._new_zeros_with_same_feature_meta.default
 
 
 def install_forward_mode(installed: Installed) -> None:
@@ -52,7 +52,6 @@ def install_forward_mode(installed: Installed) -> None:
     installed.put(patches.HANDLERS, {_LIES_ALIKE: _lies_alike, _ZEROS_LIKE: _zeros_like})
     installed.replace(patches.LEVEL_ENTERED, _entering)
     installed.replace(patches.LEVEL_LEFT, _leaving)
-    op: Any = overload(_ZEROS)
 
     def kernel(
         keys: DispatchKeySet,
@@ -65,11 +64,11 @@ def install_forward_mode(installed: Installed) -> None:
         if dist.is_available() and dist.is_initialized():
             return _Zeros(_of_torch(size, dtype, device))
         options = {"dtype": dtype, "layout": layout, "device": device, "pin_memory": pin_memory}
-        return op.redispatch(keys.remove(DispatchKey.ADInplaceOrView), size, **options)
+        return _ZEROS.redispatch(keys.remove(DispatchKey.ADInplaceOrView), size, **options)
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl(op, kernel, _KEY, with_keyset=True)
-    installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+    library.impl(_ZEROS, kernel, _KEY, with_keyset=True)
+    installed.note(patches.COMPOSITES, f"aten/{name_of(_ZEROS)}/{_KEY}", library._destroy)
 
 
 # -- zeros -----------------------------------------------------------------------------------------
