@@ -36,6 +36,7 @@ TABLE = (
     Kept("replaced.patch.CALLED", "what runs in place of functions that a compiler traces"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.in_graphs._meshes", "the meshes that compiled graphs name"),
+    Kept("extras.wrappers._EMPTY", "empty tensors, of which DTensors are made", True),
     Kept("run.moved_views.LIVE", "views that are copies, while the program has them"),
     Kept("run.moved_views._PARTS", "the rows of views that are no copies, while they exist"),
     Kept("run.moved_views._STALE", "those of them that miss a write"),

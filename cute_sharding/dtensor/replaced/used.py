@@ -185,6 +185,7 @@ _ROWS = (
         "_is_zerotensor _make_subclass _make_wrapper_subclass _neg_view",
     ),
     ("torch", "", "there could be no zeros for a tangent", "_efficientzerotensor"),
+    ("torch.autograd.forward_ad", "", "zeros for a tangent could not be told", "_current_level"),
     ("torch", "", "parts of an input could not be told to be views", "_functionalize_unsafe_set"),
 )
 

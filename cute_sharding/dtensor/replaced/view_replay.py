@@ -229,7 +229,7 @@ def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     the memory of the base.
 
     Raises:
-        RuntimeError: neither is possible, and torch cannot make the view either.
+        RuntimeError: neither is possible.
     """
 
     def gen_alias_from_base(
@@ -246,17 +246,14 @@ def by_view_ops(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             view = replay(base, like)
         elif not target_requires_grad and _is_in_memory_of(like, base):
             view = like
-        else:
-            try:
-                return stock(base, like, target_requires_grad, None, **options)
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"a compiled program has a view of shape {tuple(like.shape)} of a DTensor of "
-                    f"shape {tuple(base.shape)} with placements {list(base.placements)}. The view "
-                    "ops are unknown, because the view was detached or is an input. PyTorch "
-                    "would create the view again by as_strided, which DTensor does not support. "
-                    "Return view.clone() instead, or take the view outside of the program."
-                ) from error
+        else:  # torch would go by the offset in memory, and that of a DTensor says nothing
+            raise RuntimeError(
+                f"a compiled program has a view of shape {tuple(like.shape)} of a DTensor of "
+                f"shape {tuple(base.shape)} with placements {list(base.placements)}. The view "
+                "ops are unknown, because the view was detached, has another dtype, or is an "
+                "input, so the view cannot be taken again after the program. Return view.clone() "
+                "instead, or take the view outside of the program."
+            )
         if view.requires_grad and not target_requires_grad:
             return view.detach()
         return view.requires_grad_() if target_requires_grad else view

@@ -6,6 +6,8 @@ from compiling import assert_same, compiled, flatten, fresh_compiler, sharded  #
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import cute_sharding
+
 
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize(
@@ -116,12 +118,17 @@ def test_what_is_pending_is_written_to_in_a_program_that_has_not_run_eagerly():
 
 
 @pytest.mark.one_in(1)
-def test_bits_of_a_slice_are_returned():
-    def program(x):
-        return x[:, 1:].view(torch.int32)
-
-    given = sharded((3, 8, 6), [Shard(1)], grad=True)
-    assert_same(compiled(program, False)(given), program(given))
+@pytest.mark.parametrize("grad", [False, True])
+def test_bits_of_a_slice_that_moved_are_not_returned(grad):
+    """To autograd they are no view, so nobody knows how to take them again."""
+    given = sharded((3, 8, 6), [Shard(1)], grad=grad)
+    with cute_sharding.enabled(movement=True):
+        with pytest.raises(Exception, match=r"Return view\.clone\(\)"):
+            compiled(lambda x: x[:, 1:].view(torch.int32), False)(given)
+        assert_same(
+            compiled(lambda x: x[:, :, 1:].view(torch.int32), False)(given),
+            given[:, :, 1:].view(torch.int32),
+        )
 
 
 @pytest.mark.one_in(1)
