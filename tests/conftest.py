@@ -13,15 +13,14 @@ from processes import search_path
 
 REPOSITORY = Path(__file__).parent.parent
 
-# Of each test's parameters, make test runs one in so many of those in tests/dtensor, and pytest
-# says how many it has left out: they compile and start processes, and on a slow machine all of
-# them take hours. make thorough, each night, and make releases run all, make quick fewer.
+# make test runs a fixed set: of each test's parameters one in so many of those in tests/dtensor,
+# and none of the tests marked ``costly``. Which ones is a matter of their names alone, so that two
+# runs, and two commits, are judged by the same tests. What the set must meet is checked by
+# dtensor/promises/test_each_row.py. make thorough, each night, and make releases run all.
 ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 30
 
-# Tests marked ``costly`` compute for five seconds or more, the most because they start processes or
-# compile. Of them make test runs one in so many, and its last lines say which. (Those in a file
-# that share what takes long have one name in their mark, and all run or none.)
-COSTLY_ONE_IN = 12
+# Beside it, of the parameters that are left out, one in so many are drawn by the commit.
+DRAWN_ONE_IN = 200
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.
@@ -70,10 +69,14 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--salt",
-        default=commit(),
-        help="what else draws depend on, so that runs do not all look at the same tests; by "
-        "default the commit",
+        help=f"by what one in {DRAWN_ONE_IN} of the parameters that are left out is drawn and runs "
+        "too; by default the commit",
     )
+
+
+def pytest_configure(config):
+    if config.option.salt is None:
+        config.option.salt = commit()
 
 
 def commit():
@@ -86,74 +89,64 @@ def commit():
 
 
 def pytest_report_header(config):
-    salt = config.getoption("--salt")
-    return f"draws of tests: --salt {salt or repr(salt)}"
+    return f"beside the fixed tests: --salt {config.option.salt or repr('')}"
 
 
-def by_draw(config):
-    """The order in which things are drawn, as a key to sort their names by."""
-    salt = config.getoption("--salt")
-    return lambda name: crc32(f"{salt} {name}".encode())
+def hashed(*names):
+    return crc32(" ".join(names).encode())
 
 
 def pytest_collection_modifyitems(config, items):
-    """Which ones run is a matter of their names and the salt, and of tests with the same parameters
+    """Which ones run is a matter of their names, and of a file's tests with the same parameters
     the same ones: what they set up is then needed for these alone.
 
     The longest files come first, as the files are dealt out to several workers in order.
     """
     items.sort(key=lambda item: [*LONGEST, item.path.name].index(item.path.name))
+    if config.option.one_in == 1:
+        return
     named = {Path(each.partition("::")[0]).resolve() for each in config.args if "::" in each}
     tests = defaultdict(list)
     for item in items:
         if item.path not in named:
             tests[item.path, getattr(item, "originalname", item.name)].append(item)
-    asked, left_out = config.getoption("--one-in"), set()
-    if asked != 1:
-        left_out |= {item for some in tests.values() for item in some if is_long(item)}
-        left_out |= costly_left_out([i for some in tests.values() for i in some], by_draw(config))
-    for (path, _), parameters in tests.items():
-        mark = parameters[0].get_closest_marker("one_in")
-        by_place = ONE_IN if ADAPTER in path.parents else 1
-        one_in = asked or (mark.args[0] if mark else by_place)
-        parameters = [item for item in parameters if item not in left_out]
-        alike = defaultdict(list)
-        for item in parameters:
-            alike[drawn_by(item)].append(item)
-        drawn = sorted(alike, key=by_draw(config))
-        left_out |= {item for name in drawn[-(-len(drawn) // one_in) :] for item in alike[name]}
+    left_out = {item for some in tests.values() for item in left_out_of(some, config)}
+    if salt := config.option.salt:
+        drawn = {item for item in left_out if not is_costly(item) and is_drawn(item, salt)}
+        for item in drawn:
+            item.user_properties.append(("drawn", salt))
+        left_out -= drawn
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 
 
-def costly_left_out(items, key):
-    """Those of the costly tests that are not of the set that is drawn. What stands side by side is
-    in different sets, so that each set has some of every folder.
-    """
-    costly = defaultdict(list)
-    for item in items:
-        mark = item.get_closest_marker("costly")
-        if mark is not None and not is_long(item):
-            together = mark.args[0] if mark.args else getattr(item, "originalname", item.name)
-            costly[str(item.path), together].append(item)
-    names = sorted(costly)
-    drawn = names[key("costly") % COSTLY_ONE_IN :: COSTLY_ONE_IN] or names
-    return {item for name in names if name not in drawn for item in costly[name]}
+def left_out_of(parameters, config):
+    """Those of one test's parameters that are not of the fixed set."""
+    mark = parameters[0].get_closest_marker("one_in")
+    by_place = ONE_IN if ADAPTER in parameters[0].path.parents else 1
+    one_in = config.option.one_in or (mark.args[0] if mark else by_place)
+    kept = [item for item in parameters if not is_costly(item)]
+    kept.sort(key=lambda item: hashed(item.path.name, item.name.partition("[")[2]))
+    return {*parameters} - {*kept[: -(-len(kept) // one_in)]}
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    """Which of the costly ones have run: of what the workers tell, as they alone draw."""
-    said = [each for some in terminalreporter.stats.values() for each in some]
-    names = {
-        each.nodeid.partition("[")[0].removeprefix("tests/")
-        for each in said
-        if isinstance(each, pytest.TestReport) and "costly" in each.keywords
-    }
-    if names and config.getoption("--one-in") != 1:
-        terminalreporter.write_line(f"of the costly tests (all: --one-in 1) {len(names)} have run:")
-        for name in sorted(names):
-            terminalreporter.write_line(f"  {name}")
+def is_drawn(item, salt):
+    return hashed(salt, item.nodeid) % DRAWN_ONE_IN == 0
+
+
+def is_costly(item):
+    return item.get_closest_marker("costly") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    salt = dict(item.user_properties).get("drawn")
+    if report.failed and salt is not None:
+        again = f"drawn by --salt {salt}, beside the fixed tests. It runs by its name:\n"
+        report.sections.append(("Drawn", f"{again}    python -m pytest '{item.nodeid}'"))
+    return report
 
 
 def pytest_collection_finish():
@@ -172,24 +165,11 @@ def share(request):
 
 
 @pytest.fixture(scope="session")
-def some_of(share, request):
-    """Of names as many, drawn by themselves and the salt."""
-    drawn = by_draw(request.config)
-    return lambda names, one_in: sorted(names, key=drawn)[: share(len(names), one_in)]
-
-
-def drawn_by(item):
-    """The text by which a test is drawn: its parameters, or the one of them that a mark
-    ``drawn_by`` names. All tests of that one run or none, where they share what takes long.
-    """
-    mark, given = item.get_closest_marker("drawn_by"), getattr(item, "callspec", None)
-    if mark is not None and given is not None and mark.args[0] in given.params:
-        return str(given.params[mark.args[0]])
-    return item.name.partition("[")[2]
-
-
-def is_long(item):
-    return item.get_closest_marker("long") is not None
+def some_of(share):
+    """Of names as many, the same ones each time."""
+    return lambda names, one_in: sorted(names, key=lambda name: hashed(str(name)))[
+        : share(len(names), one_in)
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,11 @@ def resized(size, *modes, **options):
     return lambda x: sum(F.interpolate(x, size, mode=mode, **options) for mode in modes)
 
 
+def added_in_lists(x, y):
+    torch._foreach_add_([result := x.detach() * 1], [y.detach()])
+    return result
+
+
 PROGRAMS = {
     "mm": (torch.mm, (6, 8), (8, 10)),
     "bmm": (torch.bmm, (4, 6, 5), (4, 5, 3)),
@@ -369,6 +374,17 @@ PROGRAMS = {
         lambda x: torch.linalg.eigvalsh(x + x.mT) * torch.linalg.svdvals(far_from_singular(x)),
         (4, 3, 3),
     ),
+    "viewed as integers": (lambda x: x.detach().view(torch.int32), (4, 6)),
+    "all along a dim": (lambda x: (x.detach() > 0).all(1) * 1.0, (4, 6)),
+    "repeated by counts": (
+        lambda x, counts: x.detach().repeat_interleave(counts, 0),
+        *((4, 6), index(4, below=3)),
+    ),
+    "embedding with max_norm": (
+        lambda i, w: F.embedding(i, w.detach() * 1, max_norm=0.7),
+        *(index(4, 6, below=9), (9, 6)),
+    ),
+    "added in lists": (added_in_lists, (4, 6), (4, 6)),
     # torch's own rules
     "pointwise": (lambda x, y: (x * y + x).exp().clamp(0, 2), (4, 6), (4, 6)),
     "where": (lambda x, y: torch.where(x > 0, x, y), (4, 6), (4, 6)),

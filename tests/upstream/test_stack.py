@@ -259,7 +259,7 @@ def torchs(drawn):
         dist.destroy_process_group()
 
 
-@pytest.mark.long
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "least"), [("views", 50), ("other ops", 50), ("moved", 30)])
 def test_off_nothing_changes(torchs, answered, kind, least):
     """Wrong ones included."""
@@ -268,7 +268,7 @@ def test_off_nothing_changes(torchs, answered, kind, least):
         assert found[kind] == torchs[kind]
 
 
-@pytest.mark.long
+@pytest.mark.costly
 def test_on_views_are_as_good_as_the_package(drawn, answered, torchs):
     cases = drawn["views"]
     package = [package_answer(case) for case in cases]
@@ -286,7 +286,7 @@ def test_on_views_are_as_good_as_the_package(drawn, answered, torchs):
         assert free > len(cases) / 4
 
 
-@pytest.mark.long
+@pytest.mark.costly
 def test_on_other_ops_are_as_good_as_the_package(drawn, answered):
     for found in answered["views"]:
         agreed = 0
@@ -330,7 +330,7 @@ def is_moved_rightly(case, elements):
     return elements == list(map(list, held(case["shape"], case["mesh"], placements)))
 
 
-@pytest.mark.long
+@pytest.mark.costly
 def test_redistributions(drawn, answered, torchs):
     """With the flag all that go by exchange are right, and all others are as they were."""
     cases = drawn["moved"]
@@ -350,7 +350,7 @@ def test_redistributions(drawn, answered, torchs):
     assert raised > 0
 
 
-@pytest.mark.long
+@pytest.mark.costly
 def test_model_views_are_timed(copies):
     """The harness measures what it says; the bar itself is in docs/upstream.md."""
     cases = [

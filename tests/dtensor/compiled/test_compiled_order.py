@@ -94,7 +94,7 @@ def is_within(some, names):
     return all(name in remaining for name in some)
 
 
-@pytest.mark.costly("ranks")
+@pytest.mark.costly
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "any sizes"])
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.one_in(60)
@@ -102,7 +102,7 @@ def test_ranks_issue_the_same_collectives_in_the_order_of_the_program(ranks, see
     assert_in_order(of_each_rank(ranks, seed, dynamic, {}), dynamic)
 
 
-@pytest.mark.costly("ranks")
+@pytest.mark.costly
 @pytest.mark.parametrize("passes", PASSES)
 @pytest.mark.parametrize("seed", range(60, 66))
 @pytest.mark.one_in(42)

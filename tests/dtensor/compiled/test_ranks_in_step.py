@@ -14,7 +14,7 @@ import pytest
 from processes import search_path
 
 # All share four processes, which take longer to start than most of them.
-pytestmark = pytest.mark.costly("ranks")
+pytestmark = pytest.mark.costly
 
 HERE = Path(__file__).parents[1]
 PATIENCE = 400  # seconds
@@ -99,7 +99,7 @@ def count(share):
     return share(10)
 
 
-@pytest.mark.long  # beside test_compiled_order.py, which records the order as well
+@pytest.mark.costly  # beside test_compiled_order.py, which records the order as well
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_graphs_of_all_ranks_have_the_same_collectives(ranks, first, count):
     assert_all_in_step(ranks, first, first + count)
@@ -111,7 +111,7 @@ def test_graphs_for_any_sizes_have_the_same_collectives(ranks, first, count):
     assert_all_in_step(ranks, first, first + count, is_dynamic=1)
 
 
-@pytest.mark.long
+@pytest.mark.costly
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_graphs_for_any_of_more_sizes_have_the_same_collectives(ranks, first, count):
     """The same programs of more rows, of which no constants are made."""
@@ -143,7 +143,7 @@ def test_graphs_that_write_to_slices_have_the_same_collectives(ranks, is_dynamic
         pytest.param(81, 0, id="slices of which two ranks have one row: contiguous in any case"),
         pytest.param(50, 3, id="sizes that are numbers once the backward pass is traced"),
         pytest.param(54, 0, id="more such sizes"),
-        pytest.param(75, 0, id="and more", marks=pytest.mark.long),
+        pytest.param(75, 0, id="and more", marks=pytest.mark.costly),
         pytest.param(9, 0, id="no rows of as many columns as a sum of sizes"),
     ],
 )

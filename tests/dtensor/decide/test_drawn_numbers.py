@@ -80,6 +80,7 @@ def test_on_accelerators_torch_draws_what_it_lists_apart(monkeypatch, rows):
         assert_holds(x.clone().exponential_().redistribute(placements=[Replicate()]), expected)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
 def test_what_is_noted_beside_a_result_is_drawn_with_it(mesh):
     """rrelu writes its slopes to a tensor that its gradient reads."""

@@ -94,6 +94,7 @@ def test_rules_that_torch_would_derive_are_not_asked_for(monkeypatch):
         assert F.scaled_dot_product_attention(*given).placements == (Shard(0), Shard(1))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_statistics_of_batches_are_written_to_where_they_are(training):
     """Channels are free; what is cut otherwise is moved, and what is written to the copies is taken

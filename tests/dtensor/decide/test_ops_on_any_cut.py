@@ -58,7 +58,7 @@ LONG = [name for name in PROGRAMS if name.startswith("attention")]
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PROGRAMS],
+    [pytest.param(name, marks=pytest.mark.costly) if name in LONG else name for name in PROGRAMS],
 )
 def test_on_any_cut_without_signatures(name, mesh):
     """The gate stands before all that torch is not known to get right. What torch has no rule for,

@@ -66,14 +66,14 @@ def checks(tmp_path_factory):
     return dry("checks", tmp_path_factory.mktemp("checks"))
 
 
-@pytest.mark.costly("checks")
+@pytest.mark.costly
 def test_the_memory_is_what_torchs_tracker_counts(checks):
     assert len(checks["peaks"]) == 2
     for ours, torchs in checks["peaks"]:
         assert ours == torchs > 0
 
 
-@pytest.mark.costly("checks")
+@pytest.mark.costly
 def test_counted_layers_are_as_layers_that_are_run(checks):
     """Of FSDP and tensor parallelism with an optimizer, all but the last digit of nothing."""
     found = {int(n): one for n, one in checks["layers"].items()}
@@ -86,7 +86,7 @@ def test_counted_layers_are_as_layers_that_are_run(checks):
     assert grown.by_kind()["optimizer"] > grown.by_kind()["parameters"] > 0
 
 
-@pytest.mark.costly("checks")
+@pytest.mark.costly
 def test_what_needs_values_is_told_where(checks):
     error = checks["reads_a_value"]["error"]
     assert "leave out of the step what reads a value" in error["text"]
@@ -96,7 +96,7 @@ def test_what_needs_values_is_told_where(checks):
     assert error["text"] == "ValueError: there is no such model" and error["place"][2] == "raises"
 
 
-@pytest.mark.costly("checks")
+@pytest.mark.costly
 def test_a_function_may_be_the_step_and_make_meshes(checks):
     alone, meshes = checks["runs_by_itself"], checks["makes_a_mesh"]
     assert alone["error"] is meshes["error"] is None

@@ -3,7 +3,7 @@ make thorough; and how differences are told.
 """
 
 import pytest
-from golden import table
+from golden import rows, table
 from golden.measured import lines_of
 
 OTHER = table.of_another_release()
@@ -17,12 +17,12 @@ AGAIN = (
 
 
 def test_a_share_of_the_table():
-    some = table.names()[::ONE_OF]
+    some = {*table.names()[::ONE_OF], *rows.not_compared()}
     report = table.differences(table.read(), {name: lines_of(name) for name in some}, whole=False)
     assert report == table.SAME, f"{report}\n{AGAIN}"
 
 
-@pytest.mark.long
+@pytest.mark.costly
 def test_the_whole_table():
     report = table.differences(table.read(), table.measured(table.names(), workers=2))
     assert report == table.SAME, f"{report}\n{AGAIN}"

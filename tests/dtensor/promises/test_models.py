@@ -16,7 +16,7 @@ from models_program import PROGRAMS, WORLD
 from cute_sharding import _settings
 
 # The programs run once for all tests.
-pytestmark = [pytest.mark.processes, pytest.mark.costly("runs"), pytest.mark.drawn_by("name")]
+pytestmark = [pytest.mark.processes, pytest.mark.costly]
 
 # for the slowest of machines; what waits for ever fails sooner, by the timeout of its process group
 SECONDS = 300

@@ -94,7 +94,6 @@ def fails_on_torch(error, placements, program):
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)], ids=str)
-@pytest.mark.costly
 def test_drawn_programs(mesh):
     rng = random.Random(f"never worse {mesh}")
     right = 0

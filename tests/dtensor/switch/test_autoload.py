@@ -120,7 +120,7 @@ print(cute_sharding.is_enabled(), x.grad.shape == x.shape)
         importlib.import_module(f"cute_sharding.{name}")
 
 
-@pytest.mark.costly("programs")
+@pytest.mark.costly
 def test_a_program_that_has_wrapped_what_redistributes_may_import_it(program):
     """By a function that keeps torch's, as decorators do, before it ever imports the package."""
     code = """
@@ -176,7 +176,7 @@ def test_a_module_that_is_already_imported_is_switched_on_at_once():
     assert called == [1]
 
 
-@pytest.mark.costly("programs")
+@pytest.mark.costly
 def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     result = program("import torch", redistribution="perhaps")
     assert result.returncode == 0
@@ -184,7 +184,7 @@ def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     assert f"{said} to 1 or 0" in result.stderr
 
 
-@pytest.mark.costly("programs")
+@pytest.mark.costly
 @pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_each_flag_that_nobody_knows_is_one_warning(program, rank):
     """With the nearest flag, by the first rank; the known ones are in force."""
@@ -240,7 +240,7 @@ print(views, collectives.get_total_counts() == 1)
 """
 
 
-@pytest.mark.costly("programs")
+@pytest.mark.costly
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("redistribution", [False, True])
 def test_the_two_flags_are_two_switches(program, views, redistribution):

@@ -1,0 +1,84 @@
+"""A small fixed set of cases that meets every row of the table of relations, read from the golden
+table: for each row some case is among them whose ops have it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+from golden import table
+from golden.cases import PLACEMENTS, names
+
+from cute_sharding.relations.table import OF_TORCH, ROWS, TABLE, Row
+
+# More meshes than the golden table has, up to three mesh dims.
+MESHES = ((2,), (3,), (2, 2), (2, 2, 2))
+EVERY_WAY = list(product(MESHES, PLACEMENTS))
+WAYS_OF_A_CASE = 3
+
+# Results that are drawn, or that no one writes to, cannot be compared.
+DRAWN = ("rand", "normal", "bernoulli", "multinomial", "exponential", "cauchy", "geometric")
+DRAWN += ("uniform", "dropout", "empty", "rrelu", "multi_head", "lowrank")
+# Nor can these be run twice, or their signs are any; and these run for seconds.
+NOT_COMPARED = (*DRAWN, "batch_norm", "instance_norm", "linalg.eig")
+LONG = ("householder", "ormqr", "vander", "op gradient", "corrcoef")
+
+
+@cache
+def rows_of_cases() -> dict[str, frozenset[Row]]:
+    """The rows that each case meets."""
+    found = {}
+    for name, (head, *_) in table.read().items():
+        ops = head.rpartition("; ")[2].split(", ")
+        found[name] = frozenset(ROWS[op] for op in ops if op in ROWS) | taken_apart(name)
+    return found
+
+
+def taken_apart(name: str) -> frozenset[Row]:
+    """The rows of an op that torch replaces by others, before a DTensor meets it."""
+    op = name.removeprefix("op ")
+    made = {row for row in OF_TORCH.values() if row.made_of or row.makes_constants}
+    return frozenset(row for row in made if op in {o.partition(".")[0] for o in row.overloads})
+
+
+def fewest(rows_of: dict[str, frozenset[Row]], left: set[Row]) -> list[str]:
+    """Cases that meet all of these rows: the next always adds the most."""
+    kept = []
+    while left:
+        best = max(sorted(rows_of), key=lambda name: len(rows_of[name] & left))
+        kept.append(best)
+        left = left - rows_of[best]
+    return kept
+
+
+@cache
+def chosen() -> tuple[str, ...]:
+    """Cases whose values can be compared, and that meet all rows that such cases meet."""
+    words = (*NOT_COMPARED, *LONG)
+    rows_of = {
+        name: rows
+        for name, rows in rows_of_cases().items()
+        if not any(word in name for word in words)
+    }
+    kept = fewest(rows_of, {row for rows in rows_of.values() for row in rows})
+    return tuple(name for name in names() if name in kept)
+
+
+def not_compared() -> list[str]:
+    """Cases that meet the rows which only the golden table has."""
+    met = {row for name in chosen() for row in rows_of_cases()[name]}
+    return fewest(rows_of_cases(), {row for rows in rows_of_cases().values() for row in rows} - met)
+
+
+def ways_of(name: str) -> list[tuple[tuple[int, ...], str]]:
+    """On which meshes and with which placements a case runs; all are met by some."""
+    first = chosen().index(name)
+    return [EVERY_WAY[(first + 7 * i) % len(EVERY_WAY)] for i in range(WAYS_OF_A_CASE)]
+
+
+def unmet() -> list[tuple[str, ...]]:
+    """The overloads of each row that no chosen case meets."""
+    met = {row for name in chosen() for row in rows_of_cases()[name]}
+    unmet = [(*row.overloads, *row.by_names) for row in TABLE if row not in met]
+    return [overloads for overloads in unmet if overloads]  # else torch decomposes the op
