@@ -1,7 +1,6 @@
 # make demo: set up and run the main job.   make test: set up, lint, type-check and run the tests.
-# make thorough: the tests with all parameters; make test takes one in thirty of those that compile
-# or start processes, one in twelve of those that take longest, and fewer of what is drawn elsewhere (tests/conftest.py). make quick: one in six of those of layouts, shardings and
-# views, and a program on four processes.
+# The tests of make test are a fixed set, and few more that the commit draws (tests/conftest.py). make thorough: the tests with all parameters.
+# make quick: one in six of those of layouts, shardings and views, and a program on four processes.
 # make golden: what has changed of the golden table (tests/golden/); WRITE=1 writes it.
 # make coverage: the tests again, and the lines that none of them reaches.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from golden import rows, table
-from golden.cases import case_of, placements
+from golden.cases import case_of, names, placements
 from simulation import mesh_of, plain, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -78,7 +78,7 @@ def on_mesh(case, args, kwargs, mesh, way):
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", rows.chosen())
 def test_values_are_those_of_one_device(name):
-    if name not in rows.names():
+    if name not in names():
         pytest.skip("torch's operator database has it in another release")
     case = case_of(name)
     args, kwargs = with_gradients(case)

@@ -9,7 +9,7 @@ from golden.measured import lines_of
 OTHER = table.of_another_release()
 pytestmark = pytest.mark.skipif(OTHER is not None, reason=str(OTHER))
 
-ONE_OF = 40
+ONE_OF = 60
 
 AGAIN = (
     "python -m tests.golden shows all lines that have changed, and --write puts them in the table"
