@@ -4,6 +4,7 @@ table: for each row some case is among them whose ops have it.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import product
 
@@ -12,17 +13,17 @@ from golden.cases import PLACEMENTS
 
 from cute_sharding.relations.table import OF_TORCH, ROWS, TABLE, Row
 
-# More meshes than the golden table has, up to three mesh dims.
-MESHES = ((2,), (3,), (2, 2), (2, 2, 2))
-EVERY_WAY = list(product(MESHES, PLACEMENTS))
-WAYS_OF_A_CASE = 2
+# Each case runs in every way on the first mesh, and in one way on one of the others.
+FIRST, OTHERS = (2,), ((3,), (2, 2), (2, 2, 2))
+ON_OTHERS = list(product(OTHERS, PLACEMENTS))
 
 # Results that are drawn, or that no one writes to, cannot be compared.
 DRAWN = ("rand", "normal", "bernoulli", "multinomial", "exponential", "cauchy", "geometric")
 DRAWN += ("uniform", "dropout", "empty", "rrelu", "multi_head", "lowrank")
 # Nor can these be run twice, or their signs are any; and these run for seconds.
 NOT_COMPARED = (*DRAWN, "batch_norm", "instance_norm", "linalg.eig")
-LONG = ("householder", "_upsample_bilinear2d_aa", "op native_group_norm", "ormqr", "vander", "op gradient", "corrcoef")
+LONG = ("householder", "_upsample_bilinear2d_aa", "op native_group_norm", "ormqr", "vander")
+LONG += ("op gradient", "corrcoef")
 
 
 @cache
@@ -42,11 +43,18 @@ def taken_apart(name: str) -> frozenset[Row]:
     return frozenset(row for row in made if op in {o.partition(".")[0] for o in row.overloads})
 
 
+@cache
+def kept_apart(name: str) -> int:
+    """In how many ways results or gradients of the case are not replicas: these show the most."""
+    lines = table.read()[name][1:]
+    return sum(bool(re.search(r"\bS[(\d]|\bP\b", line.partition(" -> ")[2])) for line in lines)
+
+
 def fewest(rows_of: dict[str, frozenset[Row]], left: set[Row]) -> list[str]:
-    """Cases that meet all of these rows: the next always adds the most."""
+    """Cases that meet all of these rows: the next always adds the most, in the most ways."""
     kept = []
     while left:
-        best = max(sorted(rows_of), key=lambda name: len(rows_of[name] & left))
+        best = max(sorted(rows_of), key=lambda name: (len(rows_of[name] & left), kept_apart(name)))
         kept.append(best)
         left = left - rows_of[best]
     return kept
@@ -73,8 +81,8 @@ def not_compared() -> list[str]:
 
 def ways_of(name: str) -> list[tuple[tuple[int, ...], str]]:
     """On which meshes and with which placements a case runs; all are met by some."""
-    first = chosen().index(name)
-    return [EVERY_WAY[(first + 7 * i) % len(EVERY_WAY)] for i in range(WAYS_OF_A_CASE)]
+    elsewhere = ON_OTHERS[chosen().index(name) % len(ON_OTHERS)]
+    return [*((FIRST, way) for way in PLACEMENTS), elsewhere]
 
 
 def unmet() -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ import multiprocessing
 import re
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -48,6 +49,7 @@ def of_another_release() -> str | None:
     return f"the golden table is of PyTorch {RELEASE}, and this is {release}"
 
 
+@cache
 def read() -> dict[str, list[str]]:
     """The lines of each case, the first of which is its head."""
     found: dict[str, list[str]] = {}
@@ -65,6 +67,7 @@ def read() -> dict[str, list[str]]:
 def write(found: dict[str, list[str]]) -> None:
     blocks = ["\n".join(found[name]) for name in names() if name in found]
     TABLE.write_text(HEADER + "\n" + "\n".join(blocks) + "\n")
+    read.cache_clear()
 
 
 def chosen(words: list[str]) -> list[str]:
