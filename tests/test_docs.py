@@ -126,7 +126,7 @@ def name_of(value):
 
 @pytest.mark.parametrize(("page", "command"), [c for c in RUN if c[0] == "README.md"], ids=name_of)
 @pytest.mark.processes
-@pytest.mark.one_in(6)
+@pytest.mark.costly
 def test_commands_of_the_readme_do_what_they_say(page, command, site):
     assert_does_what_it_says(page, command, site)
 

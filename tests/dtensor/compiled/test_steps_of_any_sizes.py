@@ -58,6 +58,7 @@ def outcome(program, n, mesh, placements):
     return program(rows, weight).placements, list(Recording.events)
 
 
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize(
     ("sizes", "placements", "name"), CASES, ids=lambda value: str(value).replace(" ", "")
 )
