@@ -71,7 +71,9 @@ def exchange_in_graph(
         results = torch.ops.cute_sharding.exchange(
             operands, sizes, numbers, text, _group_name(mesh)
         )
-    return [collective_ops.waited_in_graph(result) for result in results]
+    # One is enough to keep the op. (Inductor takes the wait for a collective's n-th result for one
+    # that reads its n-th operand, and fails if there are fewer operands.)
+    return [collective_ops.waited_in_graph(results[0]), *results[1:]]
 
 
 def _name_of(mesh: Any) -> str:

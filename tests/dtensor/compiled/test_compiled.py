@@ -371,3 +371,19 @@ def test_guards_are_logged_by_name(caplog):
     with caplog.at_level(logging.DEBUG, "cute_sharding"):
         compiled(lambda x: flatten(x) * 2)(sharded((8, 6, 10), [Shard(0)]))
     assert any("guard: " in line and "% 4 == 0 (now " in line for line in caplog.messages)
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_exchange_with_more_results_than_operands(dynamic):
+    """For Inductor, a wait for a collective's n-th result reads its n-th operand."""
+
+    def program(x):
+        return [part * 2 for part in x.split(3)]
+
+    with cute_sharding.enabled(movement=True):
+        found = compiled(program, dynamic, "inductor")(sharded((8, 7), [Shard(0)]))
+        expected = program(sharded((8, 7), [Shard(0)]))
+    assert [x.placements for x in found] == [x.placements for x in expected]
+    own = [x.to_local().shape for x in found]
+    assert own == [x.to_local().shape for x in expected]
