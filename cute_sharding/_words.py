@@ -10,3 +10,29 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     ('1 dim', '2 dims', '0 entries')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def bytes_text(n: float) -> str:
+    """Bytes, as people read them.
+
+    >>> bytes_text(950), bytes_text(12_300), bytes_text(4_500_000)
+    ('950 B', '12.3 kB', '4.5 MB')
+    """
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        if n < 999.5:
+            break
+        n, unit = n / 1000, larger
+    return f"{n:.3g} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, as people read them.
+
+    >>> seconds_text(2.5), seconds_text(0.0034), seconds_text(6e-06), seconds_text(0)
+    ('2.5 s', '3.4 ms', '6 us', '0 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -47,8 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--details",
         metavar="NAMES",
-        help="the columns for which to show layers, lines and ops to change (default: PyTorch "
-        "and the best setting)",
+        help="the columns for which to show layers, lines and ops (default: PyTorch and the "
+        "setting with the least time)",
     )
 
 

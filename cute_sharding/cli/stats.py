@@ -1,5 +1,5 @@
-"""The command ``stats``: runs a program, and at its end shows the elements that the program
-received, with this package and with torch's rules.
+"""The command ``stats``: runs a program, and at its end shows how its ops were decided, and the
+elements that ranks received.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ not import torch; the processes that run the step import torch
 - :mod:`.processes`: a process for each setting
 - :mod:`.traffic`, :mod:`.memory`: the bytes that lines receive, and that layers hold
 - :mod:`.layers`: the figures of many layers from runs with few layers
-- :mod:`.values`: the result; :mod:`.table`, :mod:`.verdict`: the result as text
+- :mod:`.values`: the result; :mod:`.table`: the result as text
 """
 
 from cute_sharding.estimates.run import estimate

@@ -140,12 +140,7 @@ def _read(result: Mapping[str, Any]) -> list[Run]:
             Traffic.from_data(found["setup"]),
             Memory.of(found["memory"]),
             found["error"] and Failure(found["error"]["text"], _place(found["error"]["place"])),
-            tuple(
-                [
-                    Cause(Place(*place), backward, op, why, tuple(todo))
-                    for place, backward, op, why, todo in found["causes"]
-                ]
-            ),
+            tuple([Cause(Place(*place), *others) for place, *others in found["causes"]]),
         )
         for found in result["runs"]
     ]

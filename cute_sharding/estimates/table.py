@@ -1,6 +1,4 @@
-"""An estimate as text: the settings side by side, the layers, the lines, and the conclusion in one
-line.
-"""
+"""An estimate as text: the settings side by side, the layers, the lines and the ops."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ from math import prod
 from textwrap import wrap
 
 from cute_sharding._html import of_text
+from cute_sharding._words import bytes_text, counted, seconds_text
 from cute_sharding.estimates.memory import KINDS
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import Comparison, Run, of_lines
-from cute_sharding.estimates.verdict import in_bytes, in_seconds, ops_left, verdict
 from cute_sharding.profiling import Place
 
 LINES = 8  # the most lines of the program to show, and the most layers
+OPS_OF_LINES, OPS = 3, 4  # the most lines whose ops to show, and the most ops of each
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Estimate(Comparison):
         return self.with_details()
 
     def with_details(self, *settings: str) -> str:
-        """The text, with the layers, the lines and the ops to change of the given settings. By
-        default, the text has the layers and lines of PyTorch and of the best setting, and the
-        ops of the best setting.
+        """The text, with the layers, the lines and the ops of the given settings. By default, the
+        text has the layers and lines of PyTorch and of the best setting, and the ops of the best
+        setting.
 
         Raises:
             ValueError: a setting is not one of the columns.
@@ -59,10 +58,8 @@ class Estimate(Comparison):
             )
         asked = [runs[setting] for setting in dict.fromkeys(settings)]
         shown = _that_run(asked or [self.stock, self.best])
-        to_change = _that_run(asked or [self.best])
-        parts = [_head(self), _settings(self), _layers(shown), _lines(shown), _failures(self)]
-        parts += ops_left(self, to_change)
-        parts.append(wrap(verdict(self), 96))
+        ops = [_ops(run) for run in _that_run(asked or [self.best])]
+        parts = [_head(self), _settings(self), _layers(shown), _lines(shown), *ops, _failures(self)]
         return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -104,18 +101,18 @@ def _settings(estimate: Comparison) -> list[str]:
 
     rows = [
         ("", [run.setting for run in estimate.runs]),
-        row("received", lambda run: in_bytes(run.step.busiest_bytes)),
+        row("received", lambda run: bytes_text(run.step.busiest_bytes)),
         row("collectives", lambda run: f"{run.step.collectives:,}"),
-        row("time by the network", lambda run: in_seconds(estimate.seconds(run))),
-        row("memory, at most", lambda run: in_bytes(run.memory.peak)),
+        row("time by the network", lambda run: seconds_text(estimate.seconds(run))),
+        row("memory, at most", lambda run: bytes_text(run.memory.peak)),
         *(row(f"  {kind}", partial(_held, kind)) for kind in KINDS),
-        row("received before the step", lambda run: in_bytes(run.setup.busiest_bytes)),
+        row("received before the step", lambda run: bytes_text(run.setup.busiest_bytes)),
     ]
     return _table(rows)
 
 
 def _held(kind: str, run: Run) -> str:
-    return in_bytes(run.memory.by_kind()[kind])
+    return bytes_text(run.memory.by_kind()[kind])
 
 
 def _that_run(runs: Sequence[Run | None]) -> list[Run]:
@@ -134,7 +131,7 @@ def _layers(runs: Sequence[Run]) -> list[str]:
     largest = sorted(sizes, key=lambda layer: -max(sizes[layer]))
     rows = [("memory by layer, at the peak", [run.setting for run in runs])]
     rows += [
-        (f"  {layer or 'outside of all layers'}", [in_bytes(n) for n in sizes[layer]])
+        (f"  {layer or 'outside of all layers'}", [bytes_text(n) for n in sizes[layer]])
         for layer in largest[:LINES]
     ]
     return _table(rows) + _more(len(largest) - LINES, "layer")
@@ -157,13 +154,31 @@ def _lines(runs: Sequence[Run]) -> list[str]:
     rows = [("received for each line, forward and backward", [run.setting for run in runs])]
     for place in largest[:LINES]:
         each = [lines.get(place, nothing) for lines in found]
-        cells = [f"{in_bytes(of.busiest_bytes)} in {of.collectives:,}" for of in each]
+        cells = [f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}" for of in each]
         rows.append((f"  {place or 'unknown line'}", cells))
     return _table(rows) + _more(len(largest) - LINES, "line")
 
 
+def _ops(run: Run) -> list[str]:
+    """The ops of DTensors that communicate with a setting, on the lines that receive the most."""
+    by_line = run.step.by_line()
+    causes: dict[Place, list[str]] = {}
+    for cause in run.causes:
+        if cause.place in by_line:
+            causes.setdefault(cause.place, []).append(cause.text)
+    largest = sorted(causes, key=lambda place: -by_line[place].busiest_bytes)
+    lines = [f"ops of DTensors that communicate, {run.setting}"] if causes else []
+    for place in largest[:OPS_OF_LINES]:
+        lines.append(f"  {place}")
+        some = list(dict.fromkeys(causes[place]))
+        for text in some[:OPS]:
+            lines += wrap(text, 96, initial_indent="    ", subsequent_indent="      ")
+        lines += [f"  {each}" for each in _more(len(some) - OPS, "op")]
+    return lines + _more(len(largest) - OPS_OF_LINES, "line")
+
+
 def _more(n: int, what: str) -> list[str]:
-    return [f"  and {n} more {what}{'s' * (n > 1)}"] if n > 0 else []
+    return [f"  and {counted(n, f'more {what}')}"] if n > 0 else []
 
 
 def _failures(estimate: Comparison) -> list[str]:

@@ -46,15 +46,13 @@ class Cause(NamedTuple):
         place: the line of the program.
         backward: whether the op computes a gradient.
         op: the name of the op.
-        why: the reason for the communication, in a sentence.
-        todo: ways to avoid the communication, in sentences, the cheapest first.
+        text: the op, its tensors and the rule that decided, in a sentence.
     """
 
     place: Place
     backward: bool
     op: str
-    why: str
-    todo: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -127,17 +125,6 @@ class Comparison:
         least = min(map(self.seconds, some), default=0.0)
         alike = [run for run in some if self.seconds(run) <= least * (1 + ALIKE)]
         return min(alike, key=lambda run: run.step.busiest_bytes, default=None)
-
-    @property
-    def fewest(self) -> Run | None:
-        """The run with the fewest bytes; among equal bytes, the run with the least time by the
-        network. None if no setting runs.
-        """
-        return min(
-            (run for run in self.runs if run.failure is None),
-            key=lambda run: (run.step.busiest_bytes, self.seconds(run)),
-            default=None,
-        )
 
     def mesh_dim(self, m: int) -> str:
         """The name of a mesh dim, or its number."""

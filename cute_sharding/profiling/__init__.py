@@ -6,6 +6,6 @@ torch; :mod:`cute_sharding.dtensor.profile` fills in the values.
 """
 
 from cute_sharding.profiling.collective import Collective, Place
-from cute_sharding.profiling.report import Cause, Event, Line, Moved, Other, Report, Root
+from cute_sharding.profiling.report import Cause, Event, Line, Moved, Report
 
-__all__ = ["Cause", "Collective", "Event", "Line", "Moved", "Other", "Place", "Report", "Root"]
+__all__ = ["Cause", "Collective", "Event", "Line", "Moved", "Place", "Report"]

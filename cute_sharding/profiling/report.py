@@ -37,55 +37,36 @@ class Moved(NamedTuple):
         """The placements that change, such as ``S(0) -> R``."""
         if len(self.before) == 1:
             return f"{self.before[0]} -> {self.after[0]}"
-        return f"[{', '.join(self.before)}] -> [{', '.join(self.after)}]"
+        return f"{_in_brackets(self.before)} -> {_in_brackets(self.after)}"
 
     @property
     def where(self) -> str:
         """The names of the mesh dims on which the placement changes."""
         return ", ".join(self.names[m] for m in self.changed)
 
-
-class Other(NamedTuple):
-    """The bytes that one call would receive under other rules: PyTorch without this package, or
-    this package with all flags.
-
-    Attributes:
-        received: the bytes that the busiest rank would receive; None if the call raises, or if the
-            number is unknown.
-        seconds: the seconds by the network's model; None if unknown.
-        error: the error that the call would raise.
-    """
-
-    received: int | None
-    seconds: float | None = None
-    error: str | None = None
+    @property
+    def text(self) -> str:
+        """The redistribution in words."""
+        before, after = map(_in_brackets, (self.before, self.after))
+        return f"a tensor of {self.shape} from {before} to {after}"
 
 
-UNKNOWN = Other(None)
-
-
-class Root(NamedTuple):
-    """An op that sends nothing, and from which the communication of other ops may follow, because a
-    tensor became sharded.
-
-    Attributes:
-        place, backward, op: as in :class:`Cause`.
-        text: the op, its tensors, and the redistribution that avoids the communication.
-    """
-
-    place: Place | None
-    backward: bool
-    op: str
-    text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The op as plain data."""
-        return {**self._asdict(), "place": None if self.place is None else self.place._asdict()}
+# By the word for the rule that decided an op, a phrase.
+RULES = {
+    "view": "cute_sharding's rule for views",
+    "movement": "cute_sharding's rule for movement ops",
+    "signature": "cute_sharding's signature of the op",
+    "fallback": "cute_sharding's fallback",
+    "PyTorch": "PyTorch's rule",
+    "program": "a rule that the program registered",
+}
+# The most tensors that a sentence names one by one.
+MOST_NAMED = 3
 
 
 class Cause(NamedTuple):
-    """The cause of a collective: an op on tensors with certain placements, on a line of the
-    program.
+    """The cause of a collective, as it was recorded: an op on tensors with certain placements, on a
+    line of the program.
 
     Attributes:
         place: the line; for a gradient, the line of the forward op.
@@ -94,27 +75,63 @@ class Cause(NamedTuple):
         kind: "op" (an op of a DTensor), "asked" (the program redistributes a DTensor itself),
             "direct" (the program or a library calls a collective) or "compiled" (a compiled
             program).
+        rule: the rule that decided, one of ``RULES``; "program" if the program itself asks for the
+            communication. Empty if the rule is unknown.
         moved: the tensors that were redistributed for it.
         operands, results: all tensors, as text: shape and placements.
-        why: the reason for the communication, in a sentence.
-        todo: ways to avoid the communication, in sentences, the cheapest first.
-        torch: the bytes that PyTorch alone would send for the same tensors.
-        package: the bytes that this package would send, with all flags.
-        root: the op from which the communication may follow; None: unknown.
     """
 
     place: Place | None
     backward: bool
     op: str
     kind: str
+    rule: str = ""
     moved: tuple[Moved, ...] = ()
     operands: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
-    why: str = ""
-    todo: tuple[str, ...] = ()
-    torch: Other = UNKNOWN
-    package: Other = UNKNOWN
-    root: Root | None = None
+
+    @property
+    def text(self) -> str:
+        """The cause in a sentence.
+
+        >>> moved = Moved((4, 6), (2,), ("tp",), ("S(1)",), ("R",))
+        >>> Cause(None, False, "slice", "op", "PyTorch", (moved,)).text
+        "slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule"
+        """
+        moved = _named([each.text for each in self.moved])
+        if self.kind == "direct":
+            return f"{self.op} communicates outside of the ops of DTensors"
+        if self.kind == "compiled":
+            return f"{self.op} communicates in a compiled graph, which records no tensors"
+        if self.kind == "asked":
+            who = f"the backward pass of {self.op}()" if self.backward else f"{self.op}()"
+            return f"{who} redistributes {moved}" if moved else f"{who} communicates"
+        if moved:
+            beside = _named(self._beside)
+            said = f"{self.op} redistributes {moved}" + (f", beside {beside}" if beside else "")
+        else:
+            operands, results = map(_named, (self.operands, self.results))
+            to = f" to {results}" if results else ""
+            said = f"{self.op} communicates" + (f", from {operands}{to}" if operands else "")
+        return f"{said}, by {RULES[self.rule]}" if self.rule else said
+
+    @property
+    def _beside(self) -> list[str]:
+        """The operands that were not redistributed."""
+        left = Counter(self.operands)
+        left.subtract([f"{each.shape} {_in_brackets(each.before)}" for each in self.moved])
+        return [operand for operand, n in left.items() if n > 0]
+
+
+def _named(tensors: Sequence[str]) -> str:
+    """Tensors as text, of which the first are named."""
+    some = list(dict.fromkeys(tensors))
+    left = len(some) - MOST_NAMED
+    return " and ".join([*some[:MOST_NAMED], *([f"{left} more"] if left > 0 else [])])
+
+
+def _in_brackets(placements: Sequence[str]) -> str:
+    return f"[{', '.join(placements)}]"
 
 
 class Event(NamedTuple):
@@ -146,7 +163,7 @@ class Line(NamedTuple):
     Attributes:
         cause: the cause.
         calls: the number of calls.
-        events: the collectives, in order; empty if this package made the calls free.
+        events: the collectives, in order.
     """
 
     cause: Cause
@@ -189,10 +206,6 @@ class Line(NamedTuple):
         found = Counter(event.collective.caller for event in self.events)
         return {line: n for line, n in found.most_common() if line is not None}
 
-    def of(self, other: Other) -> int | None:
-        """The bytes that the other rules would receive in all calls."""
-        return None if other.received is None else other.received * self.calls
-
     def to_dict(self) -> dict[str, Any]:
         """The line as plain data: bytes and seconds."""
         cause = self.cause
@@ -205,15 +218,12 @@ class Line(NamedTuple):
             "moved": [moved._asdict() for moved in cause.moved],
             "operands": list(cause.operands),
             "results": list(cause.results),
-            "why": cause.why,
-            "todo": list(cause.todo),
-            "root": None if cause.root is None else cause.root.to_dict(),
+            "rule": cause.rule,
+            "text": cause.text,
             "collectives": self.kinds,
             "received_bytes": self.received,
             "model_seconds": self.model,
             "measured_seconds": self.measured,
-            "torch": {**cause.torch._asdict(), "received": self.of(cause.torch)},
-            "package": {**cause.package._asdict(), "received": self.of(cause.package)},
             "events": [
                 {
                     **event.collective.to_dict(),
@@ -230,8 +240,7 @@ class Report(NamedTuple):
     """The results of a profile.
 
     Attributes:
-        lines: the lines that communicate, with the most bytes first; then the lines that this
-            package made free, and for which PyTorch alone would communicate.
+        lines: the lines that communicate, with the most bytes first.
         rank, world: the rank of this process, and the number of ranks.
         meshes: the meshes of the DTensors, as text.
         settings: the settings of this package, as text; empty if the package was off.
@@ -249,39 +258,12 @@ class Report(NamedTuple):
     version: str
     seconds: float
 
-    @property
-    def communicating(self) -> list[Line]:
-        """The lines that communicate."""
-        return [line for line in self.lines if line.events]
-
-    @property
-    def freed(self) -> list[Line]:
-        """The lines that do not communicate, but would without this package."""
-        return [line for line in self.lines if not line.events]
-
     def total(self, of: Callable[[Line], float], lines: Iterable[Line] | None = None) -> float:
         """The sum over lines."""
         return sum(map(of, self.lines if lines is None else lines))
 
-    def compared(self, other: Callable[[Cause], Other]) -> tuple[int, int, int]:
-        """(bytes received, bytes that the other rules would receive, lines left out because a
-        number is unknown), for the lines with both numbers.
-        """
-        known = [(line, line.of(other(line.cause))) for line in self.lines]
-        both = [(line.received, n) for line, n in known if n is not None]
-        return sum(a for a, _ in both), sum(b for _, b in both), len(known) - len(both)
-
-    def compared_seconds(self) -> tuple[float, float]:
-        """(seconds, seconds of PyTorch's rules for the same ops and placements) by the network's
-        model, for the lines with both numbers.
-        """
-        known = [line for line in self.lines if line.cause.torch.seconds is not None]
-        theirs = [line.calls * (line.cause.torch.seconds or 0.0) for line in known]
-        return sum(line.model for line in known), sum(theirs)
-
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data: bytes and seconds."""
-        theirs, ours = (self.compared(of) for of in (_torch, _package))
         return {
             "rank": self.rank,
             "world": self.world,
@@ -294,26 +276,5 @@ class Report(NamedTuple):
             "received_bytes": self.total(lambda line: line.received),
             "model_seconds": self.total(lambda line: line.model),
             "measured_seconds": self.total(lambda line: line.measured),
-            "compared_with_torch": dict(zip(("received", "by_torch", "unknown_lines"), theirs)),
-            "compared_with_package": dict(zip(("received", "by_package", "unknown_lines"), ours)),
             "lines": [line.to_dict() for line in self.lines],
         }
-
-
-def _torch(cause: Cause) -> Other:
-    return cause.torch
-
-
-def _package(cause: Cause) -> Other:
-    return cause.package
-
-
-def in_order(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The lines with the most bytes first; among lines without bytes, those for which PyTorch would
-    receive the most.
-    """
-
-    def key(line: Line) -> tuple[int, int]:
-        return -line.received, -(line.of(line.cause.torch) or 0)
-
-    return tuple(sorted(lines, key=key))

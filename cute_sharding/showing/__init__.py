@@ -5,7 +5,6 @@ until a profile begins.
 - :mod:`.table`: as text, for a terminal
 - :mod:`.trace`: for Perfetto and chrome://tracing
 - :mod:`.page`: as one page of HTML; :mod:`.flame`, :mod:`.pictures`: parts of it
-- :mod:`.amounts`: bytes and seconds as text
 """
 
 from cute_sharding.showing.profiles import Profile, profile

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from cute_sharding._words import bytes_text
 from cute_sharding.profiling import Line
-from cute_sharding.showing.amounts import bytes_text
 from cute_sharding.showing.table import place_text
 
 # Narrower boxes are left out: nobody could read or point at them.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from cute_sharding._words import bytes_text, seconds_text
 from cute_sharding.profiling import Line, Report
 from cute_sharding.showing import flame
-from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 from cute_sharding.showing.pictures import pictures
 from cute_sharding.showing.table import callers_text, head, kinds_text, place_text, source
 
@@ -26,8 +26,7 @@ th { cursor: pointer; white-space: nowrap; background: var(--soft) }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 code { font-family: ui-monospace, monospace; font-size: 12px }
 .change { white-space: nowrap }
-.why { margin-top: .2rem; max-width: min(30rem, 62vw); opacity: .85 }
-.todo { margin: .2rem 0 0; padding-left: 1.1rem }
+.said { margin-top: .2rem; max-width: min(30rem, 62vw); opacity: .85 }
 .flame { position: relative; font-size: 12px }
 .box { position: absolute; height: 24px; line-height: 24px; overflow: hidden; padding: 0 4px;
   box-sizing: border-box; white-space: nowrap; text-overflow: ellipsis; border: 1px solid
@@ -50,20 +49,18 @@ for (const head of document.querySelectorAll("th")) head.addEventListener("click
 # What is received comes first: it is on a narrow screen as well.
 _COLUMNS = (
     ("received", True),
-    ("line, why, and how to avoid it", False),
+    ("line", False),
     ("op", False),
     ("placements", False),
     ("collectives", False),
     ("model", True),
     ("measured", True),
-    ("PyTorch alone", True),
-    ("cute_sharding", True),
 )
 
 
 def html(report: Report) -> str:
     """The page."""
-    drawn = pictures(report.communicating)
+    drawn = pictures(report.lines)
     figures = "".join(
         f"<h3>{escape(str(moved.shape))}: {escape(moved.change)} on "
         f"{escape(moved.where)}</h3><figure>{svg}</figure>"
@@ -76,7 +73,7 @@ def html(report: Report) -> str:
         f"<title>Communication by line</title><style>{_STYLE}</style></head><body>"
         f"<h1>Communication by line</h1>{fragment(report)}"
         "<h2>Lines, as wide as what they receive</h2>"
-        f"{flame.html(report.communicating)}{shown}<script>{_SORT}</script></body></html>"
+        f"{flame.html(report.lines)}{shown}<script>{_SORT}</script></body></html>"
     )
 
 
@@ -104,26 +101,17 @@ def _row(line: Line) -> str:
         f'{escape(str(each.shape))} <span class="change">{escape(each.change)}</span>'
         for each in cause.moved
     )
-    todo = "".join(f"<li>{escape(each)}</li>" for each in cause.todo)
-    said = ". ".join(filter(None, (cause.why, callers_text(line))))
-    why = escape(said) + (f'<ul class="todo">{todo}</ul>' if todo else "")
-    collectives = escape(kinds_text(line)) or f"none, {of_many(line.calls, 'call')}"
-    where += f'<div class="why">{why}</div>'
+    said = ". ".join(filter(None, (cause.text, callers_text(line))))
+    where += f'<div class="said">{escape(said)}</div>'
     numbers = [
         (line.received, bytes_text(line.received)),
         (line.model, seconds_text(line.model)),
         (line.measured, seconds_text(line.measured)),
-        _other(line.of(cause.torch)),
-        _other(line.of(cause.package)),
     ]
     received, *others = [
         f'<td class="number" data-value="{value}">{text}</td>' for value, text in numbers
     ]
     return (
         f"<tr>{received}<td>{where}</td><td>{escape(cause.op)}</td>"
-        f"<td>{changes}</td><td>{collectives}</td>{''.join(others)}</tr>"
+        f"<td>{changes}</td><td>{escape(kinds_text(line))}</td>{''.join(others)}</tr>"
     )
-
-
-def _other(received: int | None) -> tuple[float, str]:
-    return (-1, "not known") if received is None else (received, bytes_text(received))

@@ -19,7 +19,7 @@ def pictures(lines: Sequence[Line]) -> list[tuple[Moved, str]]:
     """(redistribution, its picture as the text of an SVG) of the lines that receive the most; none
     without matplotlib. Partial placements of other kinds than torch's own make none.
     """
-    wanted = [moved for line in lines for moved in line.cause.moved if line.events]
+    wanted = [moved for line in lines for moved in line.cause.moved]
     found = []
     for moved in list(dict.fromkeys(wanted))[:MOST]:
         drawn = None if prod(moved.mesh) > DEVICES else _drawn(moved)

@@ -48,9 +48,7 @@ class Profile:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The lines that communicate, with the most bytes first; then the lines that this package
-        made free.
-        """
+        """The lines that communicate, with the most bytes first."""
         return self.report.lines
 
     @property

@@ -56,6 +56,7 @@ def _of(event: Event, line: Line, rank: int, row: int) -> dict[str, Any]:
             "sent_bytes": collective.sent_bytes,
             "busiest_rank_received_bytes": collective.busiest_bytes,
             "model_us": event.model * 1e6,
-            "why": cause.why,
+            "rule": cause.rule,
+            "text": cause.text,
         },
     }

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from cute_sharding.estimates.verdict import verdict
 from expecttest import assert_expected_inline
 
 from cute_sharding import estimate
@@ -14,7 +15,6 @@ from cute_sharding.estimates.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, M
 from cute_sharding.estimates.processes import Function
 from cute_sharding.estimates.traffic import Alike, Amount, Traffic, group_on, seconds
 from cute_sharding.estimates.values import Cause, Failure, Run
-from cute_sharding.estimates.verdict import verdict
 from cute_sharding.exchange import Network
 from cute_sharding.exchange.plan import Held
 from cute_sharding.exchange.planner import plan_steps

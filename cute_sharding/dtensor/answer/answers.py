@@ -61,7 +61,6 @@ class Answer(NamedTuple):
             several meshes as operands on one mesh.
         copied: for a view whose input is redistributed first: the input's specs before and after.
             The output is then a copy, not a view.
-        reduced: for each number that is reduced together with the op: its spec with the Partial.
         finishes: for an op whose results have sizes that depend on values, so that no answer has
             their specs: called in place of all that the dispatcher does after it has the answer,
             with the op, its arguments, the dispatcher's OpInfo and this answer.
@@ -72,7 +71,6 @@ class Answer(NamedTuple):
     takes_all: bool = False
     read: Callable[[Any], None] | None = None
     copied: tuple[DTensorSpec, DTensorSpec] | None = None
-    reduced: tuple[DTensorSpec, ...] = ()
     finishes: Callable[..., Any] | None = None
 
 
@@ -232,12 +230,6 @@ def with_preparation(found: OutputSharding, schema: OpSchema, prepare: Prepare) 
 def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
     """The function that the answer runs on local arguments: the op, or the one in place of it."""
     return schema.op if found.redistribute_schema is None else found.redistribute_schema.op
-
-
-def finished_by(found: Any) -> tuple[DTensorSpec, ...]:
-    """Of each number that what runs in the op's place finishes, the spec with what is pending."""
-    wanted = getattr(found, "redistribute_schema", None)
-    return () if wanted is None else answer_of(wanted).reduced
 
 
 def specs_of_results(found: OutputSharding) -> list[Any]:

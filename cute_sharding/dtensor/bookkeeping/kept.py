@@ -42,7 +42,7 @@ TABLE = (
     Kept("run.moved_views._STALE", "those of them that miss a write"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
-    Kept("bookkeeping.stats._places", "what ops received, for stats()"),
+    Kept("bookkeeping.stats._received", "what ops received, for stats()"),
     Kept("bookkeeping.stats._moves", "counts, for stats()"),
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
     Kept("replaced.watching._everyone", "who is told of what runs, while a program asks"),

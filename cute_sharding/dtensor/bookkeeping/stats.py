@@ -8,8 +8,9 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
@@ -36,7 +37,7 @@ OUTCOMES = (
 REDISTRIBUTE = "redistribute"
 MOST_KINDS = 1 << 7
 MOST_NOTES = 1 << 8
-MOST_PLACES = 1 << 8
+MOST_OPS = 1 << 8
 
 
 class Received(NamedTuple):
@@ -73,20 +74,15 @@ class Moved(NamedTuple):
         )
 
 
-# A redistribution: (shape, sizes of the mesh, placements before, placements after).
-Redistribution: TypeAlias = tuple[Any, ...]
-
-
 class Kind:
     """A redistribution that may run many times.
 
     Args:
-        redistribution: what it does; None: torch has no such redistribution.
         moves: computes what it moves each time; called on request.
     """
 
-    def __init__(self, redistribution: Redistribution | None, moves: Callable[[], Moved]) -> None:
-        self.redistribution, self._moves = redistribution, moves
+    def __init__(self, moves: Callable[[], Moved]) -> None:
+        self._moves = moves
 
     @cached_property
     def moved(self) -> Moved:
@@ -94,24 +90,12 @@ class Kind:
         return self._moves()
 
 
-class Place(NamedTuple):
-    """An op that was answered, on operands with certain placements; what is computed on request.
-
-    Attributes:
-        received: computes the elements that it receives each time.
-        theirs: lists the redistributions of its operands by torch's own rule. Raises what that
-            raises.
-    """
-
-    received: Callable[[], Received]
-    theirs: Callable[[], list[Redistribution]]
-
-
 # Not yet added up: (op, outcome), and kinds of redistributions that ran by plan. To append is
 # atomic, so no lock is needed, which would take longer.
 _notes: list[tuple[str, str] | Kind] = []
 _counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # (op, outcome) -> count
-_places: list[tuple[str, Place]] = []  # (op, place), only the first MOST_PLACES
+# (op, what computes the elements that it receives each time), only the first MOST_OPS
+_received: list[tuple[str, Callable[[], Received]]] = []
 _moves: Counter[Kind] = (
     Counter()
 )  # kind -> how often it has run; what it has moved is computed on request
@@ -120,15 +104,21 @@ _lock = fork_safe_lock()
 
 
 def count(op: str, outcome: str) -> None:
+    apart = _apart.get()
+    if apart is not None:
+        apart.append(outcome)
+        return
     _notes.append((op, outcome))
     if len(_notes) > MOST_NOTES:
         _add_up()
 
 
-def count_place(op: str, place: Place) -> None:
-    """Note what an op receives there each time that it runs."""
-    if len(_places) < MOST_PLACES:
-        _places.append((op, place))
+def count_received(op: str, received: Callable[[], Received]) -> None:
+    """Count the elements that an op receives each time that it runs on operands with certain
+    placements; ``received`` is called on request.
+    """
+    if _apart.get() is None and len(_received) < MOST_OPS:
+        _received.append((op, received))
 
 
 def count_moves(kind: Kind) -> None:
@@ -147,7 +137,7 @@ def _add_up() -> None:
                 _moves[note] += 1
             else:
                 _counts[note] += 1
-            if len(_moves) > MOST_KINDS:  # too many kinds of sizes to compare with torch
+            if len(_moves) > MOST_KINDS:
                 for known, times in _moves.items():
                     _moved = _moved.plus(known.moved, times)
                 _moves.clear()
@@ -164,44 +154,35 @@ class Counted(NamedTuple):
 
     Attributes:
         outcomes: (op, outcome) -> count.
-        places: (op, place).
+        received: (op, what computes the elements that it receives each time).
         moved: what redistributions moved whose kinds are no longer kept.
         kinds: how often each of the other redistributions has run.
     """
 
     outcomes: dict[tuple[str, str], int]
-    places: list[tuple[str, Place]]
+    received: list[tuple[str, Callable[[], Received]]]
     moved: Moved
     kinds: dict[Kind, int]
 
 
+# The outcomes that a thread collects apart from the counts; None: it counts them.
+_apart: ContextVar[list[str] | None] = ContextVar("apart", default=None)
+
+
 @contextmanager
-def count_apart() -> Iterator[Counted]:
-    """Collect the counts inside the ``with`` block in the given value only: for callers that ask
-    what would be answered, and run nothing. Meanwhile, counts of other threads are lost.
+def count_apart() -> Iterator[list[str]]:
+    """Collect the outcomes of this thread inside the ``with`` block in the given list, in order:
+    for callers that ask what is decided, and run nothing. They are neither counted nor logged.
     """
-    global _moved
-    found = Counted({}, [], Moved(), {})
-    with _lock:
-        _add_up()
-        kept = dict(_counts), list(_places), _moved, Counter(_moves)
-        was, logger.disabled = logger.disabled, True  # the log is about what runs
-        _places.clear()
-        try:
-            yield found
-            _add_up()
-            before = kept[0]
-            now = {key: n - before.get(key, 0) for key, n in _counts.items()}
-            found.outcomes.update({key: n for key, n in now.items() if n})
-            found.places.extend(_places)
-        finally:
-            _notes.clear()
-            _counts.clear()
-            _counts.update(kept[0])
-            _moves.clear()
-            _moves.update(kept[3])
-            _places[:], _moved = kept[1], kept[2]
-            logger.disabled = was
+    outcomes: list[str] = []
+    before = _apart.set(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _apart.reset(before)
+
+
+logger.addFilter(lambda record: _apart.get() is None)
 
 
 def read_counts(*, reset: bool) -> Counted:
@@ -211,10 +192,10 @@ def read_counts(*, reset: bool) -> Counted:
     global _moved
     with _lock:
         _add_up()
-        result = Counted(dict(_counts), list(_places), _moved, dict(_moves))
+        result = Counted(dict(_counts), list(_received), _moved, dict(_moves))
         if reset:
             _counts.clear()
-            _places.clear()
+            _received.clear()
             _moves.clear()
             _moved = Moved()
     return result

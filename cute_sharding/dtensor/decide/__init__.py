@@ -21,7 +21,6 @@ An answer may contain functions that move data when the op runs: reductions (:mo
 - :mod:`.losses`: the placements that loss_parallel takes
 - :mod:`.redistributions`: which redistributions run by plan; :mod:`.stock`: which ones torch
   itself does rightly
-- :mod:`.places`: what an op receives, and what it would receive by torch's own rule
 
 Bugs of torch on placements that its own rules accept are in :mod:`..fixes`.
 """

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place, logger
-from cute_sharding.dtensor.decide.places import move_of, redistributions_of_rule
+from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_received, logger
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
 from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
@@ -30,6 +28,7 @@ from cute_sharding.dtensor.run.ops import LocalView, Runner
 from cute_sharding.dtensor.run.order import lying_apart
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced, text
 from cute_sharding.dtensor.run.reading import agree
+from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.slices import is_view
 from cute_sharding.propagation.choose import Choice, ShardedMove, chosen
@@ -94,7 +93,7 @@ def moved(question: Question) -> Any | None:
         tuple(spec.placements) if cuts == before else replaced(spec.placements, cuts)
         for spec, before, cuts in zip(specs, own, way.given)
     ]
-    _note_place(question, way, given)
+    _count_received(question, way, given)
     is_one = isinstance(row, ByRows)
     plan: Plan = _Anew.of(question, way, steps[0]) if is_one else _Kept(tuple(steps))
     return _carried_out(question, way, given, plan, metas)
@@ -304,14 +303,10 @@ def _note(
         )
 
 
-def _note_place(question: Question, way: Way, given: Sequence[tuple[Placement, ...]]) -> None:
-    """Count what the op receives beside what torch's rule would. If torch has no rule, it would
-    derive one by trying placements, which takes long; then nothing is counted.
-    """
-    if registry.is_derived(question.schema.op):
-        return
+def _count_received(question: Question, way: Way, given: Sequence[tuple[Placement, ...]]) -> None:
+    """Count what the op's exchanges receive, and the redistributions of its operands."""
     moves = [
-        move_of(spec, wanted)
+        received_to(spec, wanted)
         for spec, wanted in zip(question.specs, given)
         if wanted != tuple(spec.placements)
     ]
@@ -324,5 +319,4 @@ def _note_place(question: Question, way: Way, given: Sequence[tuple[Placement, .
             total = total.plus(move())
         return total
 
-    theirs = partial(redistributions_of_rule, question.schema, question.stock)
-    count_place(question.name, Place(received, theirs))
+    count_received(question.name, received)

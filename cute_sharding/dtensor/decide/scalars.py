@@ -52,10 +52,6 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
         finished,
         schema,
         runs=partial(_run, answers.kernel_of(found, schema), pending),
-        reduced=(
-            *answers.finished_by(found),
-            *[spec for spec, of in zip(specs, pending) if of is not None],
-        ),
     )
 
 

@@ -24,8 +24,6 @@ from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
-    Replicate,
-    TensorMeta,
 )
 from cute_sharding.propagation.assign import Assignment
 from cute_sharding.propagation.operands import Part
@@ -69,9 +67,7 @@ def by_shares(
         total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
         devices = prod(mesh.size(m) for m in mesh_dims)
         function = partial(_by_weights, schema.op, total, devices)
-        return answers.with_fields(
-            answer, schema, runs=function, reduced=(_weight(specs[0], mesh_dims),)
-        )
+        return answers.with_fields(answer, schema, runs=function)
     dims = _dims_of_elements(signature)
     places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     n = prod([specs[i].shape[d] for i, d in dims])
@@ -136,14 +132,6 @@ def _add_up(x: torch.Tensor, mesh: Any, mesh_dims: Sequence[int]) -> torch.Tenso
     for m in mesh_dims:
         x = reduce_value(Partial("sum"), x, mesh, m)
     return x
-
-
-def _weight(scores: DTensorSpec, mesh_dims: Sequence[int]) -> DTensorSpec:
-    """How the weight of own rows lies before it is added up."""
-    pending = [Partial("sum") if m in mesh_dims else Replicate() for m in range(scores.mesh.ndim)]
-    meta: Any = scores.tensor_meta
-    number = TensorMeta(torch.Size(()), (), _real(meta.dtype))
-    return DTensorSpec(scores.mesh, tuple(pending), number)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

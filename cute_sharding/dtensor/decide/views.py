@@ -10,10 +10,9 @@ import torch
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.bookkeeping.stats import Place, Received, count, count_place
+from cute_sharding.dtensor.bookkeeping.stats import count, count_received
 from cute_sharding.dtensor.compiled.symbols import hints_of, symbols_of, to_sizes
 from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, with_whole_input
-from cute_sharding.dtensor.decide.places import move_of, redistribution_of
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.stock import moves_rightly
 from cute_sharding.dtensor.decide.view_placements import Decision, count_refusal, place_view
@@ -21,6 +20,7 @@ from cute_sharding.dtensor.decide.view_words import Asked
 from cute_sharding.dtensor.replaced import process_groups, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.placements import Cuts
+from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.relations.table import VIEWS
 from cute_sharding.relations.view import View
 
@@ -77,11 +77,9 @@ def _answered(question: Question, view: View) -> Any:
         count_refusal(name, error)
         raise
     count(name, decision.outcome)
-    if not symints.is_symbolic(tuple(spec.shape), view.target):
-        moves = decision.source != tuple(spec.placements)
-        received = move_of(spec, decision.source) if moves else Received
-        theirs = partial(_stock_source, question)
-        count_place(name, Place(received, lambda: [redistribution_of(spec, theirs())]))
+    moves = decision.source != tuple(spec.placements)
+    if moves and not symints.is_symbolic(tuple(spec.shape), view.target):
+        count_received(name, received_to(spec, decision.source))
     return answers.op_sharding(
         schema,
         [spec],

@@ -54,11 +54,11 @@ def run(
 
 def causes(recorder: Profiler) -> list[list[Any]]:
     """The ops of DTensors that communicate: the line, whether the op computes a gradient, the op,
-    the reason, and ways to avoid the communication.
+    and what was recorded, in a sentence.
     """
     return [
-        [[*of.place], of.backward, of.op, of.why, [*of.todo]]
-        for of in (line.cause for line in report(recorder).lines if line.events)
+        [[*of.place], of.backward, of.op, of.text]
+        for of in (line.cause for line in report(recorder).lines)
         if of.kind == "op" and of.place is not None
     ]
 
@@ -68,7 +68,7 @@ def once(
 ) -> dict[str, Any]:
     """The communication and memory of the step that ``make()`` returns; if it returns nothing, of
     ``make()`` itself. A step with an optimizer is run a second time, because the optimizer's
-    state then exists from the start. ``explains``: also compute reasons, which takes longer.
+    state then exists from the start. ``explains``: also list the ops that communicate.
     """
     recorder, layers, fakes = Profiler(), Layers(), stand_ins.Fakes()
     memory = Memory(layers, fakes.mode)

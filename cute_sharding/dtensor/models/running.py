@@ -252,7 +252,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             mine = [bucket for bucket in self._buckets if bucket.is_mine]
             in_flight(mine, start, land, lambda bucket: bucket.packed.follows_at_once)
         if process_groups.this_rank() in self.ranks:
-            count_moves(Kind(None, partial(_moved_by, self)))
+            count_moves(Kind(partial(_moved_by, self)))
 
     def _groups(self, state: State, *, after: bool = False) -> list[list[Place]]:
         """The places of each tensor; ``after``: of a state that lies as the target does.

@@ -8,11 +8,8 @@ remains installed.
 - :mod:`.places`: the line of the program for which something runs
 - :mod:`.recorder`: all collectives inside a ``with`` block
 - :mod:`.profiler`: a recorder that also records causes and times
-- :mod:`.asking`: the redistributions of an op, by PyTorch's rule and by this package's rule
-- :mod:`.avoiding`, :mod:`.gradients`: placements for which an op, or a gradient, sends nothing
-- :mod:`.origins`: the earlier op that sharded a tensor, or that made a Partial
-- :mod:`.roots`, :mod:`.remedies`: what to do, in sentences
-- :mod:`.causes`, :mod:`.reporting`: the results as sentences, line by line
+- :mod:`.decided`: which rule decided an op, by asking the rule in force once more
+- :mod:`.causes`, :mod:`.reporting`: the results as plain values, line by line
 - :mod:`.refusing`: a block that raises an error before anything is sent
 """
 

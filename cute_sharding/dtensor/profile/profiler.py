@@ -73,12 +73,14 @@ class Ran(NamedTuple):
         source: the cause of the collective.
         start, end: seconds since the recording began.
         moved: the specs before and after the redistribution.
+        is_torchs: whether a function of PyTorch's own ran it, which skips the rule of the op.
     """
 
     source: Call | Asked
     start: float
     end: float
     moved: tuple[Any, Any] | None
+    is_torchs: bool
 
 
 # Stands for a plain tensor among the arguments, whose elements are not kept.
@@ -101,8 +103,6 @@ class Profiler(Recorder):
         self.settings: Settings | None = None
         self._met: list[Met] = []
         self._calls: dict[Call, int] = {}
-        self._forward: dict[Call, Call] = {}
-        self._of_node: dict[int, Call] = {}
         self._in_flight: dict[int, Seen] = {}
 
     def __enter__(self) -> Profiler:
@@ -124,14 +124,10 @@ class Profiler(Recorder):
         # This runs for each op, so it calls no function for each frame or node.
         lines, node = self._lines, current_node()
         line: Line | None = None
-        number, kind = -1, None
-        if (
-            node is not None
-            and not may_recompute()
-            and lines.started <= (number := node._sequence_nr()) < NO_NUMBER
-        ):
-            kind = type(node)  # the line that made the node is looked up later
-        else:
+        # The line that made a recorded node is looked up later.
+        number: int | None = None if node is None or may_recompute() else node._sequence_nr()
+        if number is None or not lines.started <= number < NO_NUMBER:
+            number = None
             if node is None:
                 frame: FrameType | None = sys._getframe(2)
                 while frame is not None and id(frame.f_code) in OTHERS:
@@ -142,18 +138,17 @@ class Profiler(Recorder):
                     line = line_of_program(frame)
             else:
                 line, is_gradient = lines.here(node)
-                number, kind = (number_of_node(node), type(node)) if is_gradient else (-1, None)
+                number = number_of_node(node) if is_gradient else None
             made = nodes_made()
             if made > lines.noted:
-                lines.note(lines.noted, lines.of_node(number) if line is None else line, made)
-                if kind is None:
-                    number = made - 1  # the node was made just before
+                of = lines.of_node(-1 if number is None else number) if line is None else line
+                lines.note(lines.noted, of, made)
         kept = [
             arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
             for arg in args
         ]
         named = kwargs and {name: _kept(value) for name, value in kwargs.items()}
-        self._last = met = line, func, kept, named, in_force(), number, kind
+        self._last = met = line, func, kept, named, in_force(), number
         self._met.append(met)
         if len(self._met) > MOST_MET:
             self._count()
@@ -164,19 +159,16 @@ class Profiler(Recorder):
         self._count()
         return self._calls
 
-    def forward_of(self, call: Call) -> Call | None:
-        """The forward op of a gradient's op; None if the forward op was not recorded."""
-        self._count()
-        return self._forward.get(call)
-
     @property
     def notes(self) -> list[Ran]:
         """The results, one for each of ``collectives``."""
-        began = self.started
-        return [
-            Ran(self.source_of(seen), seen.found.at - began, seen.end - began, seen.found.moved)
-            for seen in self._seen
-        ]
+        return [*map(self.note_of, self._seen)]
+
+    def note_of(self, seen: Seen) -> Ran:
+        """The result for a collective, which may still have to run."""
+        found, began = seen.found, self.started
+        is_torchs = observing.is_in_torchs_function(found.within)
+        return Ran(self.source_of(seen), found.at - began, seen.end - began, found.moved, is_torchs)
 
     def source_of(self, seen: Seen) -> Call | Asked:
         """The cause of a collective."""
@@ -191,23 +183,17 @@ class Profiler(Recorder):
         return Asked(place, found.backward, function, kind, before, after, seen.settings)
 
     def _call_of(self, met: Met) -> Call:
-        line, op, args, kwargs, settings, number, kind = met
-        if kind is not None and line is None:
+        line, op, args, kwargs, settings, number = met
+        if number is not None and line is None:
             line = self._lines.of_node(number)
         place, named = self._lines.place(line), tuple((kwargs or {}).items())
-        return Call(place, kind is not None, op, tuple(args), named, settings)
+        return Call(place, number is not None, op, tuple(args), named, settings)
 
     def _count(self) -> None:
         """Count equal calls. This is done after the program has run, or if many calls wait."""
         for met in self._met:
-            call, node, kind = self._call_of(met), met[5], met[6]
+            call = self._call_of(met)
             self._calls[call] = self._calls.get(call, 0) + 1
-            if kind is None:
-                self._of_node[node] = call
-                continue
-            forward = self._of_node.get(node)
-            if forward is not None and observing.is_gradient_of(kind, forward.op):
-                self._forward.setdefault(call, forward)
         self._met.clear()
 
     def sent(self, result: Any) -> None:

@@ -26,17 +26,10 @@ from cute_sharding.dtensor.replaced.codes import Line
 from cute_sharding.profiling import Collective, Place
 
 # The record of an op, made while the program waits: the line for which it runs, or None for a
-# gradient, whose node gives the line; op, args, kwargs and settings of a Call; the number of
-# autograd's node that was made for it (-1: none); and for a gradient, the number and the class of
-# the node for which it runs, otherwise None.
+# gradient, whose node gives the line; op, args, kwargs and settings of a Call; and for a gradient,
+# the number of autograd's node for which it runs, otherwise None.
 Met: TypeAlias = tuple[
-    "Line | None",
-    Any,
-    list[Any],
-    "dict[str, Any] | None",
-    "Settings | None",
-    int,
-    "type | None",
+    "Line | None", Any, list[Any], "dict[str, Any] | None", "Settings | None", "int | None"
 ]
 
 

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cute_sharding.dtensor.profile.amounts import Posted
-from cute_sharding.dtensor.profile.asking import name_of
-from cute_sharding.dtensor.profile.causes import of_asked, of_call
-from cute_sharding.dtensor.profile.origins import Flow
+from cute_sharding.dtensor.profile.causes import name_of, of_asked, of_call
 from cute_sharding.dtensor.profile.places import Found
-from cute_sharding.dtensor.profile.profiler import Asked, Call, Profiler, Ran
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Profiler
 from cute_sharding.dtensor.profile.recorder import Seen
 from cute_sharding.profiling import Cause, Place
 
@@ -44,11 +42,9 @@ class _Refusing(Profiler):
         self._warned.add(key)
         sent = self.collective_of(seen, source.place)
         if isinstance(source, Call):
-            ran = Ran(source, 0.0, 0.0, found.moved)
-            flow = Flow(self.calls, self.forward_of, [source])
-            cause = of_call(source, [ran], [sent], None, self.forward_of(source), flow=flow)
+            cause = of_call(source, [self.note_of(seen)])
         else:
-            cause = of_asked(source, None)
+            cause = of_asked(source)
         if self._action == "raise":
             raise CommunicationError(communicates(sent.op, sent.ranks, cause))
         said = communicates(sent.op, sent.ranks, cause)
@@ -57,18 +53,17 @@ class _Refusing(Profiler):
 
 
 def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
-    """The message for a collective in such a block: line, op, reason and remedies."""
+    """The message for a collective in such a block: the line, the op, and what was recorded."""
     where = (
         "an unknown line"
         if cause.place is None
         else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
     )
     what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
-    todo = [*cause.todo, "move the line out of the no_communication() block"]
     return (
         f"{what} communicates inside a no_communication() block: {kind} among "
-        f"{len(ranks)} ranks. {cause.why[:1].upper()}{cause.why[1:]}. What to do: "
-        f"{'; or '.join(todo)}."
+        f"{len(ranks)} ranks. {cause.text[:1].upper()}{cause.text[1:]}. What to do: redistribute "
+        "the operand before the block, or move the line out of the block."
     )
 
 
@@ -77,8 +72,7 @@ def no_communication(
     *, action: Literal["raise", "warn"] = "raise", allow_explicit: bool = False
 ) -> Iterator[None]:
     """Raise an error at the first collective inside the ``with`` block, on all ranks, before
-    anything is sent. The message names the line, the op, the reason, and ways to avoid the
-    collective.
+    anything is sent. The message names the line, the op, its tensors, and the rule that decided.
 
     Args:
         action: "warn" gives a RuntimeWarning instead of an error: once for each op of a line, and
@@ -105,7 +99,7 @@ def no_communication(
     ...         first = columns[:, :3]
     ... except RuntimeError as error:
     ...     print(str(error).split(". ")[1])
-    Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule for slice
+    Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule
     >>> torch.distributed.destroy_process_group()
     """
     if action not in ACTIONS:

@@ -9,46 +9,34 @@ import torch
 import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
-from cute_sharding.dtensor.profile.asking import group_on
 from cute_sharding.dtensor.profile.causes import of_asked, of_call
-from cute_sharding.dtensor.profile.origins import Flow
-from cute_sharding.dtensor.profile.profiler import Call, Profiler, Ran
-from cute_sharding.dtensor.replaced import registry
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Profiler, Ran
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.exchange.network import Network
 from cute_sharding.profiling import Collective, Event, Line, Report
-from cute_sharding.profiling.report import in_order
-from cute_sharding.relations.table import MOVEMENTS, VIEWS
 
 
 def report(profiler: Profiler, network: Network | str | None = None) -> Report:
-    """The lines of the report, with their reasons. ``network`` gives the modeled seconds; by
-    default, the network of the settings.
+    """The lines of the report. ``network`` gives the modeled seconds; by default, the network of
+    the settings.
     """
     chosen = network_in_force() if network is None else network
     meshes = _meshes(profiler)
-    by_source: dict[Any, list[tuple[Ran, Collective]]] = {}
+    by_source: dict[Call | Asked, list[tuple[Ran, Collective]]] = {}
     for ran in zip(profiler.notes, profiler.collectives):
         by_source.setdefault(ran[0].source, []).append(ran)
     lines = []
-    sending = [source for source in by_source if isinstance(source, Call)]
-    flow = Flow(profiler.calls, profiler.forward_of, sending)
     for source, every in by_source.items():
-        notes, sent = [note for note, _ in every], [one for _, one in every]
-        events = tuple([_event(one, note, meshes, chosen) for one, note in zip(sent, notes)])
+        notes = [note for note, _ in every]
+        events = tuple([_event(one, note, meshes, chosen) for note, one in every])
         if isinstance(source, Call):
-            calls = profiler.calls[source]
-            cause = of_call(source, notes, sent, chosen, profiler.forward_of(source), calls, flow)
+            cause, calls = of_call(source, notes), profiler.calls[source]
         else:
-            cause, calls = of_asked(source, chosen), _times(notes)
+            cause, calls = of_asked(source), _times(notes)
         lines.append(Line(cause, calls, events))
-    for call, calls in list(profiler.calls.items()):
-        if call not in by_source and _may_be_freed(call):
-            cause = of_call(call, (), (), chosen)
-            if cause.torch.received or cause.torch.error:
-                lines.append(Line(cause, calls, ()))
     return Report(
-        in_order(lines),
+        tuple(sorted(lines, key=lambda line: -line.received)),
         dist.get_rank() if dist.is_initialized() else 0,
         dist.get_world_size() if dist.is_initialized() else 1,
         tuple(dict.fromkeys(map(_mesh_text, meshes))),
@@ -92,19 +80,6 @@ def _settings_text(profiler: Profiler) -> str:
     return ", ".join(name for name in flags if getattr(last, name, False))
 
 
-def _may_be_freed(call: Call) -> bool:
-    """Whether this package may have avoided communication of PyTorch for this op: views, movement
-    ops, and ops on placements that views return.
-    """
-    if call.settings is None:
-        return False
-    name = registry.name_of(call.op)
-    if name in VIEWS or name in MOVEMENTS:
-        return True
-    specs = _specs((call.args, call.kwargs))
-    return any(isinstance(p, StridedShard) for spec in specs for p in spec.placements)
-
-
 def _event(one: Collective, note: Ran, meshes: Sequence[Any], network: Any) -> Event:
     received = one.received if one.busiest is None else one.busiest
     model = modelled(one, received, meshes, network)
@@ -120,7 +95,7 @@ def modelled(one: Collective, received: int, meshes: Sequence[Any], network: Any
     if parts < 2:
         return 0.0
     for mesh in meshes:
-        dims = group_on(mesh, one.ranks)
+        dims = _group_on(mesh, one.ranks)
         if dims:
             sizes = tuple(mesh.shape)
             break
@@ -135,3 +110,12 @@ def modelled(one: Collective, received: int, meshes: Sequence[Any], network: Any
         together=one.op not in ("all-to-all", "messages", "send", "receive"),
         times=2 if one.op == "all-reduce" else 1,
     )
+
+
+def _group_on(mesh: Any, ranks: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The mesh dims whose ranks a group has; None if it is no group of the mesh."""
+    for on in process_groups.slices(mesh):
+        if all(on.coordinates(rank) is not None for rank in ranks):
+            places = zip(*map(on.device, ranks))
+            return tuple([m for m, of in enumerate(places) if len({*of}) > 1])
+    return None

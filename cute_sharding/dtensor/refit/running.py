@@ -119,7 +119,7 @@ class Running:
     @cached_property
     def _kind(self) -> Kind:
         """Of none that torch has a way to do."""
-        return Kind(None, self._moved)
+        return Kind(self._moved)
 
     def _moved(self) -> Moved:
         by_all = sum(map(self.refit.elements_received_by, self.refit.bundle.looked_at))

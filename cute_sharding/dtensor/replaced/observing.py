@@ -35,7 +35,7 @@ __all__ = [
     "current_node",
     "group_of_argument",
     "group_position",
-    "is_gradient_of",
+    "is_in_torchs_function",
     "is_not_compiled",
     "kind_of",
     "line_of_node",
@@ -118,16 +118,6 @@ def number_of_node(node: Any) -> int:
 
 # From here on numbers are those of nodes which add up the gradients of leaves.
 NO_NUMBER = 1 << 62
-
-
-def is_gradient_of(node: type, op: Any) -> bool:
-    """Whether a node of that class is one that autograd makes for the op, which is in its name."""
-    return _is_named_after(node.__name__, op._opname)
-
-
-@remembered
-def _is_named_after(node: str, op: str) -> bool:
-    return re.sub(r"Backward\d*$", "", node).lower() == op.replace("_", "")
 
 
 def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -295,3 +285,13 @@ def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
     if is_ours or any(module.startswith("torch.distributed.tensor") for module in modules):
         return ("asked", api[-1]) if api else ("op", "")
     return "direct", (outer or ["a collective"])[-1]
+
+
+def is_in_torchs_function(within: Sequence[tuple[str, str]]) -> bool:
+    """Whether torch runs an op by a function of its own, which skips the rule of the op: those of
+    convolutions, searches, loss_parallel and gradient scalers (``_custom_op_handlers``).
+    """
+    return any(
+        module.startswith("torch.distributed.tensor.") and name.endswith("_handler")
+        for module, name in within
+    )

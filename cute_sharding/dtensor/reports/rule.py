@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.dtensor.decide.places import redistributions_of_rule
-from cute_sharding.dtensor.replaced import registry, tensor_specs
+from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.reports.stock import stock_plan
@@ -52,15 +51,18 @@ def _answered(
     schema = OpSchema(op, (given, *arguments), {}, registry.schema_info(op))
     rule = registry.propagation()
     try:
-        output, redistributions = rule(schema).output_spec, redistributions_of_rule(schema, rule)
+        found = rule(schema)
     except Exception as error:  # whatever torch raises is what it says to this op
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
         return {"error": words, "input": None, "outputs": None, "received_elements": None}
-    plans = [stock_plan(*redistribution) for redistribution in redistributions]
+    wanted = [each.placements for each in op_schemas.specs_of(found.redistribute_schema or schema)]
+    moves = [to for to in wanted if tuple(to) != tuple(placements)]
+    plans = [stock_plan(shape, mesh, placements, to) for to in moves]
+    output = found.output_spec
     outputs: list[Any] = [output] if isinstance(output, DTensorSpec) else list(output or ())
     return {
         "error": next((plan.error for plan in plans if plan.error is not None), None),
-        "input": _text(redistributions[0][3] if redistributions else placements),
+        "input": _text(moves[0] if moves else placements),
         "outputs": [_text(each.placements) for each in outputs],
         "received_elements": sum(plan.received_elements for plan in plans),
     }

@@ -5,7 +5,7 @@ of them receives and holds is worked out here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class StockStep(NamedTuple):
 
 @dataclass(frozen=True)
 class StockPlan:
-    """What torch's own redistribution does, counted for one rank, as of a
+    """What torch's own redistribution does, counted for rank 0, as of a
     :class:`RedistributionPlan`.
 
     ``error``: where torch raises, why; there are no steps then. ``misread``: the placements have
@@ -66,21 +66,6 @@ class StockPlan:
     @property
     def collectives(self) -> int:
         return sum(step.latencies > 0 for step in self.steps)
-
-    def on_cpus(self) -> StockPlan:
-        """What torch does there: in the place of an all-to-all it gathers, and each rank keeps its
-        part.
-        """
-        steps = [
-            step._replace(
-                kind=step.kind.replace("all-to-all", "all-gather"),
-                received_elements=step.received_elements * self.mesh[step.mesh_dim],
-            )
-            if "all-to-all" in step.kind
-            else step
-            for step in self.steps
-        ]
-        return replace(self, steps=tuple(steps))
 
     @property
     def peak_elements(self) -> int:
@@ -138,36 +123,32 @@ def stock_plan(
     mesh: Sequence[int],
     src: Sequence[Placement],
     dst: Sequence[Placement],
-    *,
-    rank: int = 0,
 ) -> StockPlan:
     """What torch's own DTensor redistribution does to get a tensor of global ``shape`` on a mesh of
     those sizes from the placements ``src`` to ``dst``.
 
-    torch is asked for its steps; nothing is communicated, and no process group is needed. What
-    ``rank`` receives and holds is counted: rank 0 holds the most. An all-to-all counts as one, as
-    it is on GPUs; :meth:`StockPlan.on_cpus` is what torch does on CPUs. Mesh dims that a program
-    has flattened are not known here: torch may join collectives on those.
+    torch is asked for its steps; nothing is communicated, and no process group is needed. What rank
+    0 receives and holds is counted, which holds the most. An all-to-all counts as one, as it is on
+    GPUs. Mesh dims that a program has flattened are not known here: torch may join collectives on
+    those.
 
     Raises:
         RuntimeError: this torch cannot be asked.
     """
     redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
-    device = Mesh.numbered(mesh).device(rank)
     try:
         before, after = (_as_taken(placements, shape, mesh) for placements in (src, dst))
         local = list(shape)
-        for placement, parts, c in zip(before, mesh, device):
-            local = _cut(local, placement, parts, c)
+        for placement, parts in zip(before, mesh):
+            local = _cut(local, placement, parts)
         held, steps = prod(local), []
         source, target = (
-            tensor_specs.unbound_spec(shape, mesh, placements, rank)
-            for placements in (before, after)
+            tensor_specs.unbound_spec(shape, mesh, placements) for placements in (before, after)
         )
         for info in redistribution_hook.stock_transforms(source, target):
             if mesh[info.mesh_dim] > 1:
-                step, local = _step(info, mesh[info.mesh_dim], device[info.mesh_dim], local)
+                step, local = _step(info, mesh[info.mesh_dim], local)
                 steps.append(step)
     except Exception as error:  # whatever torch raises is what it says to this redistribution
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
@@ -232,9 +213,9 @@ class _Collective(NamedTuple):
     local: list[int]
 
 
-def _step(transform: Any, parts: int, c: int, local: list[int]) -> tuple[StockStep, list[int]]:
+def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list[int]]:
     """What ``redistribute_local_tensor`` makes of one of torch's transforms from the local shape
-    ``local`` of the device ``c`` of ``parts``, and the shape it leads to.
+    ``local`` of the first of ``parts`` devices, and the shape it leads to.
     """
     before, after = transform.src_dst_placements
     if isinstance(after, Partial) and not isinstance(before, Replicate):
@@ -244,13 +225,13 @@ def _step(transform: Any, parts: int, c: int, local: list[int]) -> tuple[StockSt
     if isinstance(before, Replicate):
         done = _Collective("", 0, 0, 0, local)
     elif isinstance(before, Partial):
-        done = _reduction(before.reduce_op, parts, c, to, local)
+        done = _reduction(before.reduce_op, parts, to, local)
     else:
-        done = _exchange(before, parts, c, to, local, transform.logical_shape)
+        done = _exchange(before, parts, to, local, transform.logical_shape)
     kinds, peak, result = [done.kind] if done.kind else [], prod(local) + done.buffers, done.local
     if isinstance(before, Replicate) or (to is None and not isinstance(after, Replicate)):
         kinds.append("local share" if cut_of(after) is None else "local slice")
-        result = _cut(result, after, parts, c)
+        result = _cut(result, after, parts)
         # What comes of the collective, and, where the pieces are strided, the slices of all
         # devices.
         copies = bool(done.kind) + isinstance(after, StridedShard)
@@ -262,13 +243,13 @@ def _step(transform: Any, parts: int, c: int, local: list[int]) -> tuple[StockSt
     return step, result
 
 
-def _reduction(op: str, parts: int, c: int, dim: int | None, local: list[int]) -> _Collective:
+def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Collective:
     """A pending reduction done, to Shard(dim) or to Replicate."""
     if dim is None:
         received = all_reduced(parts, prod(local))
         return _Collective(f"all-reduce ({op})", 2, received, prod(local), local)
     block = prod(_with(local, dim, -(-local[dim] // parts)))  # padded
-    result = _with(local, dim, local_size(local[dim], 1, parts, c))
+    result = _with(local, dim, local_size(local[dim], 1, parts, 0))
     # Blocks are laid one after the other, unless they lie so.
     buffers = (parts * _apart(local, dim) + 1) * block
     return _Collective(f"reduce-scatter ({op})", 1, of_blocks(parts, block), buffers, result)
@@ -277,7 +258,6 @@ def _reduction(op: str, parts: int, c: int, dim: int | None, local: list[int]) -
 def _exchange(
     before: Placement,
     parts: int,
-    c: int,
     to: int | None,
     local: list[int],
     logical: Sequence[int],
@@ -296,17 +276,17 @@ def _exchange(
         # Cut into blocks unless they lie so, received, and joined.
         kind, copies = "all-to-all", 2 + _apart(local, to)
         sent = _with(sent, to, -(-local[to] // parts))  # padded
-        result = _with(result, to, local_size(local[to], 1, parts, c))
+        result = _with(result, to, local_size(local[to], 1, parts, 0))
     block = prod(sent)
     return _Collective(kind, 1, of_blocks(parts, block), parts * copies * block, result)
 
 
-def _cut(shape: list[int], placement: Placement, parts: int, c: int) -> list[int]:
-    """The shape of the part of device ``c`` of ``parts``."""
+def _cut(shape: list[int], placement: Placement, parts: int) -> list[int]:
+    """The shape of the part of the first of ``parts`` devices."""
     cut = cut_of(placement)
     if cut is None:
         return shape
-    return _with(shape, cut[0], local_size(shape[cut[0]], cut[1], parts, c))
+    return _with(shape, cut[0], local_size(shape[cut[0]], cut[1], parts, 0))
 
 
 def _with(shape: Sequence[int], dim: int, n: int) -> list[int]:

@@ -27,44 +27,31 @@ class Stats(dict[str, Counts]):
     """What :func:`.stats` gives: counts by op."""
 
     def table(self) -> str:
-        """As text: a line for each op, with what it received beside what it would have by torch's
-        own rules.
+        """As text: a line for each op.
 
-        >>> print(Stats({"view.default": Counts(algebra=2, compared=2, stock_received_by_all=64)}))
-        {'view.default': {'algebra': 2, 'compared': 2, 'stock_received_by_all': 64}}
-        >>> table = Stats({"view.default": Counts(algebra=2, compared=2, stock_received_by_all=64)})
-        >>> print(table.table().partition("elements")[0].rstrip())
-        op            answered   received  by torch  ratio
-        view.default  2 algebra         0        64   0.00
+        >>> print(Stats({"view.default": Counts(algebra=2)}).table().partition("received: ")[0])
+        op            decided    received
+        view.default  2 algebra         0
+        <BLANKLINE>
         """
         if not self:
             return "nothing was counted: no view, op or redistribution was answered here"
         ops = [op for op in self if op != REDISTRIBUTE]
         rows = [_row(op, self[op]) for op in (*ops, *[op for op in self if op == REDISTRIBUTE])]
-        lines = _aligned([("op", "answered", "received", "by torch", "ratio"), *rows])
-        notes = [
-            "elements, by all devices together, of what is compared; torch's padding counts",
-            "each op once for its shapes and placements; redistribute each time that it ran",
-        ]
-        raised = sum(counts["stock_raises"] for counts in self.values())
-        if raised:
-            others = sum(of["received_by_all"] - of["compared_by_all"] for of in self.values())
-            notes.append(
-                f"{raised} not compared, as torch's own rule raises there; what is not compared "
-                f"received {others:,}"
-            )
-        return "\n".join([*lines, *notes])
+        return "\n".join(
+            [
+                *_aligned([("op", "decided", "received"), *rows]),
+                "received: elements, by all devices together, with padding",
+                "each op counts once for its shapes and placements, redistribute each time",
+            ]
+        )
 
 
 def _row(op: str, counts: Counts) -> tuple[str, ...]:
     named = (*OUTCOMES, "plan", "collectives")
-    answered = ", ".join(f"{counts[name]:,} {name}" for name in named if counts[name])
-    if not counts["compared"]:
-        received = f"{counts['received_by_all']:,}" if counts["received_by_all"] else "-"
-        return op, answered, received, "-", "-"
-    ours, theirs = counts["compared_by_all"], counts["stock_received_by_all"]
-    ratio = f"{ours / theirs:.2f}" if theirs else "-" if ours else "1.00"
-    return op, answered, f"{ours:,}", f"{theirs:,}", ratio
+    decided = ", ".join(f"{counts[name]:,} {name}" for name in named if counts[name])
+    is_known = not (counts["signature"] or counts["gate"])  # of these no elements are counted
+    return op, decided, f"{counts['received_by_all']:,}" if is_known else "-"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

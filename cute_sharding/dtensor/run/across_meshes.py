@@ -98,7 +98,7 @@ def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) ->
         by.groups,
         by.native,
     )
-    return Prepared(plan, Kind(None, partial(_moved_by, plan)), _shipment_of(plan, current))
+    return Prepared(plan, Kind(partial(_moved_by, plan)), _shipment_of(plan, current))
 
 
 def _moved_by(plan: ExchangePlan) -> Moved:

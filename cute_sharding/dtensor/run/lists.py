@@ -127,4 +127,4 @@ def _shared(plans: Any, dtypes: tuple[torch.dtype, ...], kinds: tuple[Kind, ...]
         together = 0 if i else sum(turn.collectives for turn in turns(plans, dtypes))
         return kind.moved._replace(collectives=together)
 
-    return [Kind(kind.redistribution, partial(moved, i, kind)) for i, kind in enumerate(kinds)]
+    return [Kind(partial(moved, i, kind)) for i, kind in enumerate(kinds)]

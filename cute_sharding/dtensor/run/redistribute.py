@@ -4,6 +4,7 @@ torch.distributed.tensor._redistribute.redistribute_local_tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import prod
@@ -145,6 +146,15 @@ def planned_for(
     return _planned(current, target, by)
 
 
+def received_to(spec: DTensorSpec, after: Sequence[Placement]) -> Callable[[], Received]:
+    """A function for the elements that a redistribution by plan receives, on the mesh's present
+    groups.
+    """
+    by = means(spec.mesh)
+    ends = tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements), tuple(after)
+    return lambda: prepare(*ends, by=by).kind.moved.received
+
+
 def _done(
     found: Prepared,
     local: torch.Tensor,
@@ -271,7 +281,7 @@ def prepare(
     shards = frozenset(m for m in foreign if hands_out and type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
     way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
-    kind = Kind((shape, mesh, before, after), partial(_moved_by, way, prod(mesh)))
+    kind = Kind(partial(_moved_by, way, prod(mesh)))
     return Prepared(way.then, way.reductions, changes.made, kind, way.first)
 
 

@@ -28,8 +28,6 @@ from cute_sharding.dtensor import propagate_shape_and_sharding
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.decide.stock import is_torchs
 from cute_sharding.dtensor.replaced import tensor_specs
-from cute_sharding.dtensor.reports import stats as reports
-from cute_sharding.dtensor.reports.stock import StockPlan, StockStep
 
 FLAGS = ({}, {"redistribution": True}, {"redistribution": True, "views": False})
 R, S = Replicate(), Shard
@@ -389,30 +387,16 @@ def test_redistributions_are_counted():
             "stock": 0,
             "collectives": 2,
         }
-        assert (
-            moved["received_elements"]
-            == 2 * plan.received_elements
-            < moved["stock_received_elements"]
-            and moved["compared"] == 2
-        )
+        assert moved["received_elements"] == 2 * plan.received_elements
         assert cute_sharding.stats() == {}
 
 
-def test_counting_never_asks_torch_on_the_way_of_a_program(monkeypatch):
-    asked = []
-
-    def stock_plan(shape, *others):
-        asked.append(shape)
-        return StockPlan((2,), (StockStep("all-gather", 0, "", 1, 5, 0),))
-
+def test_counts_of_many_kinds_are_added_up(monkeypatch):
     def moves():
         return stats.Moved(plan=1, collectives=1, received=stats.Received(3, 6))
 
     monkeypatch.setattr(stats, "MOST_KINDS", 4)
-    monkeypatch.setattr(reports, "stock_plan", stock_plan)
-    for i in range(1001, 1008):
-        stats.count_moves(stats.Kind(((i,), (2,), (S(0),), (R,)), moves))
-    assert not asked
+    for _ in range(7):
+        stats.count_moves(stats.Kind(moves))
     moved = cute_sharding.stats(reset=True)["redistribute"]
     assert (moved["plan"], moved["collectives"], moved["received_elements"]) == (7, 7, 21)
-    assert moved["compared"] == len(asked) == 2 and moved["stock_received_elements"] == 10

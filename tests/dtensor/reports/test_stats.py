@@ -1,5 +1,5 @@
-"""stats(): what views, movement ops and redistributions receive, ours and by torch's own rules,
-beside what collectives bring as they run.
+"""stats(): what views, movement ops and redistributions receive, beside what collectives bring as
+they run.
 """
 
 import random
@@ -24,13 +24,6 @@ def drawn(rng, mesh, shape):
     ]
 
 
-def brought(run, start):
-    """What collectives bring to all ranks."""
-    with Received() as received:
-        run(start)
-    return sum(received.by_rank.values())
-
-
 def counted(run, start):
     cute_sharding.stats(reset=True)
     with Received() as received:
@@ -50,14 +43,12 @@ def test_redistributions_receive_what_is_counted(mesh):
             def run(x, after=after):
                 x.redistribute(placements=after)
 
-            theirs = brought(run, start)
             with cute_sharding.enabled(redistribution=True, views=False):
                 stats, ours = counted(run, start)
             if before == after or "redistribute" not in stats:
                 continue
             counts = stats["redistribute"]
-            assert counts["received_by_all"] == ours == counts["compared_by_all"]
-            assert counts["stock_received_by_all"] == theirs
+            assert counts["received_by_all"] == ours
             moved += ours > 0
     assert moved > 8
 
@@ -81,37 +72,27 @@ def slice_or_flip(rng, shape):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("draw", [view, slice_or_flip])
 def test_ops_receive_what_is_counted(mesh, draw):
-    """Views and slices; where torch's own rule raises that is counted."""
-    rng, moved, raised = random.Random(f"{draw.__name__} {mesh}"), 0, 0
+    rng, moved = random.Random(f"{draw.__name__} {mesh}"), 0
     with ranks_of(mesh):
         for _ in range(40):
             shape = tuple(rng.choice((4, 5, 6, 12)) for _ in range(2))
             start = distribute(number(shape), mesh, drawn(rng, mesh, shape))
             run = draw(rng, shape)
-            try:
-                theirs = brought(run, start)
-            except RuntimeError:
-                theirs = None
             with cute_sharding.enabled(movement=True):
                 stats, ours = counted(run, start)
             assert sum(of["received_by_all"] for of in stats.values()) == ours, stats
-            if theirs is None:
-                raised += sum(of["stock_raises"] for of in stats.values())
-            elif stats and sum(of["compared"] for of in stats.values()):
-                assert sum(of["stock_received_by_all"] for of in stats.values()) == theirs, stats
-                moved += theirs > 0
-    assert moved + raised > 3
+            moved += ours > 0
+    assert moved > 3
 
 
 @pytest.mark.one_in(1)
 def test_what_is_padded_is_received():
-    """5 rows on 4 devices: torch sends 2 rows of each, 3 of which are nobody's."""
+    """5 rows on 4 devices: the last has none, and receives no padding."""
     with ranks_of((4,)), cute_sharding.enabled(redistribution=True):
         start = distribute(number((5, 2)), (4,), [Shard(0)])
         stats, _ = counted(lambda x: x.redistribute(placements=[Replicate()]), start)
     counts = stats["redistribute"]
     assert counts["received_by_all"] == 2 * (3 + 3 + 4 + 5)
-    assert counts["stock_received_by_all"] == 2 * 4 * 6
     assert "stock" not in counts and counts["stock"] == 0
 
 
@@ -121,7 +102,7 @@ def test_a_table():
         start = distribute(number((2, 6, 4)), (2,), [Shard(2)])
         stats, _ = counted(lambda x: x.view(2, 2, 12), start)
         assert stats.table().splitlines()[:2] == [
-            "op            answered   received  by torch  ratio",
-            "view.default  1 algebra         0        48   0.00",
+            "op            decided    received",
+            "view.default  1 algebra         0",
         ], stats.table()
     assert "nothing was counted" in type(stats)().table()
