@@ -1,4 +1,4 @@
-"""Where a language model communicates, and why.
+"""Where a language model communicates.
 
 python examples/profile_model.py            # PyTorch alone
 python examples/profile_model.py --on       # with cute_sharding

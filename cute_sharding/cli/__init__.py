@@ -6,7 +6,7 @@ does not import torch.
 - :mod:`.draw`: pictures of shardings, views, redistributions and layouts.
 - :mod:`.plan`: a redistribution by this package's plan and by torch's own steps; with
   :mod:`.models` for all tensors of a model.
-- :mod:`.stats`: the elements that a program received, with this package and with torch's rules.
+- :mod:`.stats`: how the ops of a program were decided, and the elements that ranks received.
 - :mod:`.estimate`: the communication and memory of a step of a program.
 - :mod:`cute_sharding.status`: the settings in force.
 - :mod:`.parser`, :mod:`.arguments`: the options, and the conversion of their text to values.

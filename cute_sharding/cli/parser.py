@@ -190,8 +190,8 @@ COMMANDS = (
     ),
     Command(
         "stats",
-        "run a Python program; at its end, print on rank 0 how many elements views, movement ops "
-        "and redistributions received, and how many they would receive with PyTorch's rules",
+        "run a Python program; at its end, print on rank 0 how its ops were decided, and how many "
+        "elements views, movement ops and redistributions received",
         stats.add_options,
         stats.run_stats,
         stats.show_stats,

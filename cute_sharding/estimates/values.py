@@ -10,7 +10,7 @@ from cute_sharding.estimates.memory import Memory
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.profiling import Place
 
-STOCK, ALL = "PyTorch", "all"
+STOCK = "PyTorch"
 # Seconds, or bytes, that differ by a smaller share count as equal.
 ALIKE = 0.01
 # The columns, with their flags.
@@ -19,7 +19,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "views": {"USE_CUTE_VIEW_PROPAGATION": "1"},
     "redistribution": {"USE_CUTE_REDISTRIBUTION": "1"},
     "movement": {"USE_CUTE_MOVEMENT": "1"},
-    ALL: {"USE_CUTE_SHARDING": "1"},
+    "all": {"USE_CUTE_SHARDING": "1"},
 }
 
 

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from cute_sharding.estimates.verdict import verdict
 from expecttest import assert_expected_inline
 
 from cute_sharding import estimate
@@ -182,7 +181,7 @@ LESS = replace(
         *2 * [collective("all-to-all", (0, 1, 2, 3), 200_000)],
         collective("all-reduce", (0, 4), 500_000, THERE, backward=True),
     ),
-    causes=(Cause(HERE, False, "chunk", "chunk needs rows of others", ("gather it before",)),),
+    causes=(Cause(HERE, False, "split", "split communicates"),),
 )
 FAILS = replace(STOCK, setting="views", failure=Failure("TypeError: no", THERE))
 
@@ -218,99 +217,39 @@ received for each line, forward and backward     PyTorch          all
   model.py:3 forward                          48 MB in 4  1.6 MB in 2
   train.py:9 step                              2 MB in 1    2 MB in 1
 
-views: does not run. train.py:9 step: TypeError: no
+ops of DTensors that communicate, all
+  model.py:3 forward
+    split communicates
 
-ops that still send with USE_CUTE_SHARDING=1, with reasons and changes:
-  model.py:3 forward: 1.6 MB in all, 15.5 us (all-to-all over tp)
-    chunk needs rows of others; gather it before
-
-Worth it: with USE_CUTE_SHARDING=1 a step receives 3.6 MB in place of 50 MB (7%), takes 25.9 us
-by the network in place of 140 us, and holds 160 B in place of 160 B.""",
+views: does not run. train.py:9 step: TypeError: no""",
     )
 
 
 def test_details_of_the_settings_that_are_asked_for():
-    cause = Cause(HERE, False, "chunk", "chunk needs rows of others", ("gather it before",))
-    same = replace(LESS, setting="movement")
-    found = estimated(replace(STOCK, causes=(cause,)), FAILS, same, LESS)
+    causes = tuple([Cause(HERE, False, "split", f"split number {k}") for k in range(6)])
+    found = estimated(replace(STOCK, causes=causes), FAILS, replace(LESS, setting="movement"), LESS)
     text = found.with_details("all", "movement", "views")
     assert len(re.findall(r" all +movement$", text, re.MULTILINE)) == 2  # layers, and lines
-    assert text.count("ops that still send with") == 1  # what is alike is said once
-    assert "USE_CUTE_SHARDING=1 or USE_CUTE_MOVEMENT=1, with reasons and changes" in text
+    for setting in ("all", "movement"):
+        assert f"ops of DTensors that communicate, {setting}\n  model.py:3 forward\n" in text
     alone = found.with_details("PyTorch")
-    assert "ops that still send with PyTorch alone, with reasons and changes:" in alone
-    assert "model.py:3 forward: 48 MB in all" in alone
+    assert "ops of DTensors that communicate, PyTorch\n" in alone
+    assert alone.count("split number") == 4 and "\n    and 2 more ops\n" in alone
     with pytest.raises(ValueError, match="the estimate has no setting 'redistribution'"):
         found.with_details("redistribution")
 
 
-def test_the_verdict():
-    worth = verdict(estimated(STOCK, LESS))
-    assert worth.startswith("Worth it: with USE_CUTE_SHARDING=1 a step receives 3.6 MB in place of")
-    same = replace(STOCK, setting="all")
-    assert verdict(estimated(STOCK, same)).startswith("Not worth it here: PyTorch alone receives")
-    failed = replace(STOCK, failure=Failure("TypeError: no", None))
-    assert "PyTorch alone does not run this step" in verdict(estimated(failed, LESS))
-    assert verdict(estimated(FAILS)) == "No setting runs this step."
-    assert verdict(estimated(LESS)) == (
-        "By the network model, the step takes the least time with USE_CUTE_SHARDING=1."
-    )
-    assert "no op sends much" in str(estimated(STOCK, same))
-
-
-# Few bytes in many collectives: each takes microseconds, whatever it sends.
-MANY = replace(
-    LESS, setting="movement", step=traffic(*90 * [collective("all-to-all", (0, 1, 2, 3), 100)])
-)
-
-
-def test_fewer_bytes_that_take_longer_are_not_worth_it():
-    grown = replace(MANY, memory=memory(30))
-    found = estimated(STOCK, grown)
-    assert found.seconds(grown) > found.seconds(STOCK)
-    assert found.best is found.stock and found.fewest is grown
-    said = verdict(found)
-    assert said.startswith("Fewer bytes, but more collectives: with USE_CUTE_MOVEMENT=1")
-    assert said.endswith("so it is not worth it on this network.")
-    assert f"holds {memory(30).peak} B in place of {memory(2).peak} B: more memory." in said
-    assert "more memory" not in verdict(estimated(STOCK, MANY))
-    # and of the settings that were run the one is named that takes the least time
-    both = verdict(estimated(STOCK, MANY, LESS))
-    assert both.startswith("Worth it: with USE_CUTE_SHARDING=1 a step receives 3.6 MB")
-    assert "Fewer bytes, but more collectives: with USE_CUTE_MOVEMENT=1" in both
-
-
-def test_all_flags_that_cost_more_than_the_best_are_warned_of():
-    dear = replace(LESS, step=traffic(*step_of(580_000)))
-    views = replace(LESS, setting="views", step=traffic(*step_of(200_000)))
-    said = verdict(estimated(STOCK, views, dear))
-    assert said.startswith("Worth it: with USE_CUTE_VIEW_PROPAGATION=1 a step receives")
-    assert "Do not set USE_CUTE_SHARDING=1 for this step: it costs 2.9 times the bytes (" in said
-    assert "in place of 1.6 MB) and " in said and "of USE_CUTE_VIEW_PROPAGATION=1." in said
-    assert "Instead, set USE_CUTE_VIEW_PROPAGATION=1 alone." in said
-    more = replace(LESS, step=traffic(*9 * [collective("all-gather", (0, 1, 2, 3), 3_000_000)]))
-    said = verdict(estimated(STOCK, more))
-    assert said.startswith("Not worth it here") and "Instead, set no flag." in said
-    for runs in ((STOCK, views), (STOCK, LESS), (STOCK, views, replace(views, setting="all"))):
-        assert "Do not set" not in verdict(estimated(*runs))
-
-
-def step_of(received):
-    return 2 * [collective("all-to-all", (0, 1, 2, 3), received)]
-
-
-def test_seconds_alike_are_decided_by_bytes():
-    # latency is nearly all of it
-    few = traffic(*4 * [collective("all-gather", (0, 1, 2, 3), 100)])
-    fewer = traffic(*4 * [collective("all-gather", (0, 1, 2, 3), 50)])
+def test_the_best_setting_takes_the_least_time():
+    # Few bytes in many collectives: each takes microseconds, whatever it sends.
+    many = traffic(*90 * [collective("all-to-all", (0, 1, 2, 3), 100)])
+    assert estimated(STOCK, replace(LESS, step=many)).best is STOCK
+    assert estimated(STOCK, LESS).best is LESS
+    assert estimated(FAILS).best is None
+    # Among equal times the one with the fewest bytes; among equal bytes the first.
+    few, fewer = (traffic(*4 * [collective("all-gather", (0, 1, 2, 3), n)]) for n in (100, 50))
     stock, ours = replace(STOCK, step=few), replace(LESS, step=fewer)
-    assert verdict(estimated(stock, ours)).startswith("Worth it: with USE_CUTE_SHARDING=1")
-    assert verdict(estimated(stock, replace(ours, step=few))).startswith("Not worth it here")
-
-
-def test_of_settings_alike_the_one_with_the_fewest_flags_is_named():
-    some = [replace(LESS, setting=name) for name in ("views", "movement", "all")]
-    assert "with USE_CUTE_VIEW_PROPAGATION=1" in verdict(estimated(STOCK, *some))
+    assert estimated(stock, ours).best is ours
+    assert estimated(stock, replace(ours, step=few)).best is stock
 
 
 def test_as_plain_data():
@@ -320,5 +259,5 @@ def test_as_plain_data():
     assert ours["busiest_bytes"] == 4 * 900_000 and ours["memory"]["peak"] == memory(2).peak
     assert sum(line["busiest_bytes"] for line in ours["lines"]) == ours["busiest_bytes"]
     assert ours["lines"][1]["rows"][0]["mesh_dims"] == ["dp"]
-    assert ours["causes"][0]["todo"] == ("gather it before",)
+    assert ours["causes"][0]["text"] == "split communicates"
     assert found["settings"]["views"]["failure"] == "train.py:9 step: TypeError: no"

@@ -36,7 +36,9 @@ def test_ops_are_seen_as_dtensor_answers_them(x):
         y.sum().full_tensor().backward()
     names = [str(call.op) for call in profiler.calls]
     assert names[:3] == ["aten.mul.Tensor", "aten.add.Tensor", "aten.sum.default"]
-    lines = [{call.place for call in profiler.calls if call.backward is which} for which in (0, 1)]
+    lines = [
+        {call.place for call in profiler.calls if call.backward == which} for which in (False, True)
+    ]
     assert lines[1] and lines[1] <= lines[0]  # a gradient has the line of its forward op
 
 
