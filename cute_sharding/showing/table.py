@@ -99,14 +99,9 @@ def _blocks(changes: Iterable[str]) -> list[str]:
     ]
 
 
-def place_text(cause: Cause, *, with_function: bool = False) -> str:
+def place_text(cause: Cause) -> str:
     """The line, and whether it is a gradient."""
-    if cause.place is None:
-        place = "unknown"
-    else:
-        where = str(cause.place).partition(" ")[0]
-        function = cause.place.function.rpartition("<locals>.")[2]
-        place = f"{where} in {function}" if with_function else where
+    place = "unknown" if cause.place is None else str(cause.place).partition(" ")[0]
     return f"{place} grad" if cause.backward else place
 
 
