@@ -5,6 +5,7 @@ they run.
 import random
 from math import prod
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from received import Received
@@ -12,6 +13,7 @@ from simulation import distribute, number, placement_of, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 
 import cute_sharding
+from cute_sharding.dtensor.bookkeeping import stats as counts
 
 MESHES = [(4,), (3,), (2, 2), (2, 3)]
 ROOT = Path(__file__).parents[3]
@@ -106,3 +108,17 @@ def test_a_table():
             "view.default  1 algebra         0",
         ], stats.table()
     assert "nothing was counted" in type(stats)().table()
+
+
+@pytest.mark.one_in(1)
+def test_what_is_asked_apart_is_not_counted():
+    """And what another thread counts meanwhile is."""
+    cute_sharding.stats(reset=True)
+    with counts.count_apart() as outcomes:
+        counts.count("mm.default", "gate")
+        counts.count("mm.default", "signature")
+        thread = Thread(target=counts.count, args=("roll.default", "free"))
+        thread.start()
+        thread.join()
+    assert outcomes == ["gate", "signature"]
+    assert cute_sharding.stats() == {"roll.default": {"free": 1}}
