@@ -16,7 +16,7 @@ from cute_sharding.estimates.values import Comparison, Run, of_lines
 from cute_sharding.profiling import Place
 
 LINES = 8  # the most lines of the program to show, and the most layers
-OPS_OF_LINES, OPS = 3, 4  # the most lines whose ops to show, and the most ops of each
+LINES_OF_OPS, OPS = 3, 4  # the most lines whose ops to show, and the most ops of each
 
 
 @dataclass(frozen=True)
@@ -160,21 +160,18 @@ def _lines(runs: Sequence[Run]) -> list[str]:
 
 
 def _ops(run: Run) -> list[str]:
-    """The ops of DTensors that communicate with a setting, on the lines that receive the most."""
-    by_line = run.step.by_line()
+    """The ops of DTensors that communicate with a setting, line by line, the most bytes first."""
     causes: dict[Place, list[str]] = {}
     for cause in run.causes:
-        if cause.place in by_line:
-            causes.setdefault(cause.place, []).append(cause.text)
-    largest = sorted(causes, key=lambda place: -by_line[place].busiest_bytes)
+        causes.setdefault(cause.place, []).append(cause.text)
     lines = [f"ops of DTensors that communicate, {run.setting}"] if causes else []
-    for place in largest[:OPS_OF_LINES]:
+    for place, every in list(causes.items())[:LINES_OF_OPS]:
         lines.append(f"  {place}")
-        some = list(dict.fromkeys(causes[place]))
-        for text in some[:OPS]:
+        texts = list(dict.fromkeys(every))
+        for text in texts[:OPS]:
             lines += wrap(text, 96, initial_indent="    ", subsequent_indent="      ")
-        lines += [f"  {each}" for each in _more(len(some) - OPS, "op")]
-    return lines + _more(len(largest) - OPS_OF_LINES, "line")
+        lines += [f"  {each}" for each in _more(len(texts) - OPS, "op")]
+    return lines + _more(len(causes) - LINES_OF_OPS, "line")
 
 
 def _more(n: int, what: str) -> list[str]:
