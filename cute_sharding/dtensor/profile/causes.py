@@ -36,9 +36,11 @@ def of_call(call: Call, notes: Sequence[Ran]) -> Cause:
         found = decided(schema, call)
     except Exception:  # the op ran in a context that has ended, such as loss_parallel
         return cause
+    # Of operands that lie alike, the records do not say how many are redistributed.
+    by_operand = tuple([moved_of(*pair) for pair in found.moved])
     return cause._replace(
         rule=found.rule,
-        moved=moved or tuple([moved_of(*pair) for pair in found.moved]),
+        moved=by_operand if {*by_operand} >= {*moved} else moved,
         results=tuple(map(spec_text, found.results)),
     )
 

@@ -257,6 +257,13 @@ def test_the_other_operand_is_named(mesh):
     )
 
 
+def test_of_operands_that_lie_alike_one_or_both_are_redistributed(mesh):
+    x = made(mesh, (8, 4), Partial())
+    (one,), (both,) = causes(lambda: x * x), causes(lambda: torch.maximum(x, x))
+    assert len(one.moved) == 1 and ", beside (8, 4) [P(sum)], by" in one.text
+    assert len(both.moved) == 2 and "beside" not in both.text
+
+
 def test_a_gradient_says_what_it_is(mesh):
     x = tensor(mesh, (8, 8), 0).requires_grad_()
     with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
