@@ -16,7 +16,7 @@ from cute_sharding.estimates.values import Comparison, Run, of_lines
 from cute_sharding.profiling import Place
 
 LINES = 8  # the most lines of the program to show, and the most layers
-LINES_OF_OPS, OPS = 3, 4  # the most lines whose ops to show, and the most ops of each
+OPS = 3  # the most ops of a line to show
 
 
 @dataclass(frozen=True)
@@ -160,18 +160,20 @@ def _lines(runs: Sequence[Run]) -> list[str]:
 
 
 def _ops(run: Run) -> list[str]:
-    """The ops of DTensors that communicate with a setting, line by line, the most bytes first."""
+    """The ops of DTensors that communicate with a setting; lines that receive the most first."""
     causes: dict[Place, list[str]] = {}
     for cause in run.causes:
         causes.setdefault(cause.place, []).append(cause.text)
+    by_line, nothing = run.step.by_line(), Traffic({})
+    largest = sorted(causes, key=lambda place: -by_line.get(place, nothing).busiest_bytes)
     lines = [f"ops of DTensors that communicate, {run.setting}"] if causes else []
-    for place, every in list(causes.items())[:LINES_OF_OPS]:
+    for place in largest[:LINES]:
         lines.append(f"  {place}")
-        texts = list(dict.fromkeys(every))
+        texts = list(dict.fromkeys(causes[place]))
         for text in texts[:OPS]:
             lines += wrap(text, 96, initial_indent="    ", subsequent_indent="      ")
         lines += [f"  {each}" for each in _more(len(texts) - OPS, "op")]
-    return lines + _more(len(causes) - LINES_OF_OPS, "line")
+    return lines + _more(len(causes) - LINES, "line")
 
 
 def _more(n: int, what: str) -> list[str]:

@@ -65,8 +65,7 @@ class Run:
         setup: the communication before the step.
         memory: the memory of the rank.
         failure: the reason why the step does not run; None if it runs.
-        causes: the ops of DTensors that communicate, the most bytes first. The program asks for
-            all other communication.
+        causes: the ops of DTensors that communicate. The program asks for all other communication.
         counted: whether the figures follow from runs with fewer layers.
     """
 

@@ -234,7 +234,7 @@ def test_details_of_the_settings_that_are_asked_for():
         assert f"ops of DTensors that communicate, {setting}\n  model.py:3 forward\n" in text
     alone = found.with_details("PyTorch")
     assert "ops of DTensors that communicate, PyTorch\n" in alone
-    assert alone.count("split number") == 4 and "\n    and 2 more ops\n" in alone
+    assert alone.count("split number") == 3 and "\n    and 3 more ops\n" in alone
     with pytest.raises(ValueError, match="the estimate has no setting 'redistribution'"):
         found.with_details("redistribution")
 
