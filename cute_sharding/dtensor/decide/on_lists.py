@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from cute_sharding.dtensor.answer import answers
+from cute_sharding.dtensor.bookkeeping.stats import count
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.written import following
 from cute_sharding.dtensor.door.understood import are_read_as_order
@@ -29,6 +30,7 @@ def decide_lists(question: Question) -> Any | None:
     first = [
         placed_as(spec, without((Partial,), spec.placements)) for spec in specs[: len(lists[0])]
     ]
+    count(question.name, "signature")
     return answers.op_sharding(
         schema,
         specs,

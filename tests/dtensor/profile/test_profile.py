@@ -210,6 +210,7 @@ def causes(run):
 
 def test_the_rule_that_decided_is_named(mesh):
     heads = made(mesh, (4, 8), Shard(1))  # 2 heads of 4 elements
+    square = made(mesh, (8, 8), Shard(0))
     rows, strided = (
         made(mesh, (8, 6), Shard(0)),
         made(mesh, (8, 6), _StridedShard(0, split_factor=2)),
@@ -224,6 +225,7 @@ def test_the_rule_that_decided_is_named(mesh):
         assert rule(lambda: rows.roll(1, 0)) == "movement"
         assert rule(lambda: strided.softmax(0)) == "signature"
         assert rule(lambda: strided.bernoulli()) == "fallback"
+        assert rule(lambda: torch._foreach_copy_([square], [square.T])) == "signature"
         assert rule(lambda: rows.cumsum(0)) == "PyTorch"
         assert rule(lambda: rows.argmax(0)) == "PyTorch"  # by a function of its own
     assert rule(lambda: rows.cumsum(0)) == "PyTorch"
