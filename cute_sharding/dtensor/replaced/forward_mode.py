@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.replaced.registry import name_of, overload
+from cute_sharding.dtensor.replaced.registry import name_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Shard,
@@ -44,8 +44,8 @@ __all__ = ["install_forward_mode"]
 
 _ZEROS: Any = torch.ops.aten._efficientzerotensor.default
 _KEY = "ADInplaceOrView"
-_LIES_ALIKE: Any = overload("_has_same_storage_numel.default")
-_ZEROS_LIKE: Any = overload("_new_zeros_with_same_feature_meta.default")
+_LIES_ALIKE: Any = torch.ops.aten._has_same_storage_numel.default
+_ZEROS_LIKE: Any = torch.ops.aten._new_zeros_with_same_feature_meta.default
 
 
 def install_forward_mode(installed: Installed) -> None:

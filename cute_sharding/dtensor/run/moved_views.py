@@ -186,14 +186,14 @@ def note_parts(way: Way, local: torch.Tensor, parts: Sequence[torch.Tensor]) -> 
     """Record a view op whose results ``parts`` are views of the local tensor ``local``."""
     for number, part in enumerate(parts):
         key = id(part)
-        gone = partial(_forget_part, key)
+        gone = partial(_forget_part, _PARTS, key)
         _PARTS[key] = Part(weakref.ref(part, gone), way, number, local)
 
 
-def _forget_part(key: int, gone: weakref.ref[torch.Tensor]) -> None:
-    found = _PARTS.get(key)
+def _forget_part(parts: dict[int, Part], key: int, gone: weakref.ref[torch.Tensor]) -> None:
+    found = parts.get(key)
     if found is not None and found.local is gone:  # another tensor may have the number by now
-        del _PARTS[key]
+        del parts[key]
 
 
 def part_of(local: torch.Tensor) -> Part | None:

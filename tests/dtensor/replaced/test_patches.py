@@ -83,6 +83,8 @@ OPTIONAL = {
     "_fused_rms_norm": "a kernel of GPUs, in a dry run alone",
     "_scaled_dot_product_efficient_attention": "a kernel of GPUs, in a dry run alone",
     "_scaled_dot_product_flash_attention": "a kernel of GPUs, in a dry run alone",
+    "_has_same_storage_numel": "an op",
+    "_new_zeros_with_same_feature_meta": "an op",
     "_check": "public, by torch's own account",
     "_timeout": "of the backend's options; where they have none, torch's default is taken",
     "_PreparedSingleDimStrategy": "of the row about expansion, which may be left out",
