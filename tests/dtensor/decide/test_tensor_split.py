@@ -15,6 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
+from cute_sharding.dtensor.run.moved_views import StaleView
 
 SPLITS = {
     "sections": lambda x: x.tensor_split(3),
@@ -83,8 +84,11 @@ def test_a_write_to_a_part_reaches_the_tensor():
             wanted = full.clone()
             wanted[4:7] = 0
         assert_close(x, wanted, "the tensor")
-        for part, want in zip(kept, wanted.tensor_split(3)):
+        first, second, last = kept
+        for part, want in zip((first, last), (wanted[:4], wanted[7:])):
             assert_close(part, want, "parts that were taken before")
+        with pytest.raises(StaleView):
+            second.clone()
 
 
 @pytest.mark.parametrize("movement", [False, True])
