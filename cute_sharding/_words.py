@@ -12,18 +12,18 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def bytes_text(n: float) -> str:
-    """Bytes, as people read them.
+def bytes_text(n: float, digits: int = 3) -> str:
+    """Bytes, as people read them, with so many digits.
 
     >>> bytes_text(950), bytes_text(12_300), bytes_text(4_500_000)
     ('950 B', '12.3 kB', '4.5 MB')
     """
     unit = "B"
     for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
-        if n < 999.5:
+        if n < 1000 - 0.5 * 10 ** (3 - digits):  # it would be shown as 1000
             break
         n, unit = n / 1000, larger
-    return f"{n:.3g} {unit}"
+    return f"{n:.{digits}g} {unit}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from cute_sharding._settings import network_in_force
+from cute_sharding._words import bytes_text, counted
 from cute_sharding.cli.arguments import (
     UsageError,
     read_group,
@@ -277,12 +278,7 @@ def _show_steps(side: dict[str, Any], itemsize: int, *, most: str = "at most") -
 
 
 def _in_bytes(elements: int, itemsize: int) -> str:
-    size, unit = float(elements * itemsize), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{elements:,} element{'s' * (elements != 1)} ({size:.4g} {unit})"
+    return f"{counted(elements, 'element')} ({bytes_text(elements * itemsize, 4)})"
 
 
 def _seconds(seconds: float) -> str:
