@@ -31,7 +31,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor.profile import Profiler, report
+from cute_sharding.tools.profile.profiler import Profiler
+from cute_sharding.tools.profile.reporting import report
 
 RANKS, BATCH, TOKENS, WIDTH, HEADS = 4, 2, 16, 32, 8
 

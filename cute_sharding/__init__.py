@@ -7,10 +7,9 @@
 - :mod:`cute_sharding.propagation`: placements carried through them.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.models`: many tensors at once.
-- :mod:`cute_sharding.estimates`: what a step would receive and hold.
-- :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
-- :mod:`cute_sharding.drawing`: pictures of all that.
-- :mod:`cute_sharding.profiling`: what a program sends, line by line.
+- :mod:`cute_sharding.dtensor`: the adapter of torch's DTensor.
+- :mod:`cute_sharding.tools`: what people look at: pictures of all that, what a program sends line
+  by line, what a step would receive and hold, and the command line.
 
 Promised are the names in the ``__all__`` of this package and of :mod:`cute_sharding.layout`, the
 values that their functions take and return, the flags, and the command line. All other packages are
@@ -31,8 +30,6 @@ import typing
 import warnings
 
 if typing.TYPE_CHECKING:
-    from cute_sharding.cli.explained import explain
-    from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
         Loaded,
         RefitPlan,
@@ -43,7 +40,6 @@ if typing.TYPE_CHECKING:
         is_enabled,
         load_checkpoint,
         local_boxes,
-        no_communication,
         plan_redistribution,
         plan_refit,
         plan_reshard,
@@ -51,11 +47,14 @@ if typing.TYPE_CHECKING:
         redistribute,
         reshard,
         settings,
-        stats,
     )
-    from cute_sharding.estimates import estimate
     from cute_sharding.sharding import Box, intersection
-    from cute_sharding.showing import Profile, profile
+    from cute_sharding.tools.cli.explained import explain
+    from cute_sharding.tools.drawing import draw
+    from cute_sharding.tools.estimate import estimate
+    from cute_sharding.tools.profile import Profile, profile
+    from cute_sharding.tools.profile.refusing import no_communication
+    from cute_sharding.tools.stats import stats
 
 __version__ = "0.2.0"
 __all__ = [
@@ -88,24 +87,32 @@ __all__ = [
 
 
 def __getattr__(name: str) -> typing.Any:
-    # The adapter imports torch; the algebra must not. So the names of the adapter are looked up
-    # when they are first used. Pictures and boxes need no torch.
+    # The adapter imports torch; the algebra must not. So names are looked up when they are first
+    # used. Pictures and boxes need no torch.
     if name == "draw":
-        from cute_sharding.drawing import draw
+        from cute_sharding.tools.drawing import draw
 
         return draw
     if name == "estimate":
-        from cute_sharding.estimates import estimate
+        from cute_sharding.tools.estimate import estimate
 
         return estimate
     if name == "explain":
-        from cute_sharding.cli.explained import explain
+        from cute_sharding.tools.cli.explained import explain
 
         return explain
     if name in ("Profile", "profile"):
-        from cute_sharding import showing
+        from cute_sharding.tools import profile as room
 
-        return getattr(showing, name)
+        return getattr(room, name)
+    if name == "no_communication":
+        from cute_sharding.tools.profile.refusing import no_communication
+
+        return no_communication
+    if name == "stats":
+        from cute_sharding.tools.stats import stats
+
+        return stats
     if name in ("Box", "intersection"):
         from cute_sharding import sharding
 

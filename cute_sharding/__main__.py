@@ -1,5 +1,5 @@
 import sys
 
-from cute_sharding.cli import main
+from cute_sharding.tools.cli import main
 
 sys.exit(main())

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from cute_sharding import draw
-from cute_sharding.drawing import Picture
-from cute_sharding.drawing.dispatch import planned_between
-from cute_sharding.drawing.inputs import mesh_of
 from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Sharding, format_placements, parse_placements
+from cute_sharding.tools.drawing import Picture
+from cute_sharding.tools.drawing.dispatch import planned_between
+from cute_sharding.tools.drawing.inputs import mesh_of
 
 PAGE = Path(__file__).with_name("gallery.md")
 FOLDER = Path(__file__).with_name("gallery")
@@ -199,7 +199,7 @@ def page(measured: dict[str, Any]) -> str:
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
         '--mesh tp=2 --placements "S(1)" --view 24`. In a program, call '
         "`cute_sharding.draw(tensor)` "
-        "([reference](reference/index.md#cute_sharding.drawing.draw)).",
+        "([reference](reference/index.md#cute_sharding.tools.drawing.draw)).",
         "",
     ]
     for p in PATTERNS:

@@ -24,9 +24,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
-from cute_sharding.drawing.inputs import placements_of
 from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Shard, Sharding
+from cute_sharding.tools.drawing.inputs import placements_of
 
 WORLD = 8
 

@@ -1,4 +1,4 @@
-"""Shared by all tests; its place also puts this folder on the path, for `import enumeration`."""
+"""Shared by all tests."""
 
 import gc
 import os
@@ -9,9 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from processes import search_path
-
-REPOSITORY = Path(__file__).parent.parent
+from processes import REPOSITORY, search_path
 
 # make test runs a fixed set: of each test's parameters one in so many of those in tests/dtensor,
 # and none of the tests marked ``costly``. Which ones is a matter of their names alone, so that two
@@ -187,3 +185,25 @@ def site(tmp_path_factory):
         "[torch.backends]\n" + section.replace('"', "") + "\n"
     )
     return search_path(folder, REPOSITORY)
+
+
+@pytest.fixture(scope="session")
+def process_group():
+    """One fake group of eight ranks, for all tests that want one."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def stock_rules():
+    """torch's own rules in force at the start of a test and at its end, and nothing counted."""
+    import cute_sharding
+
+    cute_sharding.disable()
+    cute_sharding.stats(reset=True)
+    yield
+    cute_sharding.disable()

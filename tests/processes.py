@@ -6,6 +6,7 @@ from pathlib import Path
 from cute_sharding._settings import FLAGS
 
 TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
 
 
 def search_path(*folders):

@@ -29,13 +29,10 @@ LAYERS = [
     "exchange",
     "propagation",
     "models",
-    "profiling",
-    "estimates",
     "dtensor",
-    "drawing",
-    "showing",
+    "tools",
 ]
-ADAPTER = "dtensor"
+ADAPTER, TOOLS = "dtensor", "tools"
 # Optional, so imported when a picture is rendered, and by one function alone.
 RENDERERS = ("rich", "matplotlib")
 
@@ -90,9 +87,9 @@ def test_there_is_something_to_check():
     assert any(of_torch(name) for path in FILES for name, _, _ in imports(path))
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", LAYERS[:-1])
 def test_imports_run_downward(layer):
-    """The package's face and the command line stand above all."""
+    """The package's face stands above them, and what people look at imports all."""
     below = LAYERS[: LAYERS.index(layer) + 1]
     for path in FILES:
         for name, line, _ in imports(path) if layer_of(module_name(path)) == layer else ():
@@ -172,14 +169,16 @@ def test_imports_within_the_algebra_run_downward():
                 )
 
 
-@pytest.mark.parametrize("layer", [None, *(layer for layer in LAYERS if layer != ADAPTER)])
-def test_only_the_adapter_imports_torch(layer):
+@pytest.mark.parametrize(
+    "layer", [None, *(layer for layer in LAYERS if layer not in (ADAPTER, TOOLS))]
+)
+def test_torch_is_imported_by_the_adapter_and_tools_alone(layer):
     for path in FILES:
         for name, line, runs in imports(path) if layer_of(module_name(path)) == layer else ():
             assert not of_torch(name), f"{path}:{line} imports {name}"
-            if layer in (None, "drawing", "showing"):
-                # The package's face and the autoload hook run in every program, and most commands
-                # and pictures need no torch: the adapter waits until it is needed.
+            if layer is None:
+                # The package's face and the autoload hook run in every program: the adapter waits
+                # until it is needed.
                 at_once = runs and layer_of(name) == ADAPTER
                 assert not at_once, f"{path}:{line} imports {name} at once"
 
@@ -191,7 +190,7 @@ def test_libraries_that_render_are_not_imported_by_name():
         for name, line, _ in imports(path)
         if name.split(".")[0] in RENDERERS
     ]
-    assert not found, f"use drawing.libraries.library: {found}"
+    assert not found, f"use tools.drawing.libraries.library: {found}"
 
 
 def test_modules_of_the_package_are_not_imported_by_name():
@@ -253,7 +252,7 @@ def private_torch_names(path):
 
 
 # Where an op may be named: its row, a bug of torch's, and what stands for one op that is run.
-OF_OPS = ("fixes", "refit", "estimate", "profile")
+OF_OPS = ("fixes", "refit")
 
 
 def test_ops_are_named_in_rows_and_fixes():
@@ -299,9 +298,6 @@ ROOMS = [
     "extras",
     "decide",
     "switch",
-    "reports",
-    "profile",
-    "estimate",
 ]
 
 
@@ -398,7 +394,7 @@ def test_the_room_has_no_other_files():
     [
         "cute_sharding",
         *(f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER),
-        "cute_sharding.cli",
+        *(f"cute_sharding.tools.{tool}" for tool in ("cli", "drawing", "estimate", "profile")),
         "cute_sharding._autoload",
     ],
 )

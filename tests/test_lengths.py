@@ -13,7 +13,7 @@ SOURCES = sorted(
 
 # Functions that are longer, by folder and name, and why. None is added without a reason.
 LONGER = {
-    ("drawing", "draw"): "its docstring: what is drawn of each kind of argument",
+    ("tools", "draw"): "its docstring: what is drawn of each kind of argument",
     ("dtensor", "plan_redistribution"): "its docstring: arguments, result, errors, an example",
     ("dtensor", "reshard"): "its docstring: what a state is, what placements may be, a program",
     (

@@ -1,5 +1,4 @@
-"""The DTensor adapter: registers the rules, and reports what they answered. The only folder that
-imports torch.
+"""The DTensor adapter: registers the rules, and runs what they answer.
 
 Each room says what may be touched in it. A room imports only from those above it in this list.
 docs/glossary.md explains the words.
@@ -17,9 +16,6 @@ docs/glossary.md explains the words.
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures; copies of a DTensor
 - :mod:`.decide`: how each op is answered
 - :mod:`.switch`: on and off
-- :mod:`.reports`: plans without data; whether the package works
-- :mod:`.profile`: what a program sends, line by line
-- :mod:`.estimate`: a dry run, in a process of its own
 """
 
 import importlib
@@ -35,12 +31,10 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.door.held import local_boxes
     from cute_sharding.dtensor.models.plan import plan_reshard
     from cute_sharding.dtensor.models.reshard import reshard
-    from cute_sharding.dtensor.profile.refusing import no_communication
     from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
-    from cute_sharding.dtensor.reports.plan import plan_redistribution
-    from cute_sharding.dtensor.reports.stats import stats
     from cute_sharding.dtensor.run.any_mesh import redistribute
     from cute_sharding.dtensor.run.groups import prepare_groups
+    from cute_sharding.dtensor.run.plan import plan_redistribution
     from cute_sharding.dtensor.run.specs import Spec
 
 __all__ = [
@@ -53,7 +47,6 @@ __all__ = [
     "is_enabled",
     "load_checkpoint",
     "local_boxes",
-    "no_communication",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
@@ -62,7 +55,6 @@ __all__ = [
     "redistribute",
     "reshard",
     "settings",
-    "stats",
 ]
 
 # Names that a program may never use: imported on first use.
@@ -71,14 +63,12 @@ _WHERE = {
     "load_checkpoint": "checkpoints.load",
     "propagate_shape_and_sharding": "decide.view_placements",
     "local_boxes": "door.held",
-    "no_communication": "profile.refusing",
     "plan_reshard": "models.plan",
     "reshard": "models.reshard",
     "RefitPlan": "refit.plan",
     "plan_refit": "refit.plan",
-    "plan_redistribution": "reports.plan",
-    "stats": "reports.stats",
     "redistribute": "run.any_mesh",
+    "plan_redistribution": "run.plan",
     "prepare_groups": "run.groups",
     "Spec": "run.specs",
 }

@@ -1,5 +1,5 @@
 """Counts of how propagations were answered and of what redistributions moved, and the logger that
-explains each one. (:func:`cute_sharding.stats` shows them: :mod:`..reports.stats`.)
+explains each one. (:func:`cute_sharding.stats` shows them.)
 """
 
 from __future__ import annotations

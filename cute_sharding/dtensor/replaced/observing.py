@@ -251,8 +251,8 @@ _COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
 _LIBRARIES = {"torch.distributed.fsdp": "FSDP"}
 # Our modules whose functions a program calls.
 _ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
-# Our modules that observe programs.
-_WATCHING = ("cute_sharding.dtensor.profile", "cute_sharding.dtensor.replaced.watching")
+# Our module that observes programs, in the room of those that communicate for them.
+_WATCHING = "cute_sharding.dtensor.replaced.watching"
 
 
 def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
@@ -279,7 +279,7 @@ def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
         return "asked", asked[-1]
     modules = [module for module, _ in within]
     is_ours = any(
-        module.startswith("cute_sharding.") and not module.startswith(_WATCHING)
+        module.startswith("cute_sharding.dtensor.") and not module.startswith(_WATCHING)
         for module in modules
     )
     if is_ours or any(module.startswith("torch.distributed.tensor") for module in modules):

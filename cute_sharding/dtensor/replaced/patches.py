@@ -520,7 +520,7 @@ CLASS_RULES = Patch(
     why="`find_torch_dispatch_rule` returns the function that PyTorch calls before "
     "`__torch_dispatch__` of a tensor class. While communication is recorded, "
     "`find_torch_dispatch_rule` returns a `cute_sharding` function that records each DTensor op.",
-    test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
+    test="tests/tools/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
 CALLS = Patch(
     **_WATCHED,
@@ -531,7 +531,7 @@ CALLS = Patch(
     "While communication is recorded, `cute_sharding` replaces the attribute `_op` of each "
     "functional collective. The function that replaces `OpOverload._op` records the bytes of a "
     "collective, and then runs the collective.",
-    test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
+    test="tests/tools/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the caller of {}",
 )
 KERNELS = Patch(
@@ -542,7 +542,7 @@ KERNELS = Patch(
     why="The C++ code of DistributedDataParallel runs collectives as `c10d` ops. PyTorch has no "
     "kernels of `c10d` ops at the dispatch key `ADInplaceOrView`. While communication is recorded, "
     "`cute_sharding` adds kernels at `ADInplaceOrView` that record the bytes of `c10d` ops.",
-    test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
+    test="tests/tools/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
 )
 GROUPS = Patch(
@@ -553,7 +553,7 @@ GROUPS = Patch(
     why="`cute_sharding` records collectives at the dispatch key `ADInplaceOrView`, which tensors "
     "of inference mode lack. While communication is recorded, each `ProcessGroup` method that "
     "starts a collective turns on the dispatch key `ADInplaceOrView`.",
-    test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
+    test="tests/tools/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
 _OF_FUNCTIONS = "BackwardCFunction"
@@ -565,7 +565,7 @@ NODES = Patch(
     why="Autograd calls `BackwardCFunction.__init__` for each Python `autograd.Function`, such as "
     "a redistribution of a DTensor. While communication is recorded, `BackwardCFunction.__init__` "
     "records the current program line, for reports about the backward pass.",
-    test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
+    test="tests/tools/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 
 WATCHED = (CLASS_RULES, CALLS, KERNELS, GROUPS, NODES)

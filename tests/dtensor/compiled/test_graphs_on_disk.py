@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
-from processes import environment, search_path
+from processes import REPOSITORY, environment, search_path
 
 PROGRAM = Path(__file__).parents[1] / "graphs_on_disk.py"
 

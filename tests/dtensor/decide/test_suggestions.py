@@ -11,9 +11,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 import cute_sharding
 from cute_sharding import sharding
-from cute_sharding.cli import explain
-from cute_sharding.dtensor.reports.check import CollectiveCounter
 from cute_sharding.relations.table import BY_OP
+from cute_sharding.tools.checks import CollectiveCounter
+from cute_sharding.tools.cli import explain
 
 
 @pytest.mark.parametrize(

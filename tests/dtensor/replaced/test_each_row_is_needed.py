@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPOSITORY
-from processes import search_path
+from processes import REPOSITORY, search_path
 
 from cute_sharding.dtensor.replaced import patches
 

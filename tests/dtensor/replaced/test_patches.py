@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from processes import REPOSITORY
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
@@ -20,9 +20,9 @@ from cute_sharding.dtensor.replaced import compiler_patches, patches, registry, 
 from cute_sharding.dtensor.replaced.patch import Installed, calling
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tracing import Tracing
-from cute_sharding.dtensor.reports.stock import stock_plan
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.relations.table import SIGNATURES
+from cute_sharding.tools.stock import stock_plan
 
 TORCH = Path(torch.__file__).parent
 
@@ -91,7 +91,7 @@ OPTIONAL = {
     "_sym_register": "of the rows about the compiler, which may be left out",
     "_create_table": "of the row about pictures, which may be left out",
     "_create_rich_table": "of the row about pictures, which may be left out",
-    "_replace": "of named tuples",
+    **dict.fromkeys(("_replace", "_asdict"), "of named tuples"),
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
     "_installed": "our own",
@@ -102,9 +102,10 @@ OPTIONAL = {
 
 
 def private_attributes():
-    """{attribute: where} of all that the adapter takes of an object that is not its own."""
+    """{attribute: where} of all that what imports torch takes of an object that is not its own."""
     found = {}
-    for path in sorted((REPOSITORY / "cute_sharding" / "dtensor").rglob("*.py")):
+    package = REPOSITORY / "cute_sharding"
+    for path in sorted([*(package / "dtensor").rglob("*.py"), *(package / "tools").rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Attribute)

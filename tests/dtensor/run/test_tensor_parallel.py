@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping.versions import release
-from cute_sharding.dtensor.profile.refusing import CommunicationError
+from cute_sharding.tools.profile.refusing import CommunicationError
 
 REPOSITORY = Path(__file__).parents[3]
 sys.path.insert(0, str(REPOSITORY / "examples"))

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from processes import REPOSITORY
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import versions

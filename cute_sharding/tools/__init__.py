@@ -1,0 +1,11 @@
+"""What people look at: profiles, estimates, pictures, and the command line. This room imports all
+others, and is imported by none.
+
+- :mod:`.drawing`: pictures of shardings, views, redistributions and layouts
+- :mod:`.stats`: how ops were decided, and the elements that ranks received
+- :mod:`.profile`: what a program sends, line by line
+- :mod:`.estimate`: what a step would receive and hold, with each flag
+- :mod:`.stock`: what torch alone would do
+- :mod:`.checks`: whether the package works on the torch at hand
+- :mod:`.cli`: the command line
+"""

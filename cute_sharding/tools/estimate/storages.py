@@ -1,0 +1,150 @@
+"""The memory of this rank, in bytes: every storage from its creation until it is freed, with its
+layer and its purpose; and the storages at the peak.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
+from cute_sharding.tools.estimate.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
+from cute_sharding.tools.estimate.modules import OUTSIDE, Layers
+from cute_sharding.tools.estimate.stand_ins import tensors_in
+
+
+class Block:
+    """A storage that is held: its bytes, and their purpose (kind, layer)."""
+
+    def __init__(self, size: int, of: tuple[str, str]) -> None:
+        self.size, self.of = size, of
+        self.freed: Any = None
+
+
+class Storages(observing.Observer):
+    """The memory of all storages that are made inside the ``with`` block, and of the parameters of
+    the modules that run there.
+
+    Args:
+        mode: the mode of the tensors without elements.
+
+    Attributes:
+        peaks: for each (whether gradients were computed, layer), the most memory while it ran:
+            bytes by (kind, layer).
+    """
+
+    def __init__(self, layers: Layers, mode: Any = None) -> None:
+        super().__init__()
+        self.peaks: dict[tuple[bool, str], Counter[tuple[str, str]]] = {}
+        self.optimized = False
+        self._layers, self._modes = layers, (None, mode)
+        self._blocks: dict[int, Block] = {}
+        self._held: Counter[tuple[str, str]] = Counter()
+        self._total = 0
+        self._most: dict[tuple[bool, str], int] = {}
+        self._layer_of: dict[int, str] = {}  # by the id of a parameter
+        self._trained: set[int] = set()  # the ids of parameters whose gradients are looked for
+
+    def __enter__(self) -> Storages:
+        self._layers.found = self._of_module
+        self._hook = register_optimizer_step_post_hook(self._of_optimizer)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._hook.remove()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        if fake_mode() in self._modes:  # otherwise, torch would call this for the shape of a result
+            for tensor in tensors_in(result):
+                self._holds(tensor.untyped_storage())
+            self._look()
+        return result
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Inside the block, also record storages that a program frees by hand, as FSDP does."""
+        stock = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = stock(storage, size)
+            block = self._blocks.get(storage._cdata)
+            if block is not None:
+                self._add(block.of, storage.nbytes() - block.size)
+                block.size = storage.nbytes()
+                self._look()
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
+
+    def forget_peaks(self) -> None:
+        """Forget all peaks. Held storages stay held."""
+        self.peaks, self._most = {}, {}
+        self._look()
+
+    def _holds(self, storage: Any, of: tuple[str, str] | None = None) -> None:
+        key = storage._cdata
+        block = self._blocks.get(key)
+        if block is None:
+            block = Block(storage.nbytes(), of or (ACTIVATIONS, self._layers.now))
+            block.freed = ref(storage, partial(self._frees, key))
+            self._blocks[key] = block
+            self._add(block.of, block.size)
+        elif of is not None and of != block.of:
+            self._add(block.of, -block.size)
+            block.of = of
+            self._add(block.of, block.size)
+
+    def _frees(self, key: int, _: Any) -> None:
+        block = self._blocks.pop(key)
+        self._add(block.of, -block.size)
+
+    def _add(self, of: tuple[str, str], size: int) -> None:
+        self._held[of] += size
+        self._total += size
+
+    def _look(self) -> None:
+        where = self._layers.is_backward, self._layers.now
+        if self._total > self._most.get(where, -1):
+            self._most[where] = self._total
+            self.peaks[where] = Counter({of: n for of, n in self._held.items() if n})
+
+    def _of_module(self, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            layer = name.rpartition(".")[0]
+            self._hold_all([parameter], (PARAMETERS, layer))
+            self._layer_of.setdefault(id(parameter), layer)
+            if parameter.requires_grad and id(parameter) not in self._trained:
+                self._trained.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(partial(self._of_gradient, layer))
+
+    def _of_gradient(self, layer: str, parameter: torch.Tensor) -> None:
+        self._hold_all([parameter.grad], (GRADIENTS, layer))
+
+    def _of_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.optimized = True
+        for parameter, state in optimizer.state.items():
+            layer = self._layer_of.get(id(parameter), OUTSIDE)
+            self._hold_all(state.values(), (OPTIMIZER, layer))
+
+    @torch.no_grad()  # otherwise, to_local() is an op of autograd
+    def _hold_all(self, tensors: Iterable[Any], of: tuple[str, str]) -> None:
+        for tensor in tensors_in(list(tensors)):
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            self._holds(local.untyped_storage(), of)

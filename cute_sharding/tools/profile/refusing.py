@@ -1,0 +1,108 @@
+"""A block that raises an error at the first collective, before anything is sent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from cute_sharding.tools.profile.amounts import Posted
+from cute_sharding.tools.profile.causes import name_of, of_asked, of_call
+from cute_sharding.tools.profile.places import Found
+from cute_sharding.tools.profile.profiler import Asked, Call, Profiler
+from cute_sharding.tools.profile.recorder import Seen
+from cute_sharding.tools.profile.report import Cause, Place
+
+ACTIONS = ("raise", "warn")
+
+
+class CommunicationError(RuntimeError):
+    """A collective was about to run inside of :func:`no_communication`. All ranks raise this error
+    before any rank sends.
+    """
+
+
+class _Refusing(Profiler):
+    """Raises, or warns, before a collective runs."""
+
+    def __init__(self, action: str, *, allow_explicit: bool) -> None:
+        super().__init__()
+        self._action, self._allow_explicit = action, allow_explicit
+        self._warned: set[tuple[Place | None, bool, str]] = set()
+
+    def about_to_send(self, post: Posted, found: Found) -> None:
+        seen = Seen((post,), found, None, self._last)
+        source = self.source_of(seen)
+        if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
+            return
+        key = source.place, source.backward, name_of(source)
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        sent = self.collective_of(seen, source.place)
+        if isinstance(source, Call):
+            cause = of_call(source, [self.note_of(seen)])
+        else:
+            cause = of_asked(source)
+        if self._action == "raise":
+            raise CommunicationError(communicates(sent.op, sent.ranks, cause))
+        said = communicates(sent.op, sent.ranks, cause)
+        place = cause.place or Place("unknown", 0, "")
+        warnings.warn_explicit(said, RuntimeWarning, place.file, place.line)
+
+
+def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
+    """The message for a collective in such a block: the line, the op, and what was recorded."""
+    where = (
+        "an unknown line"
+        if cause.place is None
+        else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
+    )
+    what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
+    return (
+        f"{what} communicates inside a no_communication() block: {kind} among "
+        f"{len(ranks)} ranks. {cause.text[:1].upper()}{cause.text[1:]}. What to do: redistribute "
+        "the operand before the block, or move the line out of the block."
+    )
+
+
+@contextmanager
+def no_communication(
+    *, action: Literal["raise", "warn"] = "raise", allow_explicit: bool = False
+) -> Iterator[None]:
+    """Raise an error at the first collective inside the ``with`` block, on all ranks, before
+    anything is sent. The message names the line, the op, its tensors, and the rule that decided.
+
+    Args:
+        action: "warn" gives a RuntimeWarning instead of an error: once for each op of a line, and
+            once for the gradient of the op.
+        allow_explicit: permit communication that the program asks for: ``redistribute()``,
+            ``full_tensor()``, and the functions of ``torch.distributed``.
+
+    Raises:
+        CommunicationError: a collective was about to run. This is a RuntimeError.
+        ValueError: ``action`` has another value.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import DTensor, Shard
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of two, of which the other is made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store)
+    >>> mesh = init_device_mesh("cpu", (2,))
+    >>> columns = DTensor.from_local(torch.ones(4, 3), mesh, [Shard(1)])  # of (4, 6)
+    >>> with no_communication():
+    ...     doubled = columns * 2
+    >>> try:
+    ...     with no_communication():
+    ...         first = columns[:, :3]
+    ... except RuntimeError as error:
+    ...     print(str(error).split(". ")[1])
+    Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule
+    >>> torch.distributed.destroy_process_group()
+    """
+    if action not in ACTIONS:
+        raise ValueError(f"action={action!r} is not one of {', '.join(map(repr, ACTIONS))}")
+    with _Refusing(action, allow_explicit=allow_explicit):
+        yield

@@ -1,0 +1,263 @@
+"""Estimates as values and as text: what is counted, what grows by layers, what is said of it."""
+
+import functools
+import re
+from dataclasses import replace
+
+import pytest
+from expecttest import assert_expected_inline
+
+from cute_sharding import estimate
+from cute_sharding.exchange import Network
+from cute_sharding.exchange.plan import Held
+from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.sharding import Sharding, parse_placements
+from cute_sharding.sharding.chains import chains_of
+from cute_sharding.tools.estimate import Estimate
+from cute_sharding.tools.estimate.layers import DEPTHS, memory_of, traffic_of
+from cute_sharding.tools.estimate.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, Memory
+from cute_sharding.tools.estimate.processes import Function
+from cute_sharding.tools.estimate.traffic import Alike, Amount, Traffic, group_on, seconds
+from cute_sharding.tools.estimate.values import CommunicatingOp, Failure, Run
+from cute_sharding.tools.profile.report import Collective, Place
+
+HERE, THERE = Place("model.py", 3, "forward"), Place("train.py", 9, "step")
+
+
+def collective(op, ranks, received, place=HERE, *, busiest=0, backward=False):
+    return Collective(
+        op, "", ranks, "float32", 4, received, received, busiest or received, place, backward
+    )
+
+
+def traffic(*collectives, mesh=(2, 4)):
+    return Traffic.of(collectives, mesh)
+
+
+def test_collectives_that_are_alike_are_counted_together():
+    found = traffic(
+        collective("all-gather", (0, 1, 2, 3), 30),
+        collective("all-gather", (0, 1, 2, 3), 50, busiest=70),
+        collective("all-gather", (0, 4), 10),
+        collective("all-gather", (0, 4), 10, backward=True),
+        collective("barrier", (0, 4), 0),
+        collective("all-to-all", (0, 1), 5, None),
+    )
+    assert found.collectives == 5
+    assert (found.received_bytes, found.busiest_bytes) == (4 * 105, 4 * 125)
+    assert found.rows[Alike(HERE, False, "all-gather", ((1, 4),), 4)] == Amount(2, 80, 100)
+    assert {place: of.collectives for place, of in found.by_line().items()} == {HERE: 4, None: 1}
+    assert Traffic.from_data(found.to_data()) == found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dims"),
+    [
+        ((0, 1, 2, 3), ((1, 4),)),
+        ((1, 5), ((0, 2),)),
+        (range(8), ((0, 2), (1, 4))),
+        ((0, 2), ((1, 2),)),
+        ((3,), ()),
+    ],
+)
+def test_the_mesh_dims_of_a_group(ranks, dims):
+    assert group_on((2, 4), list(ranks)) == dims
+
+
+@pytest.mark.parametrize("network", [None, "nvlink", "infiniband,nvlink", "flat:1e-6,3e-10"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("R,S(0)", "R,R"), ("S(0),R", "R,R"), ("S(0),S(0)", "R,R"), ("R,S(0)", "R,S(1)")],
+)
+def test_seconds_are_those_of_plans(source, target, network):
+    """Of gathers and exchanges of whole dims that divide."""
+    shape, mesh = (128, 256), (4, 8)
+    chosen = Network.of_elements(mesh, network, 4)
+    before, after = (
+        chains_of(Sharding(shape, mesh, parse_placements(text, 2)).cuts, 2, mesh)
+        for text in (source, target)
+    )
+    steps = [
+        step for step in plan_steps(shape, mesh, Held(before), after, chosen) if step.communicates
+    ]
+    assert steps
+    for step in steps:
+        op = "all-gather" if step.gathers else "all-to-all"
+        alike = Alike(HERE, False, op, tuple([(m, mesh[m]) for m in sorted(step.mesh_dims)]), 4)
+        found = seconds(alike, Amount(3, 0, 3 * step.received_elements), mesh, network)
+        assert found == pytest.approx(3 * step.seconds(chosen))
+
+
+def memory(layers, *, uneven=0):
+    """Of so many layers: parameters of each, and activations of those that have run."""
+    parameters = [(PARAMETERS, f"layers.{k}.linear", 10) for k in range(layers)]
+    parameters.append((PARAMETERS, "head", 100))
+    found = []
+    for k in range(layers):
+        kept = [(ACTIVATIONS, f"layers.{i}", 7) for i in range(k + 1)]
+        found.append((False, f"layers.{k}.linear", [*parameters, *kept]))
+        given = [(GRADIENTS, f"layers.{i}", 9 + uneven * k * k) for i in range(k, layers)]
+        found.append((True, f"layers.{k}", [*parameters, *kept, *given]))
+    found.append((False, "head", [*parameters, (ACTIVATIONS, "", 40)]))
+    return Memory.of(found)
+
+
+def test_the_most_that_is_held():
+    few, many = memory(1), memory(30)
+    assert few.peak == 110 + 40 and few.by_kind()[ACTIVATIONS] == 40
+    assert few.by_layer()["head"][PARAMETERS] == 100 and few.by_layer()[""][ACTIVATIONS] == 40
+    # with many layers another stretch of the step holds the most: the backward of the first
+    assert many.by_kind() == {
+        PARAMETERS: 400, GRADIENTS: 270, "optimizer": 0, ACTIVATIONS: 7
+    }  # fmt: skip
+    assert set(many.by_layer()) == {"layers.*", "head"}
+
+
+@pytest.mark.parametrize("layers", [5, 30, 126])
+def test_layers_that_are_counted_hold_what_layers_hold_that_are_run(layers):
+    grown = memory_of(layers, {depth: memory(depth) for depth in DEPTHS})
+    wanted = memory(layers)
+    assert (grown.peak, grown.by_kind()) == (wanted.peak, wanted.by_kind())
+    assert grown.by_layer() == wanted.by_layer()
+
+
+def test_layers_that_differ_are_not_counted():
+    assert memory_of(30, {depth: memory(depth, uneven=1) for depth in DEPTHS}) is None
+    some = {d: traffic(collective("all-gather", (0, 1), 5 * d * d + 2)) for d in DEPTHS}
+    assert traffic_of(30, some) is None
+    even = {
+        d: traffic(*d * [collective("all-gather", (0, 1), 5)], collective("reduce", (0, 4), 3))
+        for d in DEPTHS
+    }
+    grown = traffic_of(126, even)
+    assert grown.collectives == 127 and grown.received_bytes == 4 * (126 * 5 + 3)
+
+
+def test_functions_that_another_process_finds():
+    assert Function.of("a.b:f") == ("a.b", None, "f")
+    assert Function.of("examples/train.py:Job.step") == ("train", "examples/train.py", "Job.step")
+    assert Function.of(collective) == (__name__, None, "collective")
+    for bad, said in (
+        ("train", "is not the name of a function"),
+        (lambda mesh: None, "in a new process: pass"),
+        (functools.partial(collective), "in a new process: pass"),
+        (3, "in a new process: pass"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Function.of(bad)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mesh": ()}, "pass the number of devices"),
+        ({"mesh": (4, 0)}, "pass the number of devices"),
+        ({"rank": 8}, "has the ranks 0 to 7"),
+        ({"device": "tpu"}, "neither 'cuda' nor 'cpu'"),
+        ({"layers": 0}, "a model has at least one layer"),
+        ({"settings": ("stock",)}, "give one or more of PyTorch, views"),
+        ({"network": "pigeon"}, "unknown links"),
+        ({"network": "nvlink,nvlink,nvlink"}, "the network has 3 links"),
+    ],
+)
+def test_bad_arguments(given, said):
+    with pytest.raises(ValueError, match=said):
+        estimate("no_such_module:step", **{"mesh": (2, 4), **given})
+
+
+STOCK = Run(
+    "PyTorch",
+    traffic(
+        *4 * [collective("all-gather", (0, 1, 2, 3), 3_000_000)],
+        collective("all-reduce", (0, 4), 500_000, THERE, backward=True),
+    ),
+    traffic(),
+    memory(2),
+)
+LESS = replace(
+    STOCK,
+    setting="all",
+    step=traffic(
+        *2 * [collective("all-to-all", (0, 1, 2, 3), 200_000)],
+        collective("all-reduce", (0, 4), 500_000, THERE, backward=True),
+    ),
+    causes=(CommunicatingOp(HERE, False, "split", "split communicates"),),
+)
+FAILS = replace(STOCK, setting="views", failure=Failure("TypeError: no", THERE))
+
+
+def estimated(*runs):
+    return Estimate("train.py:step", (2, 4), ("dp", "tp"), 0, "cuda", None, None, runs)
+
+
+def test_what_an_estimate_says():
+    assert_expected_inline(
+        str(estimated(STOCK, FAILS, LESS)),
+        """\
+train.py:step, one step on mesh (dp=2, tp=4): rank 0 of 8, as on GPUs over NCCL
+network: NVLink in hosts of eight devices, InfiniBand between
+
+                          PyTorch  views      all
+received                    50 MB      -   3.6 MB
+collectives                     5      -        3
+time by the network        140 us      -  25.9 us
+memory, at most             160 B      -    160 B
+  parameters                120 B      -    120 B
+  gradients                   0 B      -      0 B
+  optimizer                   0 B      -      0 B
+  activations                40 B      -     40 B
+received before the step      0 B      -      0 B
+
+memory by layer, at the peak  PyTorch    all
+  head                          100 B  100 B
+  outside of all layers          40 B   40 B
+  layers.*                       20 B   20 B
+
+received for each line, forward and backward     PyTorch          all
+  model.py:3 forward                          48 MB in 4  1.6 MB in 2
+  train.py:9 step                              2 MB in 1    2 MB in 1
+
+ops of DTensors that communicate, all
+  model.py:3 forward
+    split communicates
+
+views: does not run. train.py:9 step: TypeError: no""",
+    )
+
+
+def test_details_of_the_settings_that_are_asked_for():
+    causes = tuple([CommunicatingOp(HERE, False, "split", f"split number {k}") for k in range(6)])
+    found = estimated(replace(STOCK, causes=causes), FAILS, replace(LESS, setting="movement"), LESS)
+    text = found.with_details("all", "movement", "views")
+    assert len(re.findall(r" all +movement$", text, re.MULTILINE)) == 2  # layers, and lines
+    for setting in ("all", "movement"):
+        assert f"ops of DTensors that communicate, {setting}\n  model.py:3 forward\n" in text
+    alone = found.with_details("PyTorch")
+    assert "ops of DTensors that communicate, PyTorch\n" in alone
+    assert alone.count("split number") == 3 and "\n    and 3 more ops\n" in alone
+    with pytest.raises(ValueError, match="the estimate has no setting 'redistribution'"):
+        found.with_details("redistribution")
+
+
+def test_the_best_setting_takes_the_least_time():
+    # Few bytes in many collectives: each takes microseconds, whatever it sends.
+    many = traffic(*90 * [collective("all-to-all", (0, 1, 2, 3), 100)])
+    assert estimated(STOCK, replace(LESS, step=many)).best is STOCK
+    assert estimated(STOCK, LESS).best is LESS
+    assert estimated(FAILS).best is None
+    # Among equal times the one with the fewest bytes; among equal bytes the first.
+    few, fewer = (traffic(*4 * [collective("all-gather", (0, 1, 2, 3), n)]) for n in (100, 50))
+    stock, ours = replace(STOCK, step=few), replace(LESS, step=fewer)
+    assert estimated(stock, ours).best is ours
+    assert estimated(stock, replace(ours, step=few)).best is stock
+
+
+def test_as_plain_data():
+    found = estimated(STOCK, FAILS, LESS).to_dict()
+    ours = found["settings"]["all"]
+    assert found["mesh"] == [2, 4] and found["mesh_dim_names"] == ["dp", "tp"]
+    assert ours["busiest_bytes"] == 4 * 900_000 and ours["memory"]["peak"] == memory(2).peak
+    assert sum(line["busiest_bytes"] for line in ours["lines"]) == ours["busiest_bytes"]
+    assert ours["lines"][1]["rows"][0]["mesh_dims"] == ["dp"]
+    assert ours["causes"][0]["text"] == "split communicates"
+    assert found["settings"]["views"]["failure"] == "train.py:9 step: TypeError: no"

@@ -1,0 +1,329 @@
+"""What a profile says of a program whose communication is known."""
+
+import json
+import re
+from html import escape
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from profiled import ON, program, tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+from cute_sharding.tools.profile.table import aligned
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+
+
+def line_of(p, op):
+    (line,) = [line for line in p.lines if line.cause.op == op]
+    return line
+
+
+def test_what_is_recorded_of_a_slice(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as off:
+        program(x)
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as on:
+        program(x)
+    # PyTorch gathers 6 of 8 rows of 6 floats; of rows 1 to 4 the busiest rank lacks one.
+    before, after = line_of(off, "slice"), line_of(on, "slice")
+    assert before.received == 6 * 6 * 4 and after.received == 6 * 4
+    assert before.kinds == {"all-gather": 1} and after.kinds == {"all-to-all": 1}
+    assert before.cause.kind == after.cause.kind == "op"
+    assert before.cause.operands == after.cause.operands == ("(8, 6) [S(0)]",)
+    assert before.cause.results == ("(4, 6) [R]",) and after.cause.results == ("(4, 6) [S(0)]",)
+    assert before.cause.text == (
+        "slice redistributes a tensor of (8, 6) from [S(0)] to [R], by PyTorch's rule"
+    )
+    assert after.cause.text == (
+        "slice communicates, from (8, 6) [S(0)] to (4, 6) [S(0)], by cute_sharding's rule for "
+        "movement ops"
+    )
+
+
+def test_a_redistribution_that_the_program_asks_for(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        program(x)
+    line = line_of(p, "redistribute")
+    assert (line.cause.kind, line.cause.rule) == ("asked", "program")
+    (moved,) = line.cause.moved
+    assert (moved.shape, moved.before, moved.after) == ((8, 6), ("S(0)",), ("R",))
+    assert line.kinds == {"all-gather": 1} and line.received == 6 * 6 * 4
+    assert line.cause.text == ("redistribute() redistributes a tensor of (8, 6) from [S(0)] to [R]")
+
+
+def test_what_sends_nothing_has_no_line(mesh):
+    x = tensor(mesh, (8, 8), 1)
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        x.view(4, 16)
+    assert p.lines == () and p.collectives == []
+
+
+def test_seconds_are_those_of_the_network_that_is_given(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile(network="flat:0,1e-3") as p:
+        program(x)
+    line = line_of(p, "redistribute")
+    assert line.model == pytest.approx(36e-3)  # 6 rows of 6 elements, a millisecond each
+    assert 0 < line.measured < 10
+
+
+def test_the_table_fits_and_says_it_in_words(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        program(x)
+    for width in (80, 100, 140):
+        assert max(map(len, p.table(width).splitlines())) <= width
+    text = p.table(100)
+    assert "cute_sharding is off." in text and "mesh tp=4" in text
+    assert "profiled.py:" in text and "S(0) -> R" in text
+    assert "x[1:5]  # a slice of the sharded dim" in text
+    assert p.table(100, most=1).count("all-gather ") < text.count("all-gather ")
+    assert repr(p) == "<Profile of 2 collectives>"
+
+
+def test_nothing_is_sent(mesh):
+    with cute_sharding.profile() as p:
+        tensor(mesh, (8, 6), 0) * 2
+    assert "No communication." in str(p)
+    assert p.to_dict()["collectives"] == 0
+
+
+def test_as_data_as_a_trace_and_as_a_page(mesh, tmp_path):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        program(x)
+    data = json.loads(json.dumps(p.to_dict()))
+    assert data["collectives"] == 2 and data["received_bytes"] == 2 * 6 * 6 * 4
+    assert {line["op"]: line["rule"] for line in data["lines"]} == {
+        "slice": "PyTorch",
+        "redistribute": "program",
+    }
+
+    trace = json.loads(p.save(tmp_path / "trace.json").read_text())
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [event["cat"] for event in events] == ["all-gather"] * 2
+    assert all(event["dur"] > 0 and event["args"]["line"].startswith("/") for event in events)
+    texts = {line.cause.text for line in p.lines}
+    assert {event["args"]["text"] for event in events} == texts
+
+    page = p.save(tmp_path / "page.html").read_text()
+    opened = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: opened.append(tag)
+    parser.feed(page)
+    assert {"table", "script", "svg"} <= set(opened)
+    assert not {"link", "img", "iframe"} & set(opened) and "src=" not in page
+    assert all(escape(text) in page for text in texts)
+    assert p.save(tmp_path / "table.txt").read_text().startswith("Rank 0 of 8")
+    with pytest.raises(ValueError, match=r"file name for the profile that ends in one of \.json"):
+        p.save(tmp_path / "page.pdf")
+
+
+def test_a_profile_does_not_change_counts_or_what_is_on(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.enabled(**ON):
+        with cute_sharding.profile():
+            program(x)
+        inside = cute_sharding.stats()
+        cute_sharding.stats(reset=True)
+        with cute_sharding.profile() as p:
+            pass
+        str(p)
+        assert cute_sharding.stats() == {} and inside
+        assert cute_sharding.settings().movement
+
+
+def joined(text):
+    return " ".join(text.split())
+
+
+def test_what_is_on_is_said_where_nothing_ran(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    on = "cute_sharding is on (views, ops, redistribution, movement)."
+    with cute_sharding.enabled(**ON):
+        with cute_sharding.profile() as nothing:
+            pass
+        with cute_sharding.profile() as asked:
+            x.redistribute(placements=[Replicate()])  # of DTensor's ops none runs
+    assert on in joined(str(nothing)) and on in joined(str(asked))
+
+
+def test_placements_are_not_cut_and_strided_ones_are_explained(mesh):
+    blocks = DTensor.from_local(torch.ones(4, 8), mesh, [_StridedShard(0, split_factor=4)])
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        blocks.redistribute(placements=[Shard(1)])
+        blocks.redistribute(placements=[Replicate()])
+    for width in (72, 80, 100, 140):
+        table = p.table(width).partition("Line by line")[0]
+        after = table.partition("line  ")[2].partition("received:")[0]
+        assert after.count("_S(0, 4)") == 2 and " S(1)" in after and re.search(r"> R\s", after)
+        assert not re.search(r"(->|-|S\(|[0-9R])\.\.", after)
+        assert max(map(len, table.splitlines())) <= width
+    assert "_S(0, 4): a _StridedShard; dim 0 is divided into 4 blocks" in p.table(100)
+
+
+def test_a_cell_of_several_tensors_goes_on_in_the_next_line():
+    rows = [("1", "long_name_of_an_op", "_S(0, 3) -> R,\n[S(0), _S(0, 4)] -> [R, R]")]
+    assert aligned(rows, 35, {1, 2}, {1: 10}, {2: 10}) == [
+        "1  long_nam..  _S(0, 3) -> R,",
+        "               [S(0), _S(0, 4)] ->",
+        "               [R, R]",
+    ]
+    assert aligned(rows, 80, {1, 2}, {1: 10}, {2: 10})[0].endswith("R, [S(0), _S(0, 4)] -> [R, R]")
+
+
+def test_the_rows_of_a_line_are_counted(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        _ = x[1:5], x[2:5]
+    assert "2 collectives on 1 line (2 rows: one for each op and set of" in joined(str(p))
+    assert "and 1 more row, 144 B received" in p.table(100, most=1)
+
+
+# -- which rule decided, and on which tensors ------------------------------------------------------
+
+
+def made(mesh, shape, placement):
+    """A tensor of that global shape; what its elements are does not matter."""
+    local = list(shape)
+    if isinstance(placement, Shard):
+        local[placement.dim] //= 4
+    return DTensor.from_local(torch.ones(local), mesh, [placement], run_check=False)
+
+
+def causes(run):
+    with cute_sharding.profile() as p:
+        run()
+    return [line.cause for line in p.lines]
+
+
+def test_the_rule_that_decided_is_named(mesh):
+    heads = made(mesh, (4, 8), Shard(1))  # 2 heads of 4 elements
+    square = made(mesh, (8, 8), Shard(0))
+    rows, strided = (
+        made(mesh, (8, 6), Shard(0)),
+        made(mesh, (8, 6), _StridedShard(0, split_factor=2)),
+    )
+
+    def rule(run):
+        (cause,) = causes(run)
+        return cause.rule
+
+    with cute_sharding.enabled(**ON):
+        assert rule(lambda: heads.view(4, 2, 4)) == "view"
+        assert rule(lambda: rows.roll(1, 0)) == "movement"
+        assert rule(lambda: strided.softmax(0)) == "signature"
+        assert rule(lambda: strided.bernoulli()) == "fallback"
+        assert rule(lambda: torch._foreach_copy_([square], [square.T])) == "signature"
+        assert rule(lambda: rows.cumsum(0)) == "PyTorch"
+        assert rule(lambda: rows.argmax(0)) == "PyTorch"  # by a function of its own
+    assert rule(lambda: rows.cumsum(0)) == "PyTorch"
+
+
+@torch.library.custom_op("profiled::own", mutates_args=())
+def own(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+own.register_fake(torch.empty_like)
+
+
+def test_the_rule_of_the_program_is_named(mesh):
+    register_sharding(torch.ops.profiled.own.default)(lambda x: [([Replicate()], [Replicate()])])
+    with cute_sharding.enabled(**ON):
+        (cause,) = causes(lambda: own(made(mesh, (8, 6), Shard(0))))
+    assert cause.text == (
+        "profiled::own redistributes a tensor of (8, 6) from [S(0)] to [R], by a rule that the "
+        "program registered"
+    )
+
+
+def test_the_other_operand_is_named(mesh):
+    x, w = made(mesh, (8, 4), Partial()), made(mesh, (4, 8), Shard(1))
+    (cause,) = causes(lambda: x @ w)
+    assert cause.operands == ("(8, 4) [P(sum)]", "(4, 8) [S(1)]")
+    assert cause.text == (
+        "mm redistributes a tensor of (4, 8) from [S(1)] to [R], beside (8, 4) [P(sum)], by "
+        "PyTorch's rule"
+    )
+
+
+def test_of_operands_that_lie_alike_one_or_both_are_redistributed(mesh):
+    x = made(mesh, (8, 4), Partial())
+    (one,), (both,) = causes(lambda: x * x), causes(lambda: torch.maximum(x, x))
+    assert len(one.moved) == 1 and ", beside (8, 4) [P(sum)], by" in one.text
+    assert len(both.moved) == 2 and "beside" not in both.text
+
+
+def test_a_gradient_says_what_it_is(mesh):
+    x = tensor(mesh, (8, 8), 0).requires_grad_()
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        rows = x[1:5]
+        rows.redistribute(placements=[Shard(1)]).to_local().sum().backward()
+    gradients = [line.cause for line in p.lines if line.cause.backward]
+    forward = {line.cause.op: line.cause.place for line in p.lines if not line.cause.backward}
+    assert {(cause.kind, cause.place) for cause in gradients} == {
+        ("op", forward["slice"]),
+        ("asked", forward["redistribute"]),
+    }
+    (asked,) = [cause for cause in gradients if cause.kind == "asked"]
+    assert asked.text == (
+        "the backward pass of redistribute() redistributes a tensor of (4, 8) from [S(1)] to [S(0)]"
+    )
+
+
+def test_what_fsdp_sends_is_under_its_name(mesh):
+    model = torch.nn.Linear(8, 8, bias=False)
+    fully_shard(model, mesh=mesh)
+    found = causes(lambda: model(torch.ones(2, 8)).sum().backward())
+    assert {(cause.op, cause.kind) for cause in found} == {("FSDP", "direct")}
+    assert {cause.text for cause in found} == {"FSDP communicates outside of the ops of DTensors"}
+
+
+def test_a_function_that_several_lines_call_says_which(mesh):
+    def last(x):
+        return x[:, -2:]
+
+    x = made(mesh, (4, 8), Shard(1))
+    with cute_sharding.profile() as p:
+        last(x)
+        for _ in range(2):
+            last(x * 2)
+    (line,) = p.lines
+    (first, one), (then, two) = sorted(line.callers.items())
+    assert (one, two) == (1, 2) and then.line == first.line + 2
+    said = f"Called from {then} (2 collectives), {first} (1 collective)."
+    assert said in " ".join(p.table(100).split())
+    assert p.to_dict()["lines"][0]["events"][0]["caller"] == first._asdict()
+    assert said.partition("from ")[0] in p.html()
+    with cute_sharding.profile() as p:
+        last(x)
+    assert "Called from" not in p.table(100)
+
+
+def test_kinds_of_collectives_are_not_cut(mesh):
+    """In the narrowest table."""
+    x = made(mesh, (64, 64), Shard(1)).requires_grad_()
+
+    def run():
+        y = (x @ x).redistribute(placements=[Shard(0)])
+        y.cumsum(0).sum().full_tensor().backward()
+
+    with cute_sharding.profile() as p:
+        run()
+    shown = p.table(72).partition("received: bytes")[0]
+    wide = p.table(200).partition("received: bytes")[0]
+    for kind in ("all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
+        assert shown.count(kind) == wide.count(kind)
+    assert max(map(len, shown.splitlines())) <= 80
