@@ -23,8 +23,8 @@ from cute_sharding.dtensor.replaced.registry import (
     infer_schema_info,
     is_derived,
     is_of_the_program,
+    registries,
     schema_info,
-    with_infos,
 )
 
 __all__ = ["install_keys", "naming"]
@@ -101,12 +101,34 @@ def install_keys(installed: Installed) -> Callable[[OpSchema], OpSchema]:
 
         return register
 
-    infos = {op: naming(op, schema_info(op)) for op in with_infos()}
+    infos = _infos()
     installed.put(patches.SCHEMA_INFOS, infos)
     installed.put(patches.SCHEMA_INFOS_OF_ONE_DIM, {op: infos[op] for op in of_one_dim})
     for patch in (patches.RULES, patches.STRATEGIES, patches.STRATEGIES_OF_ONE_DIM):
         installed.replace(patch, registering)
     return complete
+
+
+class _Made(NamedTuple):
+    """Our infos, and the registries of the propagator that they were made for."""
+
+    registries: tuple[dict[Any, Any], ...]
+    infos: dict[Any, RuntimeSchemaInfo]
+
+
+_made = _Made((), {})
+
+
+def _infos() -> dict[Any, RuntimeSchemaInfo]:
+    """Our infos for all ops that have a rule or an info. They depend on the registries alone, and
+    take ten times as long as to see that these are as they were.
+    """
+    global _made
+    found = tuple([registry.copy() for registry in registries()])
+    if found != _made.registries:
+        ops = set[Any]().union(*found)
+        _made = _Made(found, {op: naming(op, schema_info(op)) for op in ops})
+    return _made.infos
 
 
 def naming(op: torch._ops.OpOverload, info: RuntimeSchemaInfo | None) -> RuntimeSchemaInfo:

@@ -37,13 +37,13 @@ __all__ = [
     "propagation",
     "propagator",
     "propagator_of",
+    "registries",
     "schema_info",
     "stock_propagate",
     "stock_propagation",
     "tables",
     "takes_local_sizes",
     "torch_rule",
-    "with_infos",
 ]
 
 # torch's own rule: an oracle in tests, and the source of what an error quotes for a strict view.
@@ -108,11 +108,9 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def with_infos() -> set[Any]:
-    """All ops that have a rule or a schema info, torch's or the program's."""
-    p = propagator()
-    infos = p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy
-    return set[Any]().union(*tables(), *infos)
+def registries() -> tuple[dict, ...]:
+    """All that have an entry for an op with a rule or a schema info, torch's or the program's."""
+    return *tables(), propagator().op_to_schema_info_for_single_dim_strategy
 
 
 def infer_schema_info(op: torch._ops.OpOverload) -> None:
