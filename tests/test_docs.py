@@ -9,16 +9,18 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 
+import gloo
 import messages
 import pages
 import pytest
-from processes import search_path
 
 import cute_sharding
 from cute_sharding._settings import TABLE
@@ -74,7 +76,7 @@ def test_pages_have_examples():
     assert all(counts[page] >= 4 for page in few), counts
 
 
-# Pages that have a process group of their own: each in a process, beside tests that have one.
+# Pages that have a process group of their own: each in a process.
 GROUPED = [page for page in DOCTESTS if ">>> torch.distributed.init" in (ROOT / page).read_text()]
 
 
@@ -85,33 +87,29 @@ def test_examples_run(page):
 
 @pytest.mark.parametrize("page", GROUPED)
 def test_examples_with_a_process_group_run(page):
-    program = f"import test_docs; test_docs.run_examples({page!r})"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    gloo.spawn(run_in_a_process, 1, page)
+
+
+def run_in_a_process(rank, page):
+    warnings.simplefilter("ignore")
+    os.chdir(ROOT)
+    run_examples(page)
 
 
 def run_examples(page):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    names = {}
+    names, said = {}, []
     try:
         for block in pages.blocks(page):
             if block.text.startswith(">>>"):
                 test = doctest.DocTestParser().get_doctest(
                     block.text, names, page, str(ROOT / page), block.line - 1
                 )
-                runner.run(test, clear_globs=False)
+                runner.run(test, out=said.append, clear_globs=False)
                 names = test.globs
     finally:
         cute_sharding.disable()
-    assert runner.tries and not runner.failures
+    assert runner.tries and not runner.failures, "".join(said)
 
 
 COMMANDS = [(page, command) for page in pages.PAGES for command in pages.commands(page)]
@@ -267,16 +265,14 @@ def test_the_reference_has_every_public_name(name):
             assert not same, f"{path} is a module as well: say {path}.{each}"
 
 
-@pytest.mark.parametrize("page", ["rules", "patches", "gallery", "tutorial"])
-def test_generated_pages_are_up_to_date(page):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / f"docs/generate_{page}.py"), "--check"],
-        env={**os.environ, "PYTHONPATH": search_path(ROOT)},  # wherever one is installed
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", ["rules", "patches", "tutorial"])
+def test_generated_pages_are_up_to_date(page, monkeypatch):
+    """Of the gallery: tools/drawing/test_gallery.py."""
+    path = str(ROOT / f"docs/generate_{page}.py")
+    monkeypatch.setattr(sys, "argv", [path, "--check"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(path, run_name="__main__")
+    assert not ended.value.code
 
 
 def test_the_page_of_measured_ops_is_that_of_its_data():

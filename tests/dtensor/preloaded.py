@@ -1,4 +1,4 @@
-"""What the processes of tests are forked from has imported: it takes longer than most jobs. Nothing
+"""What the processes of tests are forked from has imported: it takes longer than most jobs. Little
 else has been done there.
 """
 
@@ -20,6 +20,11 @@ for name in (
     import_module(name)
 
 import_module("unmeasured").time_no_guards()
+
+# What the first switching on in a process computes.
+cute_sharding = import_module("cute_sharding")
+cute_sharding.enable(redistribution=True, movement=True)
+cute_sharding.disable()
 
 # What is here stays: no collection in a fork looks through it, and so copies it.
 gc.freeze()

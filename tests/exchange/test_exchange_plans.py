@@ -36,6 +36,7 @@ def copy_size(copy):
     return size
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("first", range(0, 600, 100))
 def test_what_one_rank_sends_another(first):
     for seed in range(first, first + 100):
@@ -43,6 +44,7 @@ def test_what_one_rank_sends_another(first):
         check_amounts(Exchange(identity(source.shape), (source,), (target,)))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(30))
 def test_what_one_rank_sends_another_of_two_operands(seed):
     """Of two tensors that are joined, what both give counts."""

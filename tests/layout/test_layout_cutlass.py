@@ -32,7 +32,7 @@ from layout_bruteforce import (
 from layout_oracles import Tally, attempt
 
 from cute_sharding import layout as cs
-from cute_sharding.layout import Layout, LayoutError
+from cute_sharding.layout import Layout
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -320,53 +320,3 @@ def test_blocked_and_raked_product(name, count):
         whole,
         lambda a, b: lambda r: is_ranked_product(a, b, r, raked=name == "raked_product"),
     )
-
-
-# -- where CuTe is wrong ---------------------------------------------------------------------------
-
-
-def one(operation, *args, back=whole):
-    return run_all(operation, [args], back)[0]
-
-
-def test_cutlass_returns_a_wrong_layout_for_composition_across_a_boundary():
-    a, b = Layout((3, 4), (1, 6)), Layout(4, 3)
-    found = one(cute.composition, a, b)
-    assert values_of(found) == [0, 18, 1, 19]
-    assert [a(b(i)) for i in range(4)] == [0, 18, 13, 8]
-    with pytest.raises(LayoutError):
-        cs.composition(a, b)
-
-
-def test_cutlass_returns_a_wrong_layout_for_complement_of_overlapping_modes():
-    a = Layout((2, 2), (1, 1))
-    assert one(cute.complement, a, 32).shape == (16, 0)
-    with pytest.raises(LayoutError, match="does not exist"):
-        cs.complement(a, 32)
-
-
-def test_cutlass_returns_a_wrong_layout_for_left_inverse_of_overlapping_modes():
-    a = Layout((6, 3), (1, 1))
-    found = one(cute.left_inverse, a)
-    assert not is_left_inverse(a, found)
-    with pytest.raises(LayoutError, match="does not exist"):
-        cs.left_inverse(a)
-
-
-def test_cutlass_returns_overlapping_copies_for_a_blocked_product():
-    """The copies are placed mode by mode: copy (1, 1) starts at 3 + 1 = 4, which the block itself
-    reaches.
-    """
-    a, b = Layout((4, 3), (12, 4)), Layout((2, 3), (3, 1))
-    found = one(cute.blocked_product, a, b)
-    values = values_of(found)
-    assert len(set(values)) < len(values)
-    with pytest.raises(LayoutError):
-        cs.blocked_product(a, b)
-
-
-def test_cutlass_refuses_a_composition_that_exists():
-    """Every second of the copies that a product of 3:4 has room for."""
-    a, b = Layout(3, 4), Layout(2, 6)
-    assert one(cute.logical_product, a, b, back=halves) is None
-    assert is_logical_product(a, b, cs.logical_product(a, b))

@@ -26,6 +26,7 @@ from cute_sharding.relations import (
 from cute_sharding.relations.table import relation_of
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("first", range(0, 1500, 100))
 def test_drawn_programs(first):
     for seed in range(first, first + 100):
@@ -58,6 +59,7 @@ def drawn_chain(rng, count):
     return found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("first", range(0, 600, 100))
 def test_composition_is_associative(first):
     for seed in range(first, first + 100):
@@ -69,6 +71,7 @@ def test_composition_is_associative(first):
             assert (one.inputs, one.outputs) == (other.inputs, other.outputs)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("first", range(0, 600, 100))
 def test_inverses(first):
     had = 0

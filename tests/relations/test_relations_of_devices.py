@@ -19,6 +19,7 @@ def drawn_sharding(rng, shape):
     return Sharding(shape, mesh, tuple(placements))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_held_and_needed(first):
     for seed in range(first, first + 50):

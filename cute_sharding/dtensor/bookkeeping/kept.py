@@ -33,6 +33,7 @@ class Kept(NamedTuple):
 
 TABLE = (
     Kept("switch.adapter._installed", "what of torch is replaced"),
+    Kept("replaced.keys._made", "what tells calls apart, by the rules that there are"),
     Kept("replaced.patch.CALLED", "what runs in place of functions that a compiler traces"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.in_graphs._meshes", "the meshes that compiled graphs name"),

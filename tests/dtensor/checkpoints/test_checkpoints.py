@@ -12,8 +12,8 @@ def test_drawn_checkpoints(share, tmp_path):
     run(
         4,
         tmp_path,
-        (checkpoints_worker.drawn, 0, share(160, 10), str(tmp_path)),
-        (checkpoints_worker.drawn_files, 0, share(160, 10), str(tmp_path)),
+        (checkpoints_worker.drawn, 0, share(160, 16), str(tmp_path)),
+        (checkpoints_worker.drawn_files, 0, share(160, 16), str(tmp_path)),
     )
 
 

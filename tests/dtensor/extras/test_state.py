@@ -23,13 +23,13 @@ def test_checkpoints(seed, tmp_path):
     run(4, tmp_path, ("checkpoints", str(tmp_path), seed, 12))
 
 
-def test_state_dicts(tmp_path):
+def test_state_dicts(share, tmp_path):
     run(
         4,
         tmp_path,
         ("state_dicts", str(tmp_path)),
         ("on_meta", str(tmp_path)),
-        ("round_trips", str(tmp_path), 0, 20),
+        ("round_trips", str(tmp_path), 0, share(20, 3)),
     )
 
 

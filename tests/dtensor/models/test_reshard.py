@@ -31,7 +31,7 @@ PROGRAMS = (*reshard_programs.PROGRAMS, *fully_sharded_programs.PROGRAMS)
 )
 def test_drawn_models(prepared, limited, long, share, tmp_path):
     """``long``: from so many bytes on a message goes by itself."""
-    run(4, tmp_path, (reshard_worker.drawn_models, 0, share(200, 10), prepared, limited, long))
+    run(4, tmp_path, (reshard_worker.drawn_models, 0, share(200, 16), prepared, limited, long))
 
 
 @pytest.mark.costly

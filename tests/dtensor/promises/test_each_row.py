@@ -86,10 +86,12 @@ def test_values_are_those_of_one_device(name):
         expected = on_one_device(SimpleNamespace(op=case.function), args, kwargs, case.gradients)
     assert expected is not None, "one device gives something else each time"
     refuses = any("Error: " in line for line in table.read()[name])
-    for mesh, way in rows.ways_of(name):
-        with ranks_of(mesh), cute_sharding.enabled(redistribution=True, movement=True):
-            said, why = outcome(partial(on_mesh, case, args, kwargs, mesh, way), expected)
-        assert said == RIGHT or (refuses and said == "raises"), f"{way} on {mesh}: {said}: {why}"
+    with cute_sharding.enabled(redistribution=True, movement=True):
+        for mesh, way in rows.ways_of(name):
+            with ranks_of(mesh):
+                said, why = outcome(partial(on_mesh, case, args, kwargs, mesh, way), expected)
+            right = said == RIGHT or (refuses and said == "raises")
+            assert right, f"{way} on {mesh}: {said}: {why}"
 
 
 def test_every_row_is_met():

@@ -20,7 +20,7 @@ from cute_sharding.relations import NotOnlyMoved
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("prepared", [False, True])
 def test_drawn_refits(prepared, share, tmp_path):
-    run(4, tmp_path, (refit_worker.refits, 0, share(250, 5), prepared))
+    run(4, tmp_path, (refit_worker.refits, 0, share(250, 12), prepared))
 
 
 @pytest.mark.processes
