@@ -6,7 +6,7 @@ import threading
 
 import torch
 import torch.distributed as dist
-from processes_worker import PATIENCE, assert_holds, distribute, mesh_of_ranks, start
+from processes_worker import PATIENCE, assert_holds, distribute, mesh_of_ranks
 from simulation import number
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -254,15 +254,3 @@ def averages():
             tensor = DTensor.from_local(local, mesh, [Partial("avg")], run_check=False)
             for after in ([R], [Shard(0)]):
                 assert (tensor.redistribute(placements=after).to_local() == 60000).all()
-
-
-def several(*jobs):
-    for job, *args in jobs:
-        globals()[job](*args)
-
-
-def begin(rank, *args):
-    import processes_worker
-
-    processes_worker.several = several
-    start(rank, *args)

@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from processes_worker import start
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -15,10 +14,6 @@ CASES = [
     ((2, 2), [Shard(0), Shard(3)], (2, 3, 8, 8)),
     ((2, 2), [Shard(3), Shard(3)], (2, 3, 8, 24)),  # of uneven blocks
 ]
-
-
-def several(rank, world, rendezvous, cases):
-    start(rank, patches, world, rendezvous, cases)
 
 
 def patches(numbers):

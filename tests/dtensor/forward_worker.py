@@ -6,7 +6,6 @@ import random
 
 import torch
 import torch.nn.functional as F
-from processes_worker import start
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -53,10 +52,6 @@ FUNCTIONS = {
     "written": written,
     "written in place": written_in_place,
 }
-
-
-def several(rank, world, rendezvous, flags):
-    start(rank, compare, world, rendezvous, flags)
 
 
 def placed(whole, mesh, placements):

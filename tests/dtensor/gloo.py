@@ -14,8 +14,12 @@ from processes import search_path
 SECONDS = 400
 
 
-def run(world, folder, *jobs):
-    spawn(processes_worker.start, world, "several", world, str(folder / "rendezvous"), *jobs)
+def run(world, folder, *jobs, compares=False):
+    """Every rank runs the jobs, each a function and its arguments, one after the other: processes
+    take longer to start than most jobs to run. If it ``compares``, gloo fails where ranks run other
+    collectives.
+    """
+    spawn(processes_worker.start, world, world, str(folder / "rendezvous"), compares, *jobs)
 
 
 def spawn(function, world, *args):

@@ -7,7 +7,7 @@ import random
 import torch
 import torch.distributed as dist
 from drawing import draw_placements, draw_shape
-from processes_worker import assert_holds, distribute, mesh_of_ranks, start
+from processes_worker import assert_holds, distribute, mesh_of_ranks
 from simulation import number
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -16,11 +16,6 @@ import cute_sharding
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
-
-
-def several(rank, world, rendezvous):
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    start(rank, all_of_it, world, rendezvous)
 
 
 def all_of_it():

@@ -4,7 +4,6 @@ numbers of ranks that have none.
 
 import torch
 import torch.distributed as dist
-from processes_worker import start
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.utils import clip_grad_norm_
@@ -18,15 +17,6 @@ OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
 }
-
-
-def several(rank, world, rendezvous):
-    start(rank, all_of_it, world, rendezvous)
-
-
-def all_of_it():
-    train()
-    numbers_of_other_ranks()
 
 
 def train():

@@ -32,13 +32,16 @@ import cute_sharding
 PATIENCE = timedelta(seconds=200)
 
 
-def start(rank, job, world, rendezvous, *args):
+def start(rank, world, rendezvous, compares, *jobs):
     torch.set_num_threads(1)
+    if compares:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=PATIENCE
     )
     try:
-        (job if callable(job) else globals()[job])(*args)
+        for job, *args in jobs:
+            job(*args)
         dist.barrier()  # whoever is done first waits for the others: its threads serve them still
     finally:
         dist.destroy_process_group()
@@ -367,12 +370,6 @@ def compiled_once(case):
                     shape,
                     function is run,
                 )
-
-
-def several(*jobs):
-    """Jobs one after the other: processes take longer to start than most jobs to run."""
-    for job, *args in jobs:
-        (job if callable(job) else globals()[job])(*args)
 
 
 def dying(rank, world, rendezvous, folder):

@@ -11,7 +11,7 @@ from contextlib import nullcontext, redirect_stdout
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from processes_worker import mesh_of_ranks, part_of, start
+from processes_worker import mesh_of_ranks, part_of
 from simulation import number
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -27,10 +27,6 @@ import cute_sharding
 from cute_sharding.dtensor.extras.state import shards_of
 
 MESHES = ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]], [1, 2, 3], [3, 0])
-
-
-def several(rank, world, rendezvous, *jobs):
-    start(rank, run, world, rendezvous, jobs)
 
 
 def distribute(full, mesh, placements):
@@ -262,8 +258,3 @@ def pictures(folder):
                     (f"{row[0]}-{row[1]}", f"cpu:{rank}") in [(line[0], line[-1]) for line in rows]
                     for row, _, rank in (expected if rows else [])
                 ), drawn.getvalue()
-
-
-def run(jobs):
-    for name, *args in jobs:
-        globals()[name](*args)

@@ -33,7 +33,7 @@ PROGRAMS = {
 LAID = [([S(0)], [S(0)]), ([S(1)], [S(1)]), ([S(0)], [S(1)]), ([S(1)], [Partial()]), ([R], [S(0)])]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("rows", [4, 5])
 @pytest.mark.parametrize("placements", LAID, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -100,6 +100,7 @@ def check(name, rows, flags, cut):
                 compare(function, fulls, (4,), placements, name, **flags)
 
 
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("flags", [{}, {"redistribution": True, "movement": True}], ids=str)
 @pytest.mark.parametrize("cut", [Shard(0), _StridedShard(0, split_factor=2)], ids=str)
 @pytest.mark.parametrize("name", EVERY)

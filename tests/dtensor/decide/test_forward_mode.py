@@ -3,7 +3,7 @@
 import forward_worker
 import pytest
 import torch
-from gloo import spawn
+from gloo import run
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -17,7 +17,7 @@ ALL = {"redistribution": True, "movement": True, "implicit_redistribution": "che
 @pytest.mark.costly
 @pytest.mark.parametrize("flags", [{}, ALL], ids=["views", "all"])
 def test_forward_mode_over_gloo(tmp_path, flags):
-    spawn(forward_worker.several, 4, 4, str(tmp_path / "rendezvous"), flags)
+    run(4, tmp_path, (forward_worker.compare, flags))
 
 
 def test_plain_tensors_in_a_distributed_program():

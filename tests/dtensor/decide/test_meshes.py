@@ -6,7 +6,7 @@ import meshes_worker
 import pytest
 import torch
 import torch.nn.functional as F
-from gloo import spawn
+from gloo import run
 from op_programs import values
 from simulation import plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
@@ -240,4 +240,4 @@ def test_what_is_pending_is_pending_on_the_other_mesh():
 @pytest.mark.one_in(1)
 def test_processes(tmp_path):
     """Optimizers and the compiler; and meshes of other ranks."""
-    spawn(meshes_worker.several, 4, 4, str(tmp_path / "rendezvous"))
+    run(4, tmp_path, (meshes_worker.train,), (meshes_worker.numbers_of_other_ranks,))

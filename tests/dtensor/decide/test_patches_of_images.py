@@ -8,7 +8,7 @@ from itertools import product
 import convolutions_worker
 import pytest
 import torch.nn.functional as F
-from gloo import spawn
+from gloo import run
 from op_programs import S, compare, values
 from simulation import distribute, ranks_of
 from torch.distributed.tensor import Replicate, Shard
@@ -150,4 +150,4 @@ def test_transposed(spatial, mesh):
 def test_processes(some_of, tmp_path):
     """Also compiled: of symbols blocks may not be of whole windows in another call."""
     cases = some_of(range(len(convolutions_worker.CASES)), 5)
-    spawn(convolutions_worker.several, 4, 4, str(tmp_path / "rendezvous"), cases)
+    run(4, tmp_path, (convolutions_worker.patches, cases))

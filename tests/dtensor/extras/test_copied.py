@@ -109,7 +109,7 @@ def mesh_at(device):
     return DeviceMesh("cpu", ranks)
 
 
-@pytest.mark.one_in(1)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "flags", [{}, {"redistribution": True, "movement": True}], ids=["views", "all"]
 )

@@ -3,7 +3,7 @@
 import pytest
 import state_worker
 import torch
-from gloo import spawn
+from gloo import run
 from simulation import mesh_of
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -13,28 +13,24 @@ import cute_sharding
 pytestmark = pytest.mark.processes
 
 
-def run(world, folder, *jobs):
-    spawn(state_worker.several, world, world, str(folder / "rendezvous"), *jobs)
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_checkpoints(seed, tmp_path):
-    run(4, tmp_path, ("checkpoints", str(tmp_path), seed, 12))
+    run(4, tmp_path, (state_worker.checkpoints, str(tmp_path), seed, 12))
 
 
 def test_state_dicts(share, tmp_path):
     run(
         4,
         tmp_path,
-        ("state_dicts", str(tmp_path)),
-        ("on_meta", str(tmp_path)),
-        ("round_trips", str(tmp_path), 0, share(20, 3)),
+        (state_worker.state_dicts, str(tmp_path)),
+        (state_worker.on_meta, str(tmp_path)),
+        (state_worker.round_trips, str(tmp_path), 0, share(20, 3)),
     )
 
 
 def test_pictures(tmp_path):
-    run(2, tmp_path, ("pictures", str(tmp_path)))
+    run(2, tmp_path, (state_worker.pictures, str(tmp_path)))
 
 
 def test_pictures_have_a_box_for_each_run(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import simulation
 import torch
 from drawing import draw_placements, draw_shape
-from gloo import spawn
+from gloo import run
 from simulation import (
     assert_holds,
     distribute,
@@ -223,4 +223,4 @@ def test_gathers_of_groups_that_hold_nothing():
 @pytest.mark.costly
 @pytest.mark.one_in(1)
 def test_on_real_ranks(tmp_path):
-    spawn(lists_worker.several, 4, 4, str(tmp_path / "rendezvous"))
+    run(4, tmp_path, (lists_worker.all_of_it,), compares=True)

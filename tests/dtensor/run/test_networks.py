@@ -14,7 +14,6 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
-from cute_sharding import cli
 from cute_sharding.exchange import Link, Network
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.propagation.assign import assign
@@ -22,6 +21,7 @@ from cute_sharding.propagation.operands import Operand, received_for
 from cute_sharding.relations.signature import parse
 from cute_sharding.sharding import Shard as OurShard
 from cute_sharding.sharding import Sharding
+from cute_sharding.tools import cli
 
 MESH = (2, 4)
 HOSTS = "infiniband,nvlink"  # the second mesh dim is the faster

@@ -3,7 +3,7 @@ empty ranks, and ranks outside of the mesh.
 """
 
 import movement_worker
-import processes_worker
+import processes_worker as worker
 import pytest
 from gloo import run, spawn
 
@@ -12,12 +12,17 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.costly
 def test_views_on_three(share, tmp_path):
-    run(3, tmp_path, ("views", [0, 1, 2], share(60, 12)))
+    run(3, tmp_path, (worker.views, [0, 1, 2], share(60, 12)))
 
 
 def test_views_on_four(share, tmp_path):
     meshes = [0, 1, 2, 3], [[0, 1], [2, 3]]
-    run(4, tmp_path, *[("views", ranks, share(30, 6)) for ranks in meshes], ("slices",))
+    run(
+        4,
+        tmp_path,
+        *[(worker.views, ranks, share(30, 6)) for ranks in meshes],
+        (worker.slices,),
+    )
 
 
 def test_movements(share, tmp_path):
@@ -94,7 +99,7 @@ def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
 )
 @pytest.mark.one_in(5)
 def test_meshes_whose_ranks_do_not_ascend(mesh, tmp_path):
-    run(4, tmp_path, ("distributed", mesh))
+    run(4, tmp_path, (worker.distributed, mesh))
 
 
 def test_redistributions(share, tmp_path):
@@ -102,7 +107,7 @@ def test_redistributions(share, tmp_path):
         4,
         tmp_path,
         *[
-            ("redistributions", ranks, share(40, 6))
+            (worker.redistributions, ranks, share(40, 6))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -113,18 +118,23 @@ def test_redistributions_with_the_collectives_of_other_backends(share, tmp_path)
         4,
         tmp_path,
         *[
-            ("natively", ranks, share(20, 4))
+            (worker.natively, ranks, share(20, 4))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
 
 
 def test_writes(tmp_path):
-    run(4, tmp_path, ("writes", [0, 1]), ("writes", [[0, 1], [2, 3]]))
+    run(4, tmp_path, (worker.writes, [0, 1]), (worker.writes, [[0, 1], [2, 3]]))
 
 
 def test_what_is_gathered_once(tmp_path):
-    run(4, tmp_path, ("gathered", [0, 1, 2, 3]), ("gathered", [[0, 1], [2, 3]]))
+    run(
+        4,
+        tmp_path,
+        (worker.gathered, [0, 1, 2, 3]),
+        (worker.gathered, [[0, 1], [2, 3]]),
+    )
 
 
 def test_meshes_smaller_than_the_world(share, tmp_path):
@@ -137,25 +147,29 @@ def test_meshes_smaller_than_the_world(share, tmp_path):
         *[
             (job, ranks, share(20, 10))
             for ranks in ([3, 1, 4], [[4, 1], [2, 0]])
-            for job in ("views", "redistributions", movement_worker.writes_and_reads)
+            for job in (
+                worker.views,
+                worker.redistributions,
+                movement_worker.writes_and_reads,
+            )
         ],
     )
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("case", range(processes_worker.COMPILED))
+@pytest.mark.parametrize("case", range(worker.COMPILED))
 def test_compiled_programs(case, tmp_path):
-    run(4, tmp_path, ("compiled", case))
+    run(4, tmp_path, (worker.compiled, case))
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("case", range(processes_worker.COMPILED_ONCE))
+@pytest.mark.parametrize("case", range(worker.COMPILED_ONCE))
 def test_programs_compiled_once_for_several_shapes(case, tmp_path):
-    run(4, tmp_path, ("compiled_once", case))
+    run(4, tmp_path, (worker.compiled_once, case))
 
 
 def test_a_process_that_dies(tmp_path):
-    spawn(processes_worker.dying, 3, 3, str(tmp_path / "rendezvous"), str(tmp_path))
+    spawn(worker.dying, 3, 3, str(tmp_path / "rendezvous"), str(tmp_path))
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [
         "RuntimeError True",
         "RuntimeError True",
@@ -163,4 +177,4 @@ def test_a_process_that_dies(tmp_path):
 
 
 def test_fully_sharded_over_tensor_parallel(tmp_path):
-    run(6, tmp_path, ("fully_sharded",))
+    run(6, tmp_path, (worker.fully_sharded,))
