@@ -15,7 +15,7 @@ from processes import REPOSITORY, search_path
 # and none of the tests marked ``costly``. Which ones is a matter of their names alone, so that two
 # runs, and two commits, are judged by the same tests. What the set must meet is checked by
 # dtensor/promises/test_each_row.py. make thorough, each night, and make releases run all.
-ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 30
+ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 60
 
 # Beside it, of the parameters that are left out, one in so many are drawn by the commit.
 DRAWN_ONE_IN = 200
@@ -159,7 +159,7 @@ def share(request):
     process: all in make thorough, one in ``one_in`` in make test.
     """
     every = request.config.getoption("--one-in") == 1
-    return lambda n, one_in=ONE_IN: n if every else -(-n // one_in)
+    return lambda n, one_in: n if every else -(-n // one_in)
 
 
 @pytest.fixture(scope="session")

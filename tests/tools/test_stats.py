@@ -16,6 +16,7 @@ import cute_sharding
 from cute_sharding.dtensor.bookkeeping import stats as counts
 
 MESHES = [(4,), (3,), (2, 2), (2, 3)]
+pytestmark = pytest.mark.one_in(4)
 ROOT = Path(__file__).parents[2]
 
 

@@ -28,6 +28,7 @@ from cute_sharding.exchange import Network
 from cute_sharding.tools.stock import StockPlan, stock_plan
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.one_in(4)
 R, P = Replicate(), Partial()
 
 

@@ -141,16 +141,16 @@ class Installed:
         if table is None:
             self._lacks(patch)
             return
-        before = {key: table.get(key, _ABSENT) for key in entries}
+        before = [(key, ours, table.get(key, _ABSENT)) for key, ours in entries.items()]
         table.update(entries)
 
         def undo() -> None:
-            for key, ours in entries.items():
+            for key, ours, stock in before:
                 if table.get(key, _ABSENT) is ours:
-                    if before[key] is _ABSENT:
+                    if stock is _ABSENT:
                         del table[key]
                     else:
-                        table[key] = before[key]
+                        table[key] = stock
 
         self._steps.append((patch, entries, undo))
 

@@ -96,7 +96,7 @@ def assert_all_in_step(ranks, first, last, is_dynamic=0, writes=0):
 @pytest.fixture
 def count(share):
     """How many programs: each is compiled four times."""
-    return share(10)
+    return share(10, 30)
 
 
 @pytest.mark.costly  # beside test_compiled_order.py, which records the order as well
