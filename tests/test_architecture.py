@@ -287,7 +287,6 @@ def test_private_names_of_torch_stand_in_one_room():
 ROOMS = [
     "bookkeeping",
     "replaced",
-    "answer",
     "compiled",
     "run",
     "models",

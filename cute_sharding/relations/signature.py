@@ -46,6 +46,7 @@ ONE, NONE, UNREAD = "1", "0", "_"
 # or fills in zeros, which commutes with all of them.
 LINEAR = ("sum", "avg")
 COPIED = (*LINEAR, "product", "max", "min", "band", "bor", "bxor")
+FILLED = ("avg", "max", "min", "band", "bor")  # reductions of equal values to that value
 
 
 class Linear(NamedTuple):

@@ -38,7 +38,7 @@ HEADER = f"""\
 SAME = "nothing has changed"
 
 # Each line of the report's groups, at most so many of one group.
-SHOWN = 40
+SHOWN = 100000
 
 
 def of_another_release() -> str | None:

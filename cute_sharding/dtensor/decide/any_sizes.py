@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -22,6 +21,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.in_graphs import MovementOfAnySize, move_of
 from cute_sharding.dtensor.run.moving import Movement
+from cute_sharding.dtensor.run.op_plan import shapes_of_results
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
@@ -72,7 +72,7 @@ def way_for_any_size(
     if is_free:
         step = Movement(choice.exchange, mesh, ())
     else:
-        onto = [shape for shape in answers.shapes_of_results(metas) if shape is not None]
+        onto = [shape for shape in shapes_of_results(metas) if shape is not None]
         if not (_have_groups(sharded.open, mesh) and _are_known(onto, choice.exchange, mesh)):
             return None
         step = MovementOfAnySize(name, given, choice.exchange, onto, mesh)

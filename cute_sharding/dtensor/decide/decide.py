@@ -1,28 +1,9 @@
-"""Decides what an op does: the placements that it needs, and those of its results.
+"""Decides what a call of an op does: an :class:`~cute_sharding.dtensor.run.op_plan.OpPlan`.
 
 A decision is a function of the op, the specs of its operands, the settings and the release of
 torch. :func:`propagation` first describes operands of several meshes on one mesh (:mod:`.meshes`).
-A movement op is answered by its map of rows (:mod:`.movement`), mostly only with the setting
-``movement``, unless the program has registered a rule for it. All other ops are answered in the
-order of :func:`decide`:
-
-1. *Program*: the program has registered a rule for the op: that rule, after the gate.
-2. *View*: the same layout, read under the shape of the output (:mod:`.views`).
-3. *Decompose*: torch decomposes the op except in inference mode, and the op as a whole is not
-   known to be right: it is decomposed here too.
-4. *Fix*: torch's rule is wrong on placements that it accepts (:mod:`..fixes`).
-5. *Written, made anew*: ops in place of which only the form that returns a new tensor has a rule;
-   pointwise ops on lists without a rule; pointwise ops that write to an operand; ops whose results
-   do not depend on the values of a pending operand.
-6. *Signature*: torch has no rule of its own, and the op has a signature.
-7. *Torch*: its rule is right, unless the signature receives less (:func:`_torchs_or_less`).
-8. *Signature*: the placements are of kinds that only views make.
-9. *Torch*: a pointwise op without a signature.
-10. *Gate*: torch's rule, after the placements on which it is not known to be right are replicated.
-
-How data then moves is in :mod:`..run`.
-
-If a result without dims is pending, it is reduced together with the op (:mod:`.scalars`).
+Then the first function of :data:`ORDER` that has a plan decides, and :func:`_completed` adds what
+running the op needs beside it. How data then moves is in :mod:`..run`.
 
 Convolutions, ``argmax`` and ``argmin`` start in :func:`.gate.gated_handler`: torch has functions of
 its own for them, which run where no fix says that they are wrong.
@@ -34,199 +15,214 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import placed_by_search
-from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
-from cute_sharding.dtensor.decide.local_results import in_order
+from cute_sharding.dtensor.decide.local_arguments import for_kernel
+from cute_sharding.dtensor.decide.local_results import in_order, with_numbers_finished
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
-from cute_sharding.dtensor.decide.movement import moved
-from cute_sharding.dtensor.decide.on_lists import decide_lists
+from cute_sharding.dtensor.decide.movement import by_movement
+from cute_sharding.dtensor.decide.on_lists import by_lists
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
-from cute_sharding.dtensor.decide.scalars import with_scalars_finished
-from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.values import by_numbers, of_values
-from cute_sharding.dtensor.decide.views import answer_view
+from cute_sharding.dtensor.decide.views import by_view
 from cute_sharding.dtensor.decide.written import (
-    decide_write,
+    by_write,
     taken_back,
     without_partials,
     written_by_new,
 )
-from cute_sharding.dtensor.door.cuts import leave_one_without
-from cute_sharding.dtensor.fixes.table import ALL, CUTS, Fix, Remedy, fix_of
+from cute_sharding.dtensor.fixes.table import ALL, CUTS, Remedy, fix_of
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     OpSchema,
+    OutputSharding,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, StridedShard
 from cute_sharding.dtensor.run.graph_keys import tag_traced
+from cute_sharding.dtensor.run.op_plan import OpPlan, by_function
+from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.dtensor.run.placements import without
 
 
-def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
+def propagation(
+    torchs: Callable[[OpSchema], OutputSharding], settings: Settings
+) -> Callable[[OpSchema], OutputSharding]:
     """The propagator's function from an op on specs to the placements that it needs and gives."""
 
-    def stock(schema: OpSchema) -> Any:
-        return op_schemas.with_keywords_of_rule(torchs(schema), schema)
-
-    def propagate(schema: OpSchema) -> Any:
-        question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, settings)
+    def plan(schema: OpSchema) -> OpPlan:
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
         try:
-            is_of_the_program = registry.is_of_the_program(schema.op)
-            if not is_of_the_program and (found := by_numbers(question)) is not None:
-                return found
-            found = None if is_of_the_program else moved(question)
-            is_moved = found is not None
-            found = found if is_moved else _complete(question, decide(question))
-        except (
-            NotImplementedError,
-            DynamicOutputShapeException,
-            DataDependentOutputException,
-        ) as error:
-            by_values = None if isinstance(error, NotImplementedError) else of_values(question)
+            found = decide(question)
+        except NotImplementedError as error:
+            raise in_words(error, schema, question.specs) from error
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            by_values = of_values(question)
             if by_values is None:
-                raise in_words(error, question.schema, question.specs) from error
+                raise in_words(error, schema, question.specs) from error
             return by_values
-        if not is_tracing():
-            return found
-        if is_moved or question.is_view:
-            tag_traced()
-        answers.settle_strides(found, asks=settings.redistribution or settings.movement)
+        found = _completed(question, found)
+        if is_tracing():
+            if isinstance(found.kernel, Runner) or question.is_view:
+                tag_traced()
+            found.settle_strides(asks=settings.redistribution or settings.movement)
         return found
 
-    return on_one_mesh(propagate)
+    plan_on_one_mesh = on_one_mesh(plan)
+    return lambda schema: plan_on_one_mesh(schema).for_torch()
 
 
-def decide(question: Question) -> Any:
-    """The answer in torch's form, in the order that the docstring of this file gives."""
-    if registry.is_of_the_program(question.schema.op):
-        strided = question.is_strided
-        return question.gated((StridedShard,)) if strided else question.stock(question.schema)
-    if question.is_view:
-        return answer_view(question)
-    if question.is_wrong_in_one:
-        raise NotImplementedError  # torch then decomposes the op
-    fix = fix_of(question.schema, question.specs)
-    if fix is not None:
-        return _apply_fix(question, fix)
-    if (new := op_schemas.new_form(question.schema.op)) is not None:
-        return _decide_in_place(question, new)
-    if (found := decide_lists(question)) is not None:
-        return found
-    if question.is_pointwise and question.schema.op._schema.is_mutable:
-        return decide_write(question)
-    if question.is_made_anew:
-        return _decide_new(question)
-    if question.is_derived_in_torch and (found := question.signed()) is not None:
-        return found
-    if question.is_right_in_torch:
-        return _torchs_or_less(question)
-    if (found := question.signed()) is not None:
-        return found
-    return _torchs_or_less(question) if question.is_pointwise else _gated(question)
+def decide(question: Question) -> OpPlan:
+    """The plan of the first of :data:`ORDER` that has one."""
+    return next(plan for answer in ORDER if (plan := answer(question)) is not None)
 
 
-def _gated(question: Question) -> Any:
-    """The gate's answer. If the op writes, torch may refuse that too: then the written tensor has a
-    plain placement that the op cannot keep.
+def by_program(question: Question) -> OpPlan | None:
+    """By the rule that the program has registered for the op; after the gate, if it may not know
+    some placements.
     """
-    try:
+    if not registry.is_of_the_program(question.schema.op):
+        return None
+    if question.is_strided:
         return question.gated((StridedShard,))
-    except (RuntimeError, ValueError):
-        refused = _where_torch_refuses(question)
-        if refused is None:
-            raise
-        return refused
+    return question.torchs(question.schema)
 
 
-def _apply_fix(question: Question, fix: Fix) -> Any:
+def by_parts(question: Question) -> None:
+    """
+    Raises:
+        NotImplementedError: the op as a whole is not known to be right. On this error torch
+            decomposes it, as it does except in inference mode, and asks for its parts.
+    """
+    if question.is_wrong_in_one:
+        raise NotImplementedError
+
+
+def by_fix(question: Question) -> OpPlan | None:
+    """Where torch's rule is wrong on placements that it accepts (:mod:`..fixes`)."""
+    schema = question.schema
+    fix = fix_of(schema, question.specs)
+    if fix is None:
+        return None
     match fix.remedy:
         case Remedy.FALSE:
-            on = question.specs[0].mesh
-            return answers.by_function(question.schema, lambda *_: False, on, [], None)
+            return by_function(schema, lambda *_: False, question.specs[0].mesh, [], None)
         case Remedy.FUNCTION:
-            return placed_by_search(question.stock(question.schema), question.schema)
+            return placed_by_search(question.torchs(schema), schema)
         case Remedy.GATE:
             return question.gated(fix.kinds)
         case Remedy.SUM:
-            summed = op_schemas.of_sum(question.schema, 3)
-            return answers.from_other_specs(decide(replace(question, schema=summed)), summed)
+            return decide(replace(question, schema=op_schemas.of_sum(schema, 3))).asked(schema)
         case Remedy.SIGNATURE:
             return question.signed() or question.gated(fix.kinds)
 
 
-def _complete(question: Question, found: Any) -> Any:
-    """The answer, with everything that running the op needs beside torch's answer."""
+def by_new_form(question: Question) -> OpPlan | None:
+    """For an op in place, if only the form that returns a new tensor has a rule: by that."""
     schema = question.schema
-    found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
-    if schema.op._schema._is_view_op() or question.is_view:
-        return answers.of_view(found, schema, by_plan=question.is_view)
-    return taken_back(in_order(with_scalars_finished(found, schema), schema), schema)
+    op = op_schemas.new_form(schema.op)
+    if op is None:
+        return None
+    new = OpSchema(op, schema.args_schema, schema.kwargs_schema, registry.schema_info(op))
+    found = decide(replace(question, schema=new))
+    return written_by_new(found.prepared(for_kernel(registry.name_of(op), found.wanted)), schema)
 
 
-def _torchs_or_less(question: Question) -> Any:
-    """torch's answer, with operands moved by plan; or the signature's, in four cases: torch refuses
-    (the gate's if there is no signature); a device gets no rows and the op cannot compute on none;
-    torch moves operands of which one is strided; it moves others and the signature receives less.
+def by_shape(question: Question) -> OpPlan | None:
+    """For ops whose results do not depend on the values of an operand that is pending: they are the
+    same everywhere.
     """
-    try:
-        found = question.stock(question.schema)
-    except (RuntimeError, ValueError):
-        refused = _where_torch_refuses(question)
-        if refused is None:
-            raise
-        return refused
-    row, wanted = question.row, found.redistribute_schema or question.schema
-    if row is None:
-        return found
-    if row.filled and leave_one_without(op_schemas.specs_of(wanted)):
-        return question.signed() or found
-    if wanted is question.schema or not question.is_sharded:
-        return found
-    if question.is_strided:
-        return question.signed() or question.moved_by_plan(found)
-    less = for_less(row, question.name, question.schema, question.specs, found)
-    return less or question.moved_by_plan(found)
-
-
-def _where_torch_refuses(question: Question) -> Any | None:
-    """The answer by the op's signature if there is one, and else the gate's. If the op writes, a
-    pending operand is reduced too.
-    """
-    if question.is_composite:
-        raise NotImplementedError
-    found = question.signed()
-    kinds = ALL if question.schema.op._schema.is_mutable else CUTS
-    if found is None and (question.is_sharded or (kinds is ALL and question.is_pending)):
-        try:
-            found = question.gated(kinds)
-        except Exception:  # torch did not refuse because of the placements
-            return None
-    return found
-
-
-def _decide_in_place(question: Question, new: Any) -> Any:
-    """The answer for an op in place, by that for ``new``, the op that returns a new tensor."""
-    given = question.schema
-    schema = op_schemas.OpSchema(
-        new, given.args_schema, given.kwargs_schema, registry.schema_info(new)
-    )
-    found = answers.with_keywords(decide(replace(question, schema=schema)), schema)
-    return written_by_new(
-        with_kernel_arguments(registry.name_of(new), schema, found), schema, given
-    )
-
-
-def _decide_new(question: Question) -> Any:
+    if not question.is_made_anew:
+        return None
     schema = question.schema
     if schema.op._schema.is_mutable:
-        finished = without_partials(schema)
-        return answers.from_other_specs(question.stock(finished), finished)
-    return answers.with_outputs(
-        _torchs_or_less(question), lambda spec: without((Partial,), spec.placements)
-    )
+        return question.torchs(without_partials(schema)).asked(schema)
+    found = by_torch(question) or by_gate(question)
+    return found.placed(lambda spec: without((Partial,), spec.placements))
+
+
+def by_rule(question: Question) -> OpPlan | None:
+    """By the op's signature (:mod:`.signatures`); not of a pending reduction that signatures do not
+    know, if torch's rule may.
+    """
+    if question.is_pending_otherwise and question.is_right_in_torch:
+        return None
+    return question.signed()
+
+
+def by_torch(question: Question) -> OpPlan | None:
+    """By torch's rule, if it is right on these placements. None if it refuses them."""
+    if not (question.is_right_in_torch or question.is_pointwise):
+        return None
+    try:
+        return question.moved_by_plan(question.torchs(question.schema))
+    except (RuntimeError, ValueError):
+        return None
+
+
+def by_gate(question: Question) -> OpPlan:
+    """By torch's rule, after the placements on which it is not known to be right are replicated;
+    and if it refuses that, all shards. If it still refuses, by the signature, after pending
+    reductions that signatures do not know; without one, as torch would have refused at first.
+    """
+    writes = question.schema.op._schema.is_mutable
+    kinds: list[tuple[type, ...]] = [(StridedShard,)] if question.is_strided else []
+    if question.is_sharded or (writes and question.is_pending):
+        kinds.append(ALL if writes else CUTS)
+    refused: Exception | None = None
+    for each in kinds:
+        try:
+            return question.gated(each)
+        except Exception as error:
+            refused = refused or error
+    if (found := question.signed()) is not None:
+        return found
+    if question.is_composite:
+        raise NotImplementedError from refused  # torch then decomposes the op
+    if question.is_strided and refused is not None:
+        raise refused
+    return question.torchs(question.schema)
+
+
+# The first that has a plan decides.
+ORDER: tuple[Callable[[Question], OpPlan | None], ...] = (
+    by_program,
+    by_numbers,
+    by_movement,
+    by_view,
+    by_parts,
+    by_fix,
+    by_new_form,
+    by_lists,
+    by_write,
+    by_shape,
+    by_rule,
+    by_torch,
+    by_gate,
+)
+
+
+def _completed(question: Question, plan: OpPlan) -> OpPlan:
+    """The plan, with what running the op needs beside it."""
+    if plan.finishes is not None or plan.takes_all:
+        return plan
+    plan = plan.prepared(for_kernel(question.name, plan.wanted))
+    if question.schema.op._schema._is_view_op() or question.is_view:
+        return _of_view(plan, by_plan=question.is_view)
+    return taken_back(in_order(with_numbers_finished(plan)))
+
+
+def _of_view(plan: OpPlan, *, by_plan: bool) -> OpPlan:
+    """The plan for a view. If its input is redistributed first, by our plan (``by_plan``) or by
+    torch, the output is a copy.
+    """
+    before: Any = plan.schema.args_schema[0]
+    if plan.needs is None or not isinstance(before, DTensorSpec):
+        return plan
+    after: Any = plan.needs.args_schema[0]
+    if tuple(before.placements) == tuple(after.placements):
+        return plan
+    return replace(plan, copied=True, by_plan=by_plan or plan.by_plan)

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.fixes import when
 from cute_sharding.dtensor.replaced import (
@@ -23,20 +21,23 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
+from cute_sharding.dtensor.run.calls import run_slowly
 from cute_sharding.dtensor.run.moved_views import LIVE
+from cute_sharding.dtensor.run.op_plan import OpPlan
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.placements import text, without
 from cute_sharding.dtensor.run.writes import reach
 
 
 def gated(
-    stock: Callable[[OpSchema], Any],
+    plain_plan: Callable[[OpSchema], OpPlan],
     name: str,
     schema: OpSchema,
     kinds: tuple[type, ...] = (StridedShard,),
-) -> Any:
-    """torch's answer after the mesh dims with placements of these ``kinds`` are replicated. If the
-    op then writes in place to a replica, :mod:`.written` has that copied back.
+) -> OpPlan:
+    """The plan after the mesh dims with placements of these ``kinds`` are replicated: that of
+    ``plain_plan`` for the op on such operands. If the op then writes in place to a replica,
+    :mod:`.written` has that copied back.
 
     Raises:
         RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and
@@ -56,7 +57,7 @@ def gated(
                 schema, lambda spec: (Replicate(),) * spec.mesh.ndim
             )
             count(name, "gate")
-            return answers.from_other_specs(answers.OutputSharding(None), replicas)
+            return OpPlan(schema, None, replicas, by_plan=True)
         argument, spec = next(
             (argument, spec) for argument, spec in written if tensor_specs.split_factors(spec)
         )
@@ -67,16 +68,16 @@ def gated(
             "write to the result, or use the op that returns a new tensor."
         )
     plain = op_schemas.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
-    found = stock(plain)
+    found = plain_plan(plain)
     count(name, "gate")
     logger.debug(
         "%s: no signature; inputs are redistributed to placements without _StridedShard", name
     )
-    return answers.from_other_specs(found, plain)
+    return found.asked(schema)
 
 
-def placed_by_search(found: Any, schema: OpSchema) -> Any:
-    """torch's answer for ``argmax`` or ``argmin``, with the placements that torch's function for
+def placed_by_search(found: OpPlan, schema: OpSchema) -> OpPlan:
+    """torch's plan for ``argmax`` or ``argmin``, with the placements that torch's function for
     them gives: it reduces a Partial, searches each shard, and compares the results if need be.
     """
     searched: Any = schema.args_schema[0]
@@ -90,7 +91,7 @@ def placed_by_search(found: Any, schema: OpSchema) -> Any:
         return Shard(p.dim - (p.dim > dim and not keeps))
 
     placements = tuple(map(left, searched.placements))
-    return answers.with_outputs(found, lambda _: placements)
+    return found.placed(lambda _: placements)
 
 
 def gated_handler(op: Any, stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.decide.shares import share
 from cute_sharding.dtensor.door.cuts import is_sharded
 from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.op_plan import Prepare
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.signature import Signature
 from cute_sharding.relations.table import ROWS
@@ -201,23 +200,22 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
             return _of_mean(schema, reduction)
 
 
-def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
-    """The answer for the op, with its local arguments in the form that its kernel expects."""
+def for_kernel(name: str, wanted: OpSchema) -> Prepare | None:
+    """Brings the local arguments of the op, on the specs that it runs on, to the form that its
+    kernel expects; None if they have it.
+    """
     row = ROWS.get(name)
-    if row is None or row.kernel is None:
-        return found
-    prepare = _prepare(row.kernel, found.redistribute_schema or schema)
-    return found if prepare is None else answers.with_preparation(found, schema, prepare)
+    return None if row is None or row.kernel is None else _prepare(row.kernel, wanted)
 
 
 def in_their_place(
-    found: Any, schema: OpSchema, signature: Signature, operands: Sequence[int]
-) -> Any:
-    """The answer, if these ``operands`` are not moved because the op reads only their sizes: in
-    their place it gets empty tensors of the local sizes that it needs.
+    schema: OpSchema, signature: Signature, operands: Sequence[int]
+) -> Prepare | None:
+    """If these ``operands`` are not moved because the op reads only their sizes: puts empty tensors
+    of the local sizes that it needs in their place.
     """
     if not operands:
-        return found
+        return None
     specs = [(at, arg) for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     places = [at for at, _ in specs]
     read = [i for i in range(len(specs)) if i not in signature.sized | signature.unread]
@@ -239,4 +237,4 @@ def in_their_place(
             given[places[i]] = old.new_empty(sizes).contiguous(memory_format=_format(old))
         return given
 
-    return answers.with_preparation(found, schema, prepare)
+    return prepare

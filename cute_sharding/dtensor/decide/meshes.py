@@ -19,12 +19,11 @@ mesh of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
-from cute_sharding.dtensor.decide.scalars import finish, pending_of
 from cute_sharding.dtensor.door.cuts import parts_of, placements_of
 from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
 from cute_sharding.dtensor.replaced import dispatch, op_schemas, process_groups, symints
@@ -35,10 +34,12 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     is_by_elements,
 )
+from cute_sharding.dtensor.run.numbers import finish, pending_of
+from cute_sharding.dtensor.run.op_plan import OpPlan
 from cute_sharding.propagation.operands import Part
 from cute_sharding.sharding.regroup import regrouped
 
-Propagate = Callable[[OpSchema], Any]
+Propagate = Callable[[OpSchema], OpPlan]
 
 
 def on_one_mesh(propagate: Propagate) -> Propagate:
@@ -46,7 +47,7 @@ def on_one_mesh(propagate: Propagate) -> Propagate:
     as described on one mesh.
     """
 
-    def propagate_on_one_mesh(op_schema: OpSchema) -> Any:
+    def propagate_on_one_mesh(op_schema: OpSchema) -> OpPlan:
         specs = op_schemas.specs_of(op_schema)
         if all(spec.mesh == specs[0].mesh for spec in specs):
             return propagate(op_schema)
@@ -57,14 +58,13 @@ def on_one_mesh(propagate: Propagate) -> Propagate:
     return propagate_on_one_mesh
 
 
-def _of_tensors(propagate: Propagate, schema: OpSchema) -> Any | None:
-    """The answer for an op, its operands described on one mesh; None if no mesh is known to do."""
+def _of_tensors(propagate: Propagate, schema: OpSchema) -> OpPlan | None:
+    """The plan for an op, its operands described on one mesh; None if no mesh is known to do."""
     read = _read_on_one_mesh(schema)
     if read is None:
         return None
     logger.debug("%s: operands of several meshes are read on one: %s", schema.op, read)
-    found = answers.from_other_specs(propagate(read), read)
-    return answers.with_fields(found, schema, read=Reading(schema, read))
+    return replace(propagate(read).asked(schema), read=Reading(schema, read))
 
 
 # -- on which mesh ---------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def _always_divide(spec: DTensorSpec, parts: Sequence[Part]) -> bool:
 # -- lists -----------------------------------------------------------------------------------------
 
 
-def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
-    """The answer for an op on lists, put together from the answers for the elements of each mesh.
+def _of_lists(propagate: Propagate, schema: OpSchema) -> OpPlan | None:
+    """The plan for an op on lists, put together from the plans for the elements of each mesh.
     None if torch answers without this, or if the operands of some element have no common mesh.
     """
     apart = list(_elements(schema))
@@ -169,18 +169,17 @@ def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
     for places in groups.values():
         some = _join_elements([read[i] for i in places])
         found = propagate(some)
-        moved = found.redistribute_schema or some
-        if moved.op is not some.op or found.use_val_from_redistribute_schema:
+        if found.function is not some.op or found.local_values:
             return None
-        for i, element in zip(places, _elements(moved)):
+        for i, element in zip(places, _elements(found.wanted)):
             wanted[i] = element
-        for i, spec in zip(places, found.output_spec or ()):
+        for i, spec in zip(places, found.results or ()):
             outputs[i] = spec
     if not all(map(_shares_as, read, wanted)):
         return None
     given: Any = tuple(outputs) if schema.op._schema.returns else None
-    found = answers.from_other_specs(answers.OutputSharding(given), _join_elements(wanted))
-    return answers.with_fields(found, schema, read=Reading(schema, _join_elements(read)))
+    reading = Reading(schema, _join_elements(read))
+    return OpPlan(schema, given, _join_elements(wanted), by_plan=True, read=reading)
 
 
 def _one_element(element: OpSchema) -> OpSchema | None:
@@ -230,7 +229,8 @@ def _shares_as(read: OpSchema, wanted: OpSchema) -> bool:
 # -- when it runs ----------------------------------------------------------------------------------
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """An op with its arguments as given, and with the same arguments described on one mesh."""
 
     given: OpSchema

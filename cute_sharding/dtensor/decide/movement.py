@@ -1,4 +1,4 @@
-"""The propagator's answer for a movement op that touches a sharded dim."""
+"""The plan for a movement op that touches a sharded dim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_received, logger
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.door.cuts import some_device_is_empty
@@ -24,6 +23,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.moved_views import note_views
 from cute_sharding.dtensor.run.moving import Movement, comes_back
+from cute_sharding.dtensor.run.op_plan import OpPlan, by_function, with_metas
 from cute_sharding.dtensor.run.ops import LocalView, Runner
 from cute_sharding.dtensor.run.order import lying_apart
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced, text
@@ -47,8 +47,8 @@ _FILLED = {
 }
 
 
-def moved(question: Question) -> Any | None:
-    """The answer for the op by its map of rows, or by several, one after the other. None if it is
+def by_movement(question: Question) -> OpPlan | None:
+    """The plan for the op by its map of rows, or by several, one after the other. None if it is
     no movement, touches no sharded dim, or its arguments or placements have no known movement:
     others then answer.
 
@@ -88,24 +88,24 @@ def moved(question: Question) -> Any | None:
         count(name, "stock")
         return None
     if not all(map(is_view, way.exchanges)):
-        metas = answers.with_metas(metas, lying_apart)
+        metas = with_metas(metas, lying_apart)
     given = [
         tuple(spec.placements) if cuts == before else replaced(spec.placements, cuts)
         for spec, before, cuts in zip(specs, own, way.given)
     ]
     _count_received(question, way, given)
     is_one = isinstance(row, ByRows)
-    plan: Plan = _Anew.of(question, way, steps[0]) if is_one else _Kept(tuple(steps))
-    return _carried_out(question, way, given, plan, metas)
+    made: Steps = _Anew.of(question, way, steps[0]) if is_one else _Kept(tuple(steps))
+    return _carried_out(question, way, given, made, metas)
 
 
 # Makes the steps of a runner.
-Plan: TypeAlias = Callable[[], "tuple[Any, ...]"]
+Steps: TypeAlias = Callable[[], "tuple[Any, ...]"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A plan that keeps its steps."""
+    """Keeps the steps."""
 
     steps: tuple[Any, ...]
 
@@ -115,7 +115,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Anew:
-    """A plan of one movement, which is made of the op's arguments each time that it is asked for.
+    """One movement, which is made of the op's arguments each time that it is asked for.
 
     Attributes:
         given, results: the cuts of operands and results.
@@ -148,10 +148,10 @@ def _carried_out(
     question: Question,
     way: Way,
     given: Sequence[tuple[Placement, ...]],
-    plan: Plan,
+    steps: Steps,
     metas: Any,
-) -> Any:
-    """The answer by which the steps of ``plan`` run in place of the op, on operands that are first
+) -> OpPlan:
+    """The plan by which the steps of ``steps`` run in place of the op, on operands that are first
     redistributed to the placements ``given``.
     """
     name, schema, specs = question.name, question.schema, question.specs
@@ -159,8 +159,8 @@ def _carried_out(
     brought = given != [tuple(spec.placements) for spec in specs]
     _note(name, way.exchanges, specs, outputs, brought=brought)
     note = note_views if schema.op._schema._is_view_op() else None
-    runner = Runner(name, specs, given, plan, metas, note)
-    return answers.by_function(schema, runner, specs[0].mesh, outputs, metas)
+    runner = Runner(name, specs, given, steps, metas, note)
+    return by_function(schema, runner, specs[0].mesh, outputs, metas)
 
 
 def _at_once(question: Question, row: ByRows, cuts: tuple[Cuts, ...]) -> Way | None:

@@ -4,20 +4,18 @@ lacks. It has rules for about 60 of them, by name.
 
 from __future__ import annotations
 
-from typing import Any
-
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.written import following
 from cute_sharding.dtensor.door.understood import are_read_as_order
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.tensor_specs import Partial, placed_as
+from cute_sharding.dtensor.run.op_plan import OpPlan, placed
 from cute_sharding.dtensor.run.placements import without
 
 
-def decide_lists(question: Question) -> Any | None:
-    """The answer for such an op: pending tensors of its first list are reduced, and the tensors of
+def by_lists(question: Question) -> OpPlan | None:
+    """The plan for such an op: pending tensors of its first list are reduced, and the tensors of
     its other lists are redistributed to the placements of those of the first. None for other ops,
     or if a list has plain tensors.
     """
@@ -31,7 +29,7 @@ def decide_lists(question: Question) -> Any | None:
         placed_as(spec, without((Partial,), spec.placements)) for spec in specs[: len(lists[0])]
     ]
     count(question.name, "signature")
-    return answers.op_sharding(
+    return placed(
         schema,
         specs,
         [following(first[i % len(first)], spec) for i, spec in enumerate(specs)],

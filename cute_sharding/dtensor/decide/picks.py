@@ -9,12 +9,12 @@ result, and most later ops raise. Here the mask ends with the op. The placement 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced import symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -24,6 +24,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
+from cute_sharding.dtensor.run.op_plan import OpPlan
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.relations.signature import Signature
 from cute_sharding.sharding.deal import local_size, piece_and_block
@@ -33,14 +34,14 @@ _Chain = tuple[tuple[int, int, int], ...]
 
 
 def by_picks(
-    answer: Any,
+    plan: OpPlan,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
     signature: Signature,
     wanted: Sequence[tuple[Placement, ...]],
-) -> Any:
-    """The answer for an op that picks rows. If a mesh dim shards these rows, each device gives
-    those that it has. ``wanted``: the placements to which the operands are redistributed.
+) -> OpPlan:
+    """The plan for an op that picks rows. If a mesh dim shards these rows, each device gives those
+    that it has. ``wanted``: the placements to which the operands are redistributed.
     """
     found = [
         (i, d)
@@ -63,9 +64,8 @@ def by_picks(
             rows = places[i], d, places[i + 1]
             run = partial(_pick_rows, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
             rows_of = tuple(map(_number, specs[i].shape)), d
-            answer = answers.with_outputs(answer, partial(_placed, chain, rows_of))
-            return answers.with_fields(answer, schema, runs=run)
-    return answer
+            return replace(plan.placed(partial(_placed, chain, rows_of)), kernel=run)
+    return plan
 
 
 def _placed(

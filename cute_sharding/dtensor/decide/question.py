@@ -1,15 +1,14 @@
-"""Facts about an op that its decision depends on, and two answers that are not torch's: by the
-signature, and by the gate.
+"""Facts about an op that its decision depends on, and the plans of which decisions are made: by
+torch, by the signature, and by the gate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import gated
 from cute_sharding.dtensor.decide.signatures import by_signature
@@ -22,8 +21,9 @@ from cute_sharding.dtensor.door.cuts import (
 from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, Replicate
+from cute_sharding.dtensor.run.op_plan import OpPlan, of_torch, shapes_of_results
 from cute_sharding.relations.table import OF_TORCH, SIGNATURES, VIEWS, OfTorch, Row
-from cute_sharding.relations.table.along import LINEAR, POINTWISE
+from cute_sharding.relations.table.along import ADDITIONS, COMMUTING, POINTWISE
 from cute_sharding.relations.table.indexing import BY_MASK
 
 _UNKNOWN = OfTorch(())
@@ -36,7 +36,7 @@ class Question:
     Attributes:
         schema: the op, with specs in place of tensors.
         specs: the specs, in the order of the op's arguments.
-        stock: torch's propagator.
+        stock: torch's propagator, whose answers are in torch's form.
         settings: the settings in force. Without ``ops`` torch answers in place of signatures, after
             the gate.
     """
@@ -90,8 +90,8 @@ class Question:
     @cached_property
     def row(self) -> Row | None:
         """The op's row in the table of signatures, if signatures may answer. An op that writes by a
-        mask has a row of its own for that. Pointwise ops share one row, and those that are linear
-        in both operands another.
+        mask has a row of its own for that. Pointwise ops share one row, but for what they commute
+        with.
         """
         if not self.settings.ops:
             return None
@@ -99,22 +99,11 @@ class Question:
             return BY_MASK[self.name]
         if self.name in SIGNATURES or not self.is_pointwise:
             return SIGNATURES.get(self.name)
-        # x + 1 is not linear in x.
-        is_linear = len(self.specs) == 2 and self.is_strided and self.is_pending
-        return LINEAR.get(self.name, POINTWISE) if is_linear else POINTWISE
-
-    @property
-    def is_derived_in_torch(self) -> bool:
-        """Whether the op has a row here, and no rule in torch: torch would derive one from the op's
-        decomposition, by trying all placements of all operands for each op in it. For attention
-        that takes half a minute, with a mask much more.
-        """
-        return (
-            self.settings.ops
-            and self.name in SIGNATURES
-            and registry.is_derived(self.schema.op)
-            and all(spec.mesh.size() > 1 for spec in self.specs)
-        )
+        if not self.is_pending:
+            return POINTWISE
+        if self.name in ADDITIONS and len(self.specs) == 2:
+            return ADDITIONS[self.name]
+        return COMMUTING.get(self.name, POINTWISE)
 
     @property
     def is_composite(self) -> bool:
@@ -148,7 +137,7 @@ class Question:
         if self.schema.op._schema._is_view_op() or (info is not None and info.needs_pytree):
             return True
         try:
-            shapes = answers.shapes_of_results(registry.output_metas(self.schema) or ())
+            shapes = shapes_of_results(registry.output_metas(self.schema) or ())
         except op_schemas.DataDependentOutputException:
             return True
         return () in shapes
@@ -159,10 +148,9 @@ class Question:
         are sent once.
         """
         try:
-            found = self.stock(self.schema)
+            wanted = self.torchs(self.schema).wanted
         except Exception:
             return False
-        wanted = found.redistribute_schema or self.schema
         return all(
             isinstance(p, Replicate)
             for spec in op_schemas.specs_of(wanted)
@@ -191,37 +179,47 @@ class Question:
             and (op_schemas.draws(op) or not any(map(some_device_is_empty, self.specs)))
         )
 
-    def signed(self) -> Any | None:
-        """The signature's answer; None if there is none. Partials that signatures do not know (a
-        norm's, a mask's) are reduced first.
+    def torchs(self, schema: OpSchema) -> OpPlan:
+        """torch's plan for the op on these specs. Raises what torch's rule raises."""
+        return of_torch(op_schemas.with_keywords_of_rule(self.stock(schema), schema), schema)
+
+    @property
+    def is_pending_otherwise(self) -> bool:
+        """Whether something is pending in a way that signatures do not know: a norm, a mask."""
+        return any(_is_pending_otherwise(p) for spec in self.specs for p in spec.placements)
+
+    def signed(self) -> OpPlan | None:
+        """The plan by the op's signature; None if it has none. Partials that signatures do not know
+        (a norm's, a mask's) are reduced first.
         """
         if self.row is None:
             return None
-        if not any(_is_pending_otherwise(p) for spec in self.specs for p in spec.placements):
+        if not self.is_pending_otherwise:
             return by_signature(self.row, self.name, self.schema, self.specs)
         finished = op_schemas.replaced_specs(self.schema, _without_others)
         found = by_signature(self.row, self.name, finished, op_schemas.specs_of(finished))
-        return found and answers.from_other_specs(found, finished)
+        return found and found.asked(self.schema)
 
-    def moved_by_plan(self, found: Any) -> Any:
-        """torch's answer; if the op has a row, by plan for the operands that torch moves."""
-        moves = found.redistribute_schema is not None
-        by_plan = moves and self.row is not None and self.is_sharded
-        return answers.from_other_specs(found, self.schema) if by_plan else found
+    def moved_by_plan(self, found: OpPlan) -> OpPlan:
+        """torch's plan; if the op has a row, by our plan for the operands that torch moves."""
+        if found.needs is None or self.row is None or not self.is_sharded:
+            return found
+        return replace(found, by_plan=True)
 
-    def gated(self, kinds: tuple[type, ...]) -> Any:
-        """torch's answer after the mesh dims with placements of these kinds are replicated."""
+    def gated(self, kinds: tuple[type, ...]) -> OpPlan:
+        """The plan after the mesh dims with placements of these kinds are replicated."""
         return gated(self._plain, self.name, self.schema, kinds)
 
-    def _plain(self, plain: OpSchema) -> Any:
-        """The answer for the op on plain placements: torch's, or a signature's if torch has no
+    def _plain(self, plain: OpSchema) -> OpPlan:
+        """The plan for the op on plain placements: torch's, or a signature's if torch has no
         rule.
         """
         try:
-            return self.stock(plain)
+            return self.torchs(plain)
         except NotImplementedError:
             specs = op_schemas.specs_of(plain)
-            found = self.row and by_signature(self.row, self.name, plain, specs)
+            row = self.row
+            found = None if row is None else by_signature(row, self.name, plain, specs)
             if found is None:
                 raise
             return found

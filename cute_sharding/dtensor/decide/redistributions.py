@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
 from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
@@ -25,6 +24,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.graph_keys import tag
 from cute_sharding.dtensor.run.lists import Wanted, exchange_together
 from cute_sharding.dtensor.run.moved_views import Redistributed, note_views
+from cute_sharding.dtensor.run.op_plan import plan_of
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
@@ -40,26 +40,29 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
         op_info: Any, suggested_input_schema: OpSchema, use_val_from_redistribute_schema: bool
     ) -> None:
         schema, takes_others = suggested_input_schema, use_val_from_redistribute_schema
-        answer, settings = answers.answer_of(schema), in_force()
-        if answer.read is not None:
-            answer.read(op_info)
-        if answer.takes_all:
+        plan, settings = plan_of(schema), in_force()
+        if plan is not None and plan.read is not None:
+            plan.read(op_info)
+        if plan is not None and plan.takes_all:
             return  # the function takes the arguments without redistribution
         if settings is None or not settings.views:
-            answer = answers.Answer()
-        before, answered = op_info.local_args, answer.by_plan
+            plan = None
+        before, answered = op_info.local_args, plan is not None and plan.by_plan
         of_lists = dispatch.is_of_lists(op_info)
         if answered or (of_lists and settings is not None and settings.redistribution):
             move = partial(_all_redistributed, at_once=of_lists, answered=answered)
             dispatch.redistribute_arguments(op_info, schema, takes_others, move)
         else:
             local_args(op_info, schema, takes_others)
-        for name, (spec, wanted) in answer.keywords.items():
+        if plan is None:
+            return
+        for name, (spec, wanted) in plan.keywords.items():
             dispatch.observe(spec, wanted, f"argument {name}")
             local = op_info.local_kwargs[name]
             op_info.local_kwargs[name] = redistribute(local, spec, wanted, answered=True)
-        if answer.copied is not None:
-            way = Redistributed(*answer.copied)
+        if plan.copied:
+            specs: Any = plan.schema.args_schema[0], plan.wanted.args_schema[0]
+            way = Redistributed(*specs)
             note_views(way, before[0], way.spec, [op_info.local_args[0]])
 
     return redistribute_local_args

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -49,30 +48,28 @@ def of_results(shares: str | None, found: Assignment) -> list[tuple[Part, ...]]:
 
 
 def by_shares(
-    answer: Any,
     shares: str,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
     signature: Signature,
     found: Assignment,
-) -> Any:
-    """The answer for a mean. If it is left pending, the op runs so that each device counts by its
-    share: an average of rows; or a sum, where equal blocks would leave an average.
+) -> Callable[..., Any] | None:
+    """What runs in place of a mean that is left pending, so that each device counts by its share:
+    an average of rows; or a sum, where equal blocks would leave an average. None if none is left.
     """
     mesh_dims = _left_pending(found, "avg" if shares == "rows" else "sum")
     mesh = specs[0].mesh
     if not mesh_dims:
-        return answer
+        return None
     if shares == "rows":
         total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
         devices = prod(mesh.size(m) for m in mesh_dims)
-        function = partial(_by_weights, schema.op, total, devices)
-        return answers.with_fields(answer, schema, runs=function)
+        return partial(_by_weights, schema.op, total, devices)
     dims = _dims_of_elements(signature)
     places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     n = prod([specs[i].shape[d] for i, d in dims])
     counted = [(places[i], d) for i, d in dims]
-    return answers.with_fields(answer, schema, runs=partial(_by_elements, schema.op, counted, n))
+    return partial(_by_elements, schema.op, counted, n)
 
 
 def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:

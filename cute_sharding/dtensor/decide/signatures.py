@@ -1,9 +1,10 @@
-"""Answers for ops by their signatures."""
+"""Plans for ops by their signatures."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import in_their_place
@@ -26,6 +26,12 @@ from cute_sharding.dtensor.door.understood import (
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, is_masked
+from cute_sharding.dtensor.run.op_plan import (
+    OpPlan,
+    dtypes_of_results,
+    placed,
+    shapes_of_results,
+)
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.propagation.assign import Assignment, assign
 from cute_sharding.propagation.operands import Operand, Part, owed_for, received_for
@@ -38,18 +44,14 @@ def by_signature(
     name: str,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
-    *,
-    fewer_than: Sequence[DTensorSpec] = (),
-    leaving: Sequence[DTensorSpec | None] = (),
-) -> Any | None:
-    """The op's answer by its signature. None if it has none for these arguments, if placements are
-    of kinds that no signature carries, or if no less is received (:func:`_receives_less`) than for
-    redistributing the operands to the specs ``fewer_than``, with results ``leaving`` as these.
+) -> OpPlan | None:
+    """The op's plan by its signature. None if it has none for these arguments, or if placements are
+    of kinds that no signature carries.
     """
-    if not are_understood((*specs, *fewer_than)):
+    if not are_understood(specs):
         return None
     shapes = symints.numbers_at_hand([tuple(spec.shape) for spec in specs])
-    factors = symints.factors_at_hand((*specs, *fewer_than))
+    factors = symints.factors_at_hand(specs)
     if shapes is None or factors is None:
         return None
     args, kwargs = op_schemas.arguments_with(schema, shapes)
@@ -60,9 +62,9 @@ def by_signature(
     if pattern is None or metas is None:
         return None
     operands = [Operand(shape, parts_of(spec.placements)) for spec, shape in zip(specs, shapes)]
-    shapes_of_results = answers.shapes_of_results(metas)
+    made = shapes_of_results(metas)
     try:
-        signature = _signature(pattern, specs, operands, shapes_of_results)
+        signature = _signature(pattern, specs, operands, made)
         found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -72,27 +74,22 @@ def by_signature(
     wanted = _kept_where_sized(signature, specs, needed)
     given = [
         None if _is_a_state(names, shape) else placements_of(parts, factors, last)
-        for names, shape, parts in zip(
-            signature.results, shapes_of_results, of_results(row.shares, found)
-        )
+        for names, shape, parts in zip(signature.results, made, of_results(row.shares, found))
     ]
     as_order = are_read_as_order(specs)
     if as_order and not keeps_the_only_shards(specs, wanted):
-        return None
-    torchs, left = [parts_of(spec.placements) for spec in fewer_than], _parts(leaving)
-    if torchs and not _receives_less(specs, operands, metas, found, torchs, left):
         return None
     # Picked rows depend on which rows a device has, not only on how many.
     if signature.picked and as_order:
         return None
     _note(name, signature, wanted, given, found.received)
-    answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+    plan = placed(schema, specs, wanted, given, metas, as_order=as_order)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
-        fitted = signature.fitted(shapes)
-        answer = by_shares(answer, row.shares, schema, specs, fitted, found)
-    answer = by_picks(answer, schema, specs, signature, wanted)
+        kernel = by_shares(row.shares, schema, specs, signature.fitted(shapes), found)
+        plan = replace(plan, kernel=kernel)
+    plan = by_picks(plan, schema, specs, signature, wanted)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
-    return in_their_place(answer, schema, signature, others)
+    return plan.prepared(in_their_place(schema, signature, others))
 
 
 def _assign(
@@ -110,7 +107,7 @@ def _assign(
         signature,
         operands,
         tuple(specs[0].mesh.shape),
-        linear=_linear(row, specs, metas),
+        linear=_linear(row.commuting(*args, **kwargs), specs, metas),
         filled=row.has_rows(*args, **kwargs),
         shares=row.shares is not None,
         empty=row.empty,
@@ -141,61 +138,42 @@ def _assign(
         if other == always or _have_rows(specs, other.operands):
             found, compared = other, others
             break
-    for other in compared:  # for their guards
-        _receives_less(specs, operands, metas, other, found.operands, found.results)
+    for other in compared:
+        _keep_choice(specs, operands, metas, other, found)
     return found
 
 
 def _numbers(metas: Any) -> tuple[tuple[int, ...] | None, ...] | None:
     """The shapes of the results, in numbers; None if some have none at hand."""
-    return symints.numbers_at_hand(tuple(answers.shapes_of_results(metas)))
+    return symints.numbers_at_hand(tuple(shapes_of_results(metas)))
 
 
-def _receives_less(
+def _keep_choice(
     specs: Sequence[DTensorSpec],
     operands: Sequence[Operand],
     metas: Any,
-    ours: Assignment,
-    theirs: Sequence[tuple[Part, ...]],
-    left: Sequence[tuple[Part, ...] | None],
-) -> bool:
-    """Whether ``ours`` receives fewer elements than redistributing the operands to ``theirs``,
-    which leaves results as in ``left``: no more now, and fewer with what is received later for what
-    is left pending. That may never be reduced, or together with something else, so it counts with
-    the least that a reduction receives, a reduce-scatter. Where only ours is pending, it counts as
-    an all-reduce: each op that reads it reduces it again.
-
-    If that depends on symbolic sizes, a guard is added that the order is the same in every call of
-    the graph; of each tensor the share that is received is taken to be the same.
+    other: Assignment,
+    chosen: Assignment,
+) -> None:
+    """Add guards that in every call of the graph ``chosen`` compares with ``other`` as now: in what
+    is received, and in that together with what is received later for what is left pending. (Of each
+    tensor the share that is received is taken to be the same.)
     """
     mesh, network = tuple(specs[0].mesh.shape), network_in_force()
     now = [
-        received_for(operand, other, mesh, network) - received_for(operand, own, mesh, network)
-        for operand, own, other in zip(operands, ours.operands, theirs)
+        received_for(operand, one, mesh, network) - received_for(operand, another, mesh, network)
+        for operand, another, one in zip(operands, other.operands, chosen.operands)
     ]
     shapes = [tuple(spec.shape) for spec in specs]
     numbers, later = [operand.shape for operand in operands], []
-    made = zip(answers.shapes_of_results(metas), _numbers(metas) or (), ours.results, left)
-    for shape, number, own, other in made:
-        if shape and number and other is not None:
-            times = 2 if _is_pending_more(own, other) else 1
-            later.append(owed_for(number, other, mesh) - times * owed_for(number, own, mesh))
+    made = zip(shapes_of_results(metas), _numbers(metas) or (), other.results, chosen.results)
+    for shape, number, another, one in made:
+        if shape and number:
+            later.append(owed_for(number, one, mesh) - owed_for(number, another, mesh))
             shapes.append(shape)
             numbers.append(number)
-    if _is_symbolic(specs):
-        _keep_order(now, numbers, shapes)
-        _keep_order([*now, *later], numbers, shapes)
-    return sum(now) >= 0 and sum(now) + sum(later) > 0
-
-
-def _parts(specs: Sequence[DTensorSpec | None]) -> list[tuple[Part, ...] | None]:
-    return [None if spec is None else parts_of(spec.placements) for spec in specs]
-
-
-def _is_pending_more(ours: Sequence[Part], theirs: Sequence[Part]) -> bool:
-    return any(
-        isinstance(own, str) and not isinstance(other, str) for own, other in zip(ours, theirs)
-    )
+    _keep_order(now, numbers, shapes)
+    _keep_order([*now, *later], numbers, shapes)
 
 
 def _keep_order(
@@ -233,19 +211,6 @@ def _have_rows(specs: Sequence[DTensorSpec], operands: Sequence[Sequence[Part]])
     return True
 
 
-def for_less(
-    row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
-) -> Any | None:
-    """The signature's answer, if it receives fewer elements than ``found``, torch's answer with its
-    operands redistributed by plan. Ops that write to an operand are left to torch.
-    """
-    if schema.op._schema.is_mutable:
-        return None
-    wanted = op_schemas.specs_of(found.redistribute_schema)
-    leaving = answers.specs_of_results(found)
-    return by_signature(row, name, schema, specs, fewer_than=wanted, leaving=leaving)
-
-
 def _note(
     name: str,
     signature: Signature,
@@ -280,7 +245,9 @@ def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:
     return names == (UNREAD,) and not shape
 
 
-def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tuple[int, ...]:
+def _linear(
+    linear: Linear | tuple[int, ...], specs: Sequence[DTensorSpec], metas: Any
+) -> Linear | tuple[int, ...]:
     """The operands in which the op is linear. None for copies of several dtypes, which convert
     some; for ops that round to integers: a sum of rounded numbers is not the rounded sum; and for
     picked rows, which the next op reduces.
@@ -288,11 +255,11 @@ def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tupl
     if any(is_masked(p) for spec in specs for p in spec.placements):
         return ()
     dtypes = _dtypes(specs)
-    if isinstance(row.linear, Linear) and len(dtypes) > 1:
+    if isinstance(linear, Linear) and len(dtypes) > 1:
         return ()
-    made = answers.dtypes_of_results(metas)
+    made = dtypes_of_results(metas)
     is_rounded = any(map(_has_fractions, dtypes)) and not all(map(_has_fractions, made))
-    return () if is_rounded else row.linear
+    return () if is_rounded else linear
 
 
 def _reduction(

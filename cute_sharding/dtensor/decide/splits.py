@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.answer.running import made_of, runner_of
 from cute_sharding.dtensor.replaced import registry, symints, tensor_specs
+from cute_sharding.dtensor.run.calls import made_of, plan_for
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.exchange import Exchange
@@ -75,10 +75,12 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
         return []  # torch raises the error
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
         return []
-    every = [runner_of(registry.overload(_SLICE), x, d, *b) for b in bounds]
+    plans = [plan_for(registry.overload(_SLICE), x, d, *b) for b in bounds]
     return [
-        _Slice(run, of_it) if isinstance(run, Runner) and run.movement.dims else None
-        for run, of_it in every
+        _Slice(plan.kernel, plan.results)
+        if plan and isinstance(plan.kernel, Runner) and plan.kernel.movement.dims
+        else None
+        for plan in plans
     ]
 
 

@@ -15,25 +15,25 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.replaced import dispatch, op_schemas
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, as_replica, is_dtensor
+from cute_sharding.dtensor.run.op_plan import OpPlan
 from cute_sharding.relations.table.indexing import READ_BY_MASK
 
 
-def by_numbers(question: Question) -> Any | None:
-    """The answer for an op that reads rows by a mask; None for all other ops."""
+def by_numbers(question: Question) -> OpPlan | None:
+    """The plan for an op that reads rows by a mask; None for all other ops."""
     schema = question.schema
     if question.name not in READ_BY_MASK or not op_schemas.is_by_mask(schema):
         return None
-    return answers.with_fields(answers.OutputSharding(None), schema, finishes=_by_numbers)
+    return OpPlan(schema, None, finishes=_by_numbers)
 
 
-def of_values(question: Question) -> Any | None:
-    """The answer for an op of which torch says that its results depend on values; None if it also
+def of_values(question: Question) -> OpPlan | None:
+    """The plan for an op of which torch says that its results depend on values; None if it also
     writes. (In a traced program the op is traced on local tensors: dynamo then has the sizes as
     unbacked symbols, or breaks the graph.)
     """
@@ -42,10 +42,7 @@ def of_values(question: Question) -> Any | None:
         return None
     count(question.name, "gate")
     whole = op_schemas.replaced_specs(schema, lambda spec: (Replicate(),) * spec.mesh.ndim)
-    found = answers.from_other_specs(answers.OutputSharding(None), whole)
-    return answers.with_fields(
-        answers.with_keywords(found, schema), schema, finishes=_on_whole_operands
-    )
+    return OpPlan(schema, None, whole, by_plan=True, finishes=_on_whole_operands)
 
 
 def _on_whole_operands(

@@ -1,4 +1,4 @@
-"""The propagator's answer for a view: the placements of its input and of its output."""
+"""The plan for a view: the placements of its input and of its output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.bookkeeping.stats import count, count_received
 from cute_sharding.dtensor.compiled.symbols import hints_of, symbols_of, to_sizes
@@ -19,25 +18,29 @@ from cute_sharding.dtensor.decide.view_placements import Decision, count_refusal
 from cute_sharding.dtensor.decide.view_words import Asked
 from cute_sharding.dtensor.replaced import process_groups, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.run.op_plan import OpPlan, placed
 from cute_sharding.dtensor.run.placements import Cuts
 from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.relations.table import VIEWS
 from cute_sharding.relations.view import View
 
 
-def answer_view(question: Question) -> Any:
-    """The answer in torch's form; torch's own if its sizes are symbols of no compiler.
+def by_view(question: Question) -> OpPlan | None:
+    """The plan for a view: torch's own if its sizes are symbols of no compiler. None for an op that
+    is none.
 
     Raises:
         RuntimeError: the view is not free, and the settings ask for an error.
     """
+    if not question.is_view:
+        return None
     name, schema, (spec,) = question.name, question.schema, question.specs
     shape, options, arguments = tuple(spec.shape), schema.kwargs_schema, _arguments(question)
     sized = shape, arguments, tuple(options.values()), tensor_specs.split_factors(spec)
     is_symbolic, view = symints.is_symbolic(*sized), VIEWS[name].view
     if _is_torchs(question, is_symbolic and not symints.has_shape_env(*sized)):
         count(name, "stock")
-        return question.stock(schema)
+        return question.torchs(schema)
     if not is_symbolic:
         return _answered(question, view(shape, *arguments, **options))
     with symbols_of(*sized):
@@ -69,7 +72,7 @@ def _is_torchs(question: Question, is_uncountable: bool) -> bool:
     return (on_one or is_uncountable) and not registry.is_derived(question.schema.op)
 
 
-def _answered(question: Question, view: View) -> Any:
+def _answered(question: Question, view: View) -> OpPlan:
     name, schema, (spec,) = question.name, question.schema, question.specs
     try:
         decision = _decide(question, view)
@@ -80,7 +83,7 @@ def _answered(question: Question, view: View) -> Any:
     moves = decision.source != tuple(spec.placements)
     if moves and not symints.is_symbolic(tuple(spec.shape), view.target):
         count_received(name, received_to(spec, decision.source))
-    return answers.op_sharding(
+    return placed(
         schema,
         [spec],
         [decision.source],
@@ -129,7 +132,7 @@ def _stock_source(question: Question) -> Sequence[Placement]:
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     rule = row.rule(shape, *_arguments(question), **schema.kwargs_schema)
     if registry.is_derived(schema.op) or isinstance(rule, View):
-        wanted: Any = (question.stock(schema).redistribute_schema or schema).args_schema[0]
+        wanted: Any = question.torchs(schema).wanted.args_schema[0]
         return tuple(wanted.placements)
     theirs = registry.torch_rule(rule)
     return registry.stock_propagate(spec.placements, shape, theirs, mesh, row.strict)[0]

@@ -5,9 +5,9 @@ other operands are redistributed to the placements of the tensor that is written
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.question import Question
@@ -27,60 +27,54 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run.op_plan import OpPlan, placed
 from cute_sharding.dtensor.run.placements import on_dim, text, without
 from cute_sharding.dtensor.run.written import TakingBack
 
 
-def taken_back(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op. If it redistributes tensors that it writes to, the op runs so that what
+def taken_back(plan: OpPlan) -> OpPlan:
+    """The plan for an op. If it redistributes tensors that it writes to, the op runs so that what
     it writes is moved back to them: torch would go on with the copy, or lose it.
     """
-    wanted, op = found.redistribute_schema, schema.op
-    if wanted is None:
-        return found
+    schema, op = plan.schema, plan.schema.op
+    if plan.needs is None or plan.takes_all:
+        return plan
     written = [spec for _, spec in op_schemas.written(op, schema)]
-    moved = [spec for _, spec in op_schemas.written(op, wanted)]
+    moved = [spec for _, spec in op_schemas.written(op, plan.needs)]
     if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
-        return found
+        return plan
     # torch lists the specs of lists of tensors one by one, between the other arguments.
-    nested = op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
-    run = TakingBack(op, wanted.op, schema, nested)
-    found = answers.with_fields(found, schema, runs=run, takes_all=True)
-    gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
+    nested = op_schemas.with_specs(schema, op_schemas.specs_of(plan.needs))
+    gives_these = op_schemas.is_in_place(op) and plan.results is not None
+    results: Any = plan.results
     if gives_these or any(argument.is_out for argument in op._schema.arguments):
-        outputs: Any = written[0] if len(written) == 1 else tuple(written)
-        return answers.OutputSharding(outputs, found.redistribute_schema, True)
-    return found
+        results = written[0] if len(written) == 1 else tuple(written)
+    kernel = TakingBack(op, plan.function, schema, nested)
+    return OpPlan(schema, results, plan.needs, kernel=kernel, takes_all=True)
 
 
-def written_by_new(found: Any, new: OpSchema, schema: OpSchema) -> Any:
-    """The answer for an op in place, from ``found``, that for the op on the same arguments that
-    returns a new tensor, ``new``. The tensor that is written to keeps its placements.
+def written_by_new(found: OpPlan, schema: OpSchema) -> OpPlan:
+    """The plan for an op in place, from ``found``, that for the op on the same arguments that
+    returns a new tensor. The tensor that is written to keeps its placements.
 
     The op in place runs if the other would run on placements that its result has too; otherwise the
     other runs, and its result is redistributed and copied. Errors of the op in place, such as for
     a dtype that it cannot write, are raised first, as on one device.
     """
     registry.output_metas(schema)
-    wanted: Any = found.redistribute_schema or new
-    written, to, made = (
-        op_schemas.specs_of(schema)[0],
-        op_schemas.specs_of(wanted)[0],
-        answers.specs_of_results(found)[0],
-    )
-    takes_all = answers.answer_of(wanted).takes_all
-    if wanted.op is new.op and not takes_all and tuple(made.placements) == tuple(to.placements):
-        in_place = answers.OutputSharding(written, found.redistribute_schema)
-        if found.redistribute_schema is None:
-            return in_place
-        return answers.with_fields(in_place, schema, runs=schema.op)
-    nested = schema if takes_all else op_schemas.with_specs(schema, op_schemas.specs_of(wanted))
-    run = TakingBack(schema.op, wanted.op, schema, nested, made)
-    return answers.with_fields(answers.OutputSharding(written), schema, runs=run, takes_all=True)
+    written, to = op_schemas.specs_of(schema)[0], op_schemas.specs_of(found.wanted)[0]
+    made = found.specs[0]
+    if found.function is found.schema.op and tuple(made.placements) == tuple(to.placements):
+        return replace(found, schema=schema, results=written, kernel=schema.op)
+    nested = schema
+    if not found.takes_all:
+        nested = op_schemas.with_specs(schema, op_schemas.specs_of(found.wanted))
+    kernel = TakingBack(schema.op, found.function, schema, nested, made)
+    return OpPlan(schema, written, kernel=kernel, takes_all=True)
 
 
-def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
-    """The answer for a pointwise op that writes to a tensor, or to each of a list: its other
+def _as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> OpPlan | None:
+    """The plan for a pointwise op that writes to a tensor, or to each of a list: its other
     operands are redistributed to the placements of the tensor that it writes to.
 
     torch does so only if the shards are even, or every device has some element; otherwise it
@@ -115,7 +109,7 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
         return None
     count(name, "signature")
     logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))
-    return answers.op_sharding(
+    return placed(
         schema,
         specs,
         wanted,
@@ -146,14 +140,16 @@ def following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ..
     return tuple([placed(p) for p in written.placements])
 
 
-def decide_write(question: Question) -> Any:
-    """The answer for a pointwise op that writes to an operand. A pending operand has to be reduced
-    before it is written to, as for the op that returns a new tensor.
+def by_write(question: Question) -> OpPlan | None:
+    """The plan for a pointwise op that writes to an operand; None for others. A pending operand has
+    to be reduced before it is written to, as for the op that returns a new tensor.
     """
-    schema, stock = question.schema, question.stock
+    schema = question.schema
+    if not (question.is_pointwise and schema.op._schema.is_mutable):
+        return None
     try:
-        found = as_what_is_written(question.name, schema, question.specs)
-        return question.moved_by_plan(stock(schema)) if found is None else found
+        found = _as_what_is_written(question.name, schema, question.specs)
+        return found or question.moved_by_plan(question.torchs(schema))
     except Exception:
         if not any(
             isinstance(p, Partial)
@@ -163,11 +159,9 @@ def decide_write(question: Question) -> Any:
             raise
     finished = without_partials(schema)
     specs = op_schemas.specs_of(finished)
-    found = as_what_is_written(question.name, finished, specs) or stock(finished)
-    found = answers.from_other_specs(found, finished)
-    if question.smooths_labels:
-        return answers.with_fields(found, schema, runs=outside_loss_parallel(schema.op))
-    return found
+    found = _as_what_is_written(question.name, finished, specs) or question.torchs(finished)
+    kernel = outside_loss_parallel(schema.op) if question.smooths_labels else found.kernel
+    return replace(found.asked(schema), kernel=kernel)
 
 
 def without_partials(schema: OpSchema) -> OpSchema:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.observing import current_node
 from cute_sharding.dtensor.replaced.registry import overload
 from cute_sharding.dtensor.replaced.tensor_specs import as_replica
+from cute_sharding.dtensor.run.calls import run_slowly
 
 __all__ = ["handlers_in_nodes"]
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.answer.answers import as_list
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch,
@@ -29,6 +28,7 @@ from cute_sharding.dtensor.run.in_graphs import moved_in_graph, write_back_in_gr
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.moved_views import note_parts
 from cute_sharding.dtensor.run.moving import Movement
+from cute_sharding.dtensor.run.op_plan import as_list
 from cute_sharding.dtensor.run.order import lie_in, order_of
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place

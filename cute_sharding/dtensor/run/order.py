@@ -7,7 +7,6 @@ collective's result is row-major, whatever the global strides are, and torch lea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -95,36 +94,6 @@ def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Seq
             if sizes[inner] > sizes[dim]:
                 return 1
     return 0
-
-
-def is_order_of_all(result: TensorMeta, operands: Sequence[TensorMeta]) -> bool:
-    """Whether a pointwise op of broadcast operands lays out its result in the order of its strides,
-    whichever dims have a single row on a device: the operands then order each two dims like the
-    result. (TensorIterator compares dims in pairs, so one dim may decide the order of two others.)
-
-    >>> row = TensorMeta(torch.Size((3,)), (1,), torch.float32)
-    >>> matrix = TensorMeta(torch.Size((2, 3)), (1, 2), torch.float32)
-    >>> is_order_of_all(matrix, [row, matrix])
-    True
-    """
-    shape = tuple(result.shape)
-    strides = [
-        (
-            *[0] * (len(shape) - len(meta.shape)),
-            *[
-                0 if n == 1 < of_all else stride
-                for n, stride, of_all in zip(
-                    meta.shape, meta.stride, shape[len(shape) - len(meta.shape) :]
-                )
-            ],
-        )
-        for meta in operands
-    ]
-    long = [d for d in memory_order(shape, tuple(result.stride)) if shape[d] > 1]
-    return all(
-        (found := _compared(inner, dim, shape, strides)) < 0 or (found == 0 and dim < inner)
-        for dim, inner in combinations(long, 2)
-    )
 
 
 def lies_row_by_row(meta: TensorMeta) -> bool:

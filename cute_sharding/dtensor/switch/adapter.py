@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from cute_sharding._settings import TABLE
-from cute_sharding.dtensor.answer.running import finished
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
@@ -54,6 +53,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
+from cute_sharding.dtensor.run.calls import finished
 from cute_sharding.dtensor.run.moved_views import LIVE, check_read, has_stale
 from cute_sharding.dtensor.run.writes import before_program, reach
 from cute_sharding.exchange.network import Network

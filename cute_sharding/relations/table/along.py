@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from re import sub
 from typing import Any
 
-from cute_sharding.relations.signature import COPIES_ALL
+from cute_sharding.relations.signature import COPIED, COPIES_ALL, Linear
 from cute_sharding.relations.table.names import Rule, Shape, is_whole, named, text, with_name
 from cute_sharding.relations.table.row import Row
 
@@ -238,13 +238,43 @@ ROWS: tuple[Row, ...] = (
 # For all ops in torch's list of pointwise ops; torch answers those on lists of tensors.
 POINTWISE = Row((), pointwise)
 
-# Linear pointwise ops of two tensors, for operands with pending reductions.
-LINEAR: dict[str, Row] = {
+# Functions of one number that do not decrease, on all numbers.
+INCREASING = (
+    *("asinh.default", "atan.default", "ceil.default", "deg2rad.default", "erf.default"),
+    *("exp.default", "exp2.default", "expm1.default", "floor.default", "hardshrink.default"),
+    *("nan_to_num.default", "rad2deg.default", "relu.default", "round.decimals", "round.default"),
+    *("sgn.default", "sigmoid.default", "sign.default", "sinh.default", "tanh.default"),
+    *("special_modified_bessel_i1.default", "trunc.default"),
+)
+
+# Pointwise ops for operands with pending reductions: those that commute with some.
+COMMUTING: dict[str, Row] = {
     overload: row
     for row in (
-        Row(("add.Tensor", "sub.Tensor"), terms, linear=(0, 1)),
-        Row(("mul.Tensor",), pointwise, linear=(0, 1)),
-        Row(("div.Tensor",), pointwise, linear=(0,)),
+        Row(("mul.Tensor", "mul.Scalar"), pointwise, linear=(0, 1)),
+        Row(("div.Tensor", "div.Scalar", "neg.default"), pointwise, linear=(0,)),
+        Row(("special_xlog1py.default", "special_xlog1py.other_scalar"), pointwise, linear=(0,)),
+        Row(("positive.default", "to.dtype"), pointwise, linear=Linear((0,), COPIED)),
+        Row(INCREASING, pointwise, linear=Linear((0,), ("max", "min"))),
+        Row(
+            ("maximum.default", "minimum.default", "fmax.default", "fmin.default"),
+            pointwise,
+            linear=Linear((0, 1), ("max", "min")),
+        ),
+        Row(
+            ("clamp_min.Tensor", "clamp_max.Tensor"),
+            pointwise,
+            linear=Linear((0, 1), ("max", "min")),
+        ),
+        Row(
+            ("logaddexp.default", "logaddexp2.default"),
+            pointwise,
+            linear=Linear((0, 1), ("max", "min")),
+        ),
     )
     for overload in row.overloads
 }
+# The same for two tensors; with a number, an addition does not commute with a sum.
+ADDITIONS: dict[str, Row] = dict.fromkeys(
+    ("add.Tensor", "sub.Tensor"), Row((), terms, linear=(0, 1))
+)

@@ -22,7 +22,7 @@ from cute_sharding.relations.dim_map import DimMap
 from cute_sharding.relations.moves import Move
 from cute_sharding.relations.read import NotOnlyMoved, relation_of_move, relation_of_view
 from cute_sharding.relations.relation import Relation, compose
-from cute_sharding.relations.signature import LINEAR, Linear
+from cute_sharding.relations.signature import COPIED, FILLED, LINEAR, Linear
 from cute_sharding.relations.table.derived import (
     Origins,
     origins_of_move,
@@ -143,6 +143,10 @@ class Row:
     def reduction(self, *args: Any, **kwargs: Any) -> str | None:
         """The reduction that a cut contracted dim leaves pending; None: such dims are whole."""
         return self.reduce(*args, **kwargs) if callable(self.reduce) else self.reduce
+
+    def commuting(self, *args: Any, **kwargs: Any) -> Linear | tuple[int, ...]:
+        """The operands whose pending reductions may stay pending, for these arguments."""
+        return self.linear
 
     def has_rows(self, *args: Any, **kwargs: Any) -> bool | frozenset[str]:
         """The names of which each device must have rows, for these arguments; True: all."""
@@ -281,6 +285,17 @@ class ByRows(_Derived):
         move = self.move(*args, **kwargs)
         return self.otherwise if move is None else pattern_of_move(move, self.reads)
 
+    def commuting(self, *args: Any, **kwargs: Any) -> Linear | tuple[int, ...]:
+        """All together, as all results are made of the same ones. A row that is filled in is so on
+        every device, and rows that are added up are added up in each contribution.
+        """
+        move = self.move(*args, **kwargs)
+        if move is None:
+            return ()
+        kept = LINEAR if move.adds else COPIED if move.fill == 0 else FILLED
+        operands = None if self.reads is None else tuple(range(self.reads))
+        return Linear(operands, kept, together=True, alone=True)
+
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
         move = self.move(*args, **kwargs)
         if move is None:
@@ -309,6 +324,9 @@ class BySteps(_Derived):
     @property
     def signed(self) -> tuple[str, ...]:
         return (*(self.overloads if self.is_signed else ()), *self.by_names)
+
+    def commuting(self, shape: Shape, *args: Any, **kwargs: Any) -> Linear | tuple[int, ...]:
+        return (0,)
 
     def steps(self, shape: Shape, *args: Any) -> list[Step] | None:
         """The steps, for the operand's shape and the arguments; None: none are known."""

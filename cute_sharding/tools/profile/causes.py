@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.decide import propagation
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, MaskPartial, Placement
+from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
 from cute_sharding.tools.profile.profiler import PLAIN, Asked, Call, Ran
 from cute_sharding.tools.profile.report import Cause, Moved
 
@@ -121,19 +121,16 @@ def decided(schema: OpSchema, call: Call) -> Decided:
     word = _RULES[outcomes[-1]] if outcomes else "PyTorch"
     if registry.is_of_the_program(schema.op):
         word = "program"
-    results = [x for x in answers.specs_of_results(found) if isinstance(x, DTensorSpec)]
-    return Decided(word, _moved(schema, found), tuple(results))
-
-
-def _moved(schema: OpSchema, found: Any) -> tuple[tuple[DTensorSpec, DTensorSpec], ...]:
     wanted = found.redistribute_schema
-    answer = None if wanted is None else answers.answer_of(wanted)
-    if wanted is None or (answer is not None and answer.takes_all):
-        return ()
+    plan = (wanted and plan_of(wanted)) or of_torch(found, schema)
+    results = [x for x in plan.specs if isinstance(x, DTensorSpec)]
+    return Decided(word, () if plan.takes_all else _moved(schema, plan.wanted), tuple(results))
+
+
+def _moved(schema: OpSchema, wanted: OpSchema) -> tuple[tuple[DTensorSpec, DTensorSpec], ...]:
     specs, to = (op_schemas.specs_of(each) for each in (schema, wanted))
     pairs = zip(specs, to) if len(specs) == len(to) else ()
-    moved = [(a, b) for a, b in pairs if tuple(a.placements) != tuple(b.placements)]
-    return (*moved, *(answer.keywords.values() if answer else ()))
+    return tuple([(a, b) for a, b in pairs if tuple(a.placements) != tuple(b.placements)])
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Runs ops as their answers say, also those that skip torch's fast path."""
+"""Runs ops as their plans say, also those that skip torch's fast path."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.answer.answers import answer_of
 from cute_sharding.dtensor.replaced import dispatch, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves
 from cute_sharding.dtensor.replaced.op_schemas import OutputSharding, is_in_place
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.op_plan import OpPlan, plan_of
 
-__all__ = ["finished", "made_of", "run_slowly", "runner_of"]
+__all__ = ["finished", "made_of", "plan_for", "run_slowly"]
 
 
 def finished(found: Any, op: Any, args: Any, kwargs: Any, info: Any) -> Any:
-    """What the propagator has found for the op; or, if its answer finishes the op, the results."""
-    wanted = found.redistribute_schema if isinstance(found, OutputSharding) else None
-    finishes = None if wanted is None else answer_of(wanted).finishes
-    return found if finishes is None else finishes(op, args, kwargs, info, found)
-
-
-def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
-    """The function of ours that would run the op, and the specs of the op's results; (None, None)
-    if the op itself would run.
-    """
-    schema, propagator = dispatch.schema_of(op, args, {}), registry.propagator()
-    propagate = (
-        propagator.propagate_op_sharding_non_cached
-        if is_tracing()
-        else propagator.propagate_op_sharding
-    )
-    found: Any = propagate(schema)
-    wanted = found.redistribute_schema
+    """What the propagator has found for the op; or, if its plan finishes the op, the results."""
+    plan = _plan(found) if isinstance(found, OutputSharding) else None
     return (
-        (wanted.op, found.output_spec) if wanted and answer_of(wanted).takes_all else (None, None)
+        found
+        if plan is None or plan.finishes is None
+        else plan.finishes(op, args, kwargs, info, found)
     )
+
+
+def plan_for(op: Any, *args: Any) -> OpPlan | None:
+    """Our plan for the op; None if torch's answer is all."""
+    schema, propagator = dispatch.schema_of(op, args, {}), registry.propagator()
+    return _plan(
+        propagator.propagate_op_sharding_non_cached(schema)
+        if is_tracing()
+        else propagator.propagate_op_sharding(schema)
+    )
+
+
+def _plan(found: Any) -> OpPlan | None:
+    return None if found.redistribute_schema is None else plan_of(found.redistribute_schema)
 
 
 def made_of(local: Any, specs: Any) -> Any:
@@ -55,12 +55,13 @@ def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(found, OutputSharding):  # the results themselves
         return found
     info.output_sharding = found
-    wanted = found.redistribute_schema
-    if wanted is not None and answer_of(wanted).takes_all:  # also if the op draws random numbers
+    plan = _plan(found)
+    if plan is not None and plan.takes_all:  # also if the op draws random numbers
         results = None
         if info.compute_mesh._is_current_rank_part_of_mesh():
-            torchs.redistribute_local_args(info, wanted, False)  # at most calls answer.read
-            results = wanted.op(*info.local_args, **info.local_kwargs)
+            # at most calls plan.read
+            torchs.redistribute_local_args(info, found.redistribute_schema, False)
+            results = plan.function(*info.local_args, **info.local_kwargs)
     else:
         results = torchs._dispatch_get_local_results_slow_path(op, args, info)
     if is_in_place(op):

@@ -8,17 +8,13 @@ programs read them on all ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
-from cute_sharding.dtensor.run.placements import without
 
 
 class Pending(NamedTuple):
@@ -28,45 +24,18 @@ class Pending(NamedTuple):
     placements: tuple[tuple[int, Partial], ...]
 
 
-def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op; a result without dims that it leaves pending is reduced with the op.
-
-    Except results of a view, which share the memory of another tensor; tensors that are written to;
-    and lists of results, such as the norms of all gradients, which programs reduce to one number.
-    On a mesh of one device, torch's stand-in for any mesh, torch's answer is kept.
-    """
-    op = schema.op._schema
-    if op._is_view_op() or op.is_mutable:
-        return found
-    if any(isinstance(result.type, torch.ListType) for result in op.returns):
-        return found
-    specs = answers.specs_of_results(found)
-    pending = [pending_of(spec) for spec in specs]
-    if not any(pending):
-        return found
-    finished = answers.with_outputs(
-        found,
-        lambda spec: without((Partial,) if pending_of(spec) else (), spec.placements),
-    )
-    return answers.with_fields(
-        finished,
-        schema,
-        runs=partial(_run, answers.kernel_of(found, schema), pending),
-    )
-
-
 def pending_of(spec: Any) -> Pending | None:
-    """The pending reductions of a number; None for a tensor with dims, or if nothing is pending."""
+    """The pending reductions of a number; None for a tensor with dims, or if nothing is pending.
+    (A mesh of one device is torch's stand-in for any mesh.)
+    """
     if not isinstance(spec, DTensorSpec) or len(spec.shape) or spec.mesh.size() == 1:
         return None
     placements = tuple([(m, p) for m, p in enumerate(spec.placements) if isinstance(p, Partial)])
     return Pending(spec.mesh, placements) if placements else None
 
 
-def _run(
-    function: Callable[..., Any], pending: Sequence[Pending | None], *args: Any, **kwargs: Any
-) -> Any:
-    results = function(*args, **kwargs)
+def finished(results: Any, pending: Sequence[Pending | None]) -> Any:
+    """The local results of an op, of which the pending numbers are reduced."""
     if not isinstance(results, tuple):  # mostly
         return _reduced(results, pending[0])
     every = dict(enumerate(results))
