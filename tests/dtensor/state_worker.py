@@ -3,10 +3,8 @@ state dicts and taken out of them.
 """
 
 import copy
-import importlib.util
-import io
 import random
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -24,7 +22,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.extras.state import shards_of
 
 MESHES = ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]], [1, 2, 3], [3, 0])
 
@@ -230,31 +227,3 @@ def round_trips(folder, seed, cases):
                 torch.equal(x.grad.to_local(), torch.full_like(x.detach().to_local(), 2.0)),
                 f"the gradient of {shape} {placements}",
             )
-
-
-def pictures(folder):
-    mesh = mesh_of_ranks([0, 1])
-    cases = {
-        (8, 3): [
-            ((0, 1), (0, 2), 0),
-            ((4, 5), (0, 2), 0),
-            ((2, 3), (0, 2), 1),
-            ((6, 7), (0, 2), 1),
-        ],
-        (5,): [((0, 1), (0, 0), 0), ((3, 3), (0, 0), 0), ((2, 2), (0, 0), 1), ((4, 4), (0, 0), 1)],
-    }
-    with cute_sharding.enabled():
-        for shape, expected in cases.items():
-            x = distribute(number(shape), mesh, [_StridedShard(0, split_factor=2)]).detach()
-            assert shards_of(x) == expected
-            if importlib.util.find_spec("tabulate") and importlib.util.find_spec("numpy"):
-                from torch.distributed.tensor.debug import visualize_sharding
-
-                with redirect_stdout(io.StringIO()) as drawn:
-                    visualize_sharding(x)
-                rows = [tuple(line.split()[1:]) for line in drawn.getvalue().splitlines()[2:]]
-                assert len(rows) == (0 if dist.get_rank() else len(expected)), drawn.getvalue()
-                assert all(
-                    (f"{row[0]}-{row[1]}", f"cpu:{rank}") in [(line[0], line[-1]) for line in rows]
-                    for row, _, rank in (expected if rows else [])
-                ), drawn.getvalue()

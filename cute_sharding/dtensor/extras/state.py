@@ -1,4 +1,4 @@
-"""Checkpoints, state dicts and pictures of tensors with _StridedShard placements.
+"""Checkpoints and state dicts of tensors with _StridedShard placements.
 
 torch describes what a device holds as one box, an offset and sizes, and for a strided shard that is
 the wrong box. Here there is a box for each run of rows, which torch.distributed.checkpoint treats
@@ -10,8 +10,6 @@ torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -20,11 +18,9 @@ import torch
 from cute_sharding.dtensor.door.held import check_sizes, held_at
 from cute_sharding.dtensor.replaced import (
     patches,
-    process_groups,
     tensor_specs,
 )
 from cute_sharding.dtensor.replaced.patch import Patch
-from cute_sharding.dtensor.run.ranks import slice_with
 from cute_sharding.sharding import Box
 
 
@@ -92,10 +88,6 @@ def _write_item(fqn: str, tensor: Any, offsets: Sequence[int], sizes: Sequence[i
     return WriteItem(
         index=MetadataIndex(fqn, torch.Size(offsets)), type=WriteItemType.SHARD, tensor_data=data
     )
-
-
-def _has_module(name: str) -> bool:
-    return find_spec(name) is not None
 
 
 def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,73 +158,6 @@ def _filled(tensor: Any, whole: torch.Tensor) -> Any:
         for block in held:
             _part(tensor.to_local(), block).copy_(whole[block.global_slices])
     return tensor
-
-
-def visualization(
-    stock: Callable[..., Any], table: Callable[..., Any], rich_table: Callable[..., Any]
-) -> Callable[..., Any]:
-    """``visualize_sharding``, with a row and a column for each run that some device holds
-    (torch/distributed/tensor/debug/_visualize_sharding.py).
-    """
-
-    def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> Any:
-        if (
-            _is_torchs(dtensor)
-            or dtensor.numel() == 0
-            or dtensor.ndim > 2
-            or dtensor.device_mesh.get_coordinate() is None
-        ):
-            return stock(dtensor, header, use_rich)
-        shards = shards_of(dtensor)
-        if any(dtensor.device_mesh.get_coordinate()):
-            return None
-        if use_rich and _has_module("rich") and _has_module("matplotlib"):
-            return rich_table(dtensor.shape, shards, device_kind=dtensor.device_mesh.device_type)
-        if not _has_module("tabulate"):
-            raise ValueError("`visualize_sharding` requires either `rich` or `tabulate`.")
-        print(table(shards, device_kind=dtensor.device_mesh.device_type))
-        return None
-
-    return visualize_sharding
-
-
-def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
-    """The cells of a table of a DTensor of one or two dims: (first and last row, first and last
-    column, rank), divided wherever a run of any device starts or ends.
-    """
-    spec = dtensor._spec
-    shape = tuple(spec.shape)
-    on = slice_with(spec.mesh, process_groups.this_rank())
-    held = [(rank, _blocks(spec, on.device(rank))) for rank in on.ranks]
-    edges = [
-        sorted(
-            {
-                edge
-                for _, some in held
-                for block in some
-                for edge in (block.global_offset[d], block.global_offset[d] + block.size[d])
-            }
-        )
-        for d in range(len(shape))
-    ]
-
-    def cells(d: int, block: Box) -> list[tuple[int, int]]:
-        if d == len(shape):
-            return [(0, 0)]
-        inside = [
-            edge
-            for edge in edges[d]
-            if block.global_offset[d] <= edge <= block.global_offset[d] + block.size[d]
-        ]
-        return [(start, stop - 1) for start, stop in pairwise(inside)]
-
-    return [
-        (row, column, rank)
-        for rank, some in held
-        for block in some
-        for row in cells(0, block)
-        for column in cells(1, block)
-    ]
 
 
 METHODS: dict[Patch, Callable[[Any], Any]] = {

@@ -1,5 +1,5 @@
-"""In-place views of DTensors (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``), for which
-torch's dispatcher has no right function (torch/distributed/tensor/_dispatch.py).
+"""``squeeze_`` of DTensors, for which torch's dispatcher has no right function
+(torch/distributed/tensor/_dispatch.py).
 
 The DTensor that the op is called on gets the spec and the local tensor of the out-of-place view.
 Its old local tensor stays as it is, for other holders.
@@ -12,12 +12,16 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.replaced.dispatch import return_and_correct_aliasing
-from cute_sharding.dtensor.replaced.registry import name_of
+from cute_sharding.dtensor.replaced.registry import name_of, overload
 from cute_sharding.dtensor.replaced.tensor_specs import Shard, StridedShard, mesh_dim_text
 
-__all__ = [
-    "VIEWS_IN_PLACE",
-]
+__all__ = ["squeezes_in_place"]
+
+
+def squeezes_in_place() -> dict[Any, Any]:
+    """Functions for these ops."""
+    ops = (overload(f"squeeze_.{which}") for which in ("default", "dim", "dims"))
+    return {op: _squeeze_in_place for op in ops if op is not None}
 
 
 def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -53,26 +57,3 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)
     tensor._local_tensor, tensor._spec = squeezed._local_tensor, squeezed._spec
     return return_and_correct_aliasing(op, args, kwargs, tensor)
-
-
-def _turn_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``t_``, ``transpose_`` and ``unsqueeze_`` of a DTensor, for which torch has no rule: the
-    out-of-place view is free on any placements, so spec and local tensor change together.
-    """
-    tensor, *arguments = args
-    turned = _TURNS[name_of(op)](tensor, *arguments, **kwargs)
-    tensor._local_tensor, tensor._spec = turned._local_tensor, turned._spec
-    return return_and_correct_aliasing(op, args, kwargs, tensor)
-
-
-_TURNS = {
-    "t_.default": torch.ops.aten.t.default,
-    "transpose_.default": torch.ops.aten.transpose.int,
-    "unsqueeze_.default": torch.ops.aten.unsqueeze.default,
-}
-
-
-VIEWS_IN_PLACE = {
-    **dict.fromkeys(("squeeze_.default", "squeeze_.dim", "squeeze_.dims"), _squeeze_in_place),
-    **dict.fromkeys(_TURNS, _turn_in_place),
-}

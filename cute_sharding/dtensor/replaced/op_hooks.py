@@ -21,17 +21,8 @@ from cute_sharding.dtensor.replaced.registry import op_handlers, overload
 from cute_sharding.relations.table import ROWS
 
 __all__ = [
-    "install_handlers",
     "install_propagation",
 ]
-
-
-def install_handlers(installed: Installed, by_name: Mapping[str, Callable[..., Any]]) -> None:
-    """Have our functions run these ops (by name), if torch has no function of its own for them."""
-    by_op = {overload(name): function for name, function in by_name.items()}
-    theirs = op_handlers()
-    put = {op: function for op, function in by_op.items() if op is not None and op not in theirs}
-    installed.put(patches.HANDLERS, put)
 
 
 def install_propagation(
@@ -39,7 +30,7 @@ def install_propagation(
     propagate: Callable[[OpSchema], OutputSharding],
     handler: Callable[[Any, Callable[..., Any]], Callable[..., Any]],
     writing: Callable[..., Any],
-    in_nodes: Mapping[Any, Callable[..., Any]],
+    others: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
     live: set[Any],
     finished: Callable[..., Any],
@@ -47,7 +38,7 @@ def install_propagation(
     """Make ``propagate`` the propagator's function, for schemas that name what tells calls apart
     (:mod:`.keys`). ``handler(op, torch's)`` replaces torch's function for an op that skips the
     propagator. ``writing`` runs ops that write without torch's dispatcher noticing, and
-    ``in_nodes`` those that answer inside nodes of autograd. While there are ``live`` copies,
+    ``others`` are functions of single ops. While there are ``live`` copies,
     ``reach(op, args, kwargs)`` is called after each op that writes. ``finished(found, op, args,
     kwargs, info)`` may give an op's results in place of what the propagator has ``found`` for it.
     """
@@ -58,7 +49,7 @@ def install_propagation(
     installed.put(patches.HANDLERS, {op: handler(op, handlers[op]) for op in past})
     writers = [*unseen_writers(), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
-    installed.put(patches.HANDLERS, in_nodes)
+    installed.put(patches.HANDLERS, others)
     installed.replace(patches.PROPAGATION, lambda stock: lambda schema: propagate(complete(schema)))
     installed.replace(patches.FOUND, lambda stock: _finishing(stock, finished))
     installed.replace(patches.TAIL, calling(partial(_reaching, live, reach), patches.TAIL))

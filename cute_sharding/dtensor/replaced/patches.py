@@ -137,12 +137,10 @@ HANDLERS = Patch(
     "|---|---|\n"
     "| batch norms, other ops with hidden writes | write not noticed |\n"
     "| `squeeze_` | DTensor can keep the old shape |\n"
-    "| `t_`, `transpose_`, `unsqueeze_` | no sharding rule |\n"
-    "| `__rshift__` and similar operators | treated as in-place ops |\n"
     "| ops of autograd on a DTensor and plain zeros | error |\n"
     "| two ops of forward mode on a tensor and its tangent | no sharding rule |",
     until="PyTorch runs all of these ops correctly",
-    test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
+    test="tests/dtensor/decide/test_local_results.py::test_squeeze_in_place_of_replicas",
     lacking="ops would skip the rules of this package",
     entries="the handler of {}",
 )
@@ -487,17 +485,6 @@ STATE_DICTS = Patch(
     "of the rank's shard.",
     until="PyTorch keeps all rows of a `_StridedShard`",
     test="tests/dtensor/extras/test_state.py::test_state_dicts",
-)
-PICTURES = Patch(
-    module=_TENSOR + ".debug._visualize_sharding",
-    attribute="visualize_sharding.__code__",
-    file="torch/distributed/tensor/debug/_visualize_sharding.py",
-    why="`visualize_sharding` draws which elements of a DTensor each device holds. PyTorch's "
-    "`visualize_sharding` draws one rectangle per device, even for rows that are not consecutive. "
-    "With `cute_sharding`, `visualize_sharding` draws one rectangle for each run of consecutive "
-    "rows.",
-    until="`visualize_sharding` draws several rectangles per device",
-    test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
 
 TABLE = (

@@ -32,8 +32,7 @@ from cute_sharding.dtensor.extras.mapped import (
     lenient_local_map,
 )
 from cute_sharding.dtensor.fixes.filled import handlers_in_nodes
-from cute_sharding.dtensor.fixes.in_place import VIEWS_IN_PLACE
-from cute_sharding.dtensor.fixes.operators import OPERATORS
+from cute_sharding.dtensor.fixes.in_place import squeezes_in_place
 from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
@@ -85,8 +84,7 @@ def enable(
             the operands of ops), so that each missing element moves once. With False, the package
             plans only redistributions of the inputs of views, of the operands of ops with a
             signature, and of placements that PyTorch redistributes wrongly.
-        views: with False, PyTorch runs view ops, except in-place view ops (``squeeze_``, ``t_``,
-            ``transpose_``, ``unsqueeze_``). Use False to switch on ``redistribution`` alone.
+        views: with False, PyTorch runs view ops. Use False to switch on ``redistribution`` alone.
         ops: use signatures to choose the placements of ops that are not views (docs/ops.md). With
             False, PyTorch's rules choose, and a fallback first redistributes the operands if a rule
             could be wrong. Without ``views``, this argument has no effect.
@@ -259,8 +257,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         installed, gather_to_distribute, distributed, check_locals
     )
     fully_sharded.install_composition(installed, sharded_again, local_shape)
-    state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
-    op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})
+    state_dicts.install_state(installed, state.METHODS, state.distribute)
     redistribution_hook.install_redistribution(installed, redistribute, redistribution_of_arguments)
     if settings.views:
         op_hooks.install_propagation(
@@ -268,7 +265,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
             propagation(registry.propagation(), settings),
             gated_handler,
             writing_handler,
-            handlers_in_nodes(),
+            {**handlers_in_nodes(), **squeezes_in_place()},
             reach,
             LIVE,
             finished,
