@@ -82,8 +82,9 @@ def assign(
     network: Chosen = None,
     compared: list[Assignment] | None = None,
     results: Sequence[tuple[int, ...] | None] | None = None,
+    itemsizes: Sequence[int] = (),
 ) -> Assignment:
-    """The assignment that receives the fewest elements, with the least for what stays pending
+    """The assignment that receives the fewest bytes, with the least for what stays pending
     (:func:`.operands.owed_for`); of several, one that receives the fewest now, then one with the
     fewest reductions pending, then one that holds the fewest elements on each device.
 
@@ -103,6 +104,7 @@ def assign(
         network: for which redistributions are planned, if it is not the default.
         compared: a list to which all assignments are added that the search compares.
         results: their shapes; by default by the sizes of names in operands.
+        itemsizes: of an element of each result, as of operands; by default 1.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -121,9 +123,20 @@ def assign(
     ((((0, 1), (0, 1)),), 8)
     """
     linear = _with_positions(linear, len(operands))
-    of = signature.fitted([operand.shape for operand in operands]), tuple(operands), tuple(mesh)
-    more = assume_rows, network, results and tuple(results)
-    question = _Question(*of, reduce, linear, filled, shares, empty, *more)
+    question = _Question(
+        signature.fitted([operand.shape for operand in operands]),
+        tuple(operands),
+        tuple(mesh),
+        reduce,
+        linear,
+        filled,
+        shares,
+        empty,
+        assume_rows,
+        network,
+        results and tuple(results),
+        tuple(itemsizes),
+    )
     if compared is not None:
         return _search(question, spare, compared)[1]
     return _assign(question, spare)[1]
@@ -152,6 +165,7 @@ class _Question:
     assume_rows: bool
     network: Chosen
     made: Sequence[tuple[int, ...] | None] | None
+    itemsizes: tuple[int, ...]
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -230,9 +244,13 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     if linear.alone and _changes_more(choices, operands, targets):
         return None
     by = question.network
-    received = sum(received_for(operand, target, mesh, by) for operand, target in moved)
+    elements = [received_for(operand, target, mesh, by) for operand, target in moved]
+    received = sum([operand.itemsize * n for (operand, _), n in zip(moved, elements)])
     # An operand of which only sizes are read will meet the result, so its redistribution counts.
-    later = sum(received_for(operands[i], targets[i], mesh, by) for i in signature.sized)
+    later = sum(
+        operands[i].itemsize * received_for(operands[i], targets[i], mesh, by)
+        for i in signature.sized
+    )
     results = tuple([_of_result(names, choices, reduce) for names in signature.results])
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
@@ -240,11 +258,17 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         len(_rows(name, question.sizes, choices, mesh)) > 1
         for name in _contracted(signature, choices)
     )
-    owed = sum([owed_for(x, parts, mesh) for x, parts in zip(question.shapes, results)])
+    itemsizes = question.itemsizes or (1,) * len(results)
+    owed = sum(
+        [
+            itemsize * owed_for(x, parts, mesh)
+            for x, parts, itemsize in zip(question.shapes, results, itemsizes)
+        ]
+    )
     if signature.picked & _contracted(signature, choices):
         owed = 0  # as for torch, which leaves picked rows to the next op
     cost = Cost(received + later + owed, received, pending, held)
-    return cost, Assignment(targets, results, received, differ)
+    return cost, Assignment(targets, results, sum(elements), differ)
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:

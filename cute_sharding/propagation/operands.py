@@ -26,6 +26,7 @@ class Operand(NamedTuple):
         shape: in elements.
         parts: for each mesh dim a cut, (dim, split factor); the op of a pending reduction, such as
             "sum"; or None, where all devices have the same.
+        itemsize: of an element, in bytes, or relative to that of other operands.
 
     >>> Operand((8, 8), ((0, 1), "sum")).parts  # Shard(0) on one mesh dim, Partial on the other
     ((0, 1), 'sum')
@@ -33,6 +34,7 @@ class Operand(NamedTuple):
 
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
+    itemsize: int = 1
 
 
 def cuts_of(parts: Sequence[Part]) -> tuple[Cut, ...]:

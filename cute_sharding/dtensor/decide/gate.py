@@ -7,14 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.fixes import when
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
-    local_tensors,
     op_schemas,
     symints,
     tensor_specs,
@@ -24,7 +21,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, Stride
 from cute_sharding.dtensor.run.calls import run_slowly
 from cute_sharding.dtensor.run.moved_views import LIVE
 from cute_sharding.dtensor.run.op_plan import OpPlan
-from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.placements import text, without
 from cute_sharding.dtensor.run.writes import reach
 
@@ -95,25 +91,12 @@ def placed_by_search(found: OpPlan, schema: OpSchema) -> OpPlan:
 
 
 def gated_handler(op: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in place of torch's for an op that skips the propagator: it calls torch's on
-    tensors for which that is known to be right, and otherwise the propagator, as for any other op.
+    """A function in place of torch's for an op that skips the propagator: it asks the propagator, as
+    for any other op. Only ``argmax`` and ``argmin`` are torch's where that is right: it compares
+    what each device finds.
     """
     place = op_schemas.place_of(op, "dim")
-    return _convolution(stock) if place is None else _search(stock, place)
-
-
-def _convolution(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def convolution(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        strays = any(isinstance(x, torch.Tensor) and not tensor_specs.is_dtensor(x) for x in args)
-        specs = [x._spec for x in (*args, *kwargs.values()) if tensor_specs.is_dtensor(x)]
-        right = all(spec.mesh.size() == 1 for spec in specs) or not (
-            strays or when.convolves_wrongly(specs, len(args))
-        )
-        if right:
-            return stock(op, args, kwargs)
-        return local_tensors.tree_map(_lying_as_said, run_slowly(op, args, kwargs))
-
-    return convolution
+    return run_slowly if place is None else _search(stock, place)
 
 
 def _search(stock: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -142,16 +125,6 @@ def _along(spec: Any, dim: int | None) -> tuple[bool, Any]:
         return True, dim
     is_right = symints.are_without_factors(spec.placements) and not when.searches_nothing(spec, dim)
     return is_right, None if dim is None else dim % ndim
-
-
-def _lying_as_said(result: Any) -> Any:
-    """A result of a convolution, laid out by its global strides: from local images with one channel
-    torch cannot tell the memory format of the whole tensor.
-    """
-    if not tensor_specs.is_dtensor(result):
-        return result
-    local = lay_out(result._local_tensor, result._spec.tensor_meta)
-    return result if local is result._local_tensor else tensor_specs.like(result, local)
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

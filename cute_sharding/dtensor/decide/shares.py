@@ -39,11 +39,19 @@ def _left_pending(found: Assignment, op: str) -> list[int]:
 
 
 def of_results(shares: str | None, found: Assignment) -> list[tuple[Part, ...]]:
-    """The parts of the results by mesh dim; the total weight of all rows is on every device."""
-    mesh_dims = _left_pending(found, "avg") if shares == "rows" else []
+    """The parts of the results by mesh dim. The total weight of all rows is on every device with a
+    mean of them; and nothing reads it beside losses of each row.
+    """
+    if shares != "rows":
+        return list(found.results)
+    pending = _left_pending(found, "sum")
+    first, *others = found.results
     return [
-        tuple([None if k and m in mesh_dims else part for m, part in enumerate(parts)])
-        for k, parts in enumerate(found.results)
+        first,
+        *(
+            tuple([part if m in pending else None for m, part in enumerate(parts)])
+            for parts in others
+        ),
     ]
 
 

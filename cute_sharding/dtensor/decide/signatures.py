@@ -28,6 +28,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, is_masked
 from cute_sharding.dtensor.run.op_plan import (
     OpPlan,
+    as_list,
     dtypes_of_results,
     placed,
     shapes_of_results,
@@ -61,7 +62,10 @@ def by_signature(
     metas = None if pattern is None else registry.output_metas(schema)
     if pattern is None or metas is None:
         return None
-    operands = [Operand(shape, parts_of(spec.placements)) for spec, shape in zip(specs, shapes)]
+    operands = [
+        Operand(shape, parts_of(spec.placements), _itemsize(spec.tensor_meta))
+        for spec, shape in zip(specs, shapes)
+    ]
     made = shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, made)
@@ -113,6 +117,7 @@ def _assign(
         empty=row.empty,
         network=network_in_force(),
         results=_numbers(metas),
+        itemsizes=list(map(_itemsize, as_list(metas))),
     )
     is_symbolic = _is_symbolic(specs)
 
@@ -143,6 +148,11 @@ def _assign(
     return found
 
 
+def _itemsize(meta: Any) -> int:
+    """The bytes of an element; of no tensor 1."""
+    return 1 if meta is None else meta.dtype.itemsize
+
+
 def _numbers(metas: Any) -> tuple[tuple[int, ...] | None, ...] | None:
     """The shapes of the results, in numbers; None if some have none at hand."""
     return symints.numbers_at_hand(tuple(shapes_of_results(metas)))
@@ -161,16 +171,18 @@ def _keep_choice(
     """
     mesh, network = tuple(specs[0].mesh.shape), network_in_force()
     now = [
-        received_for(operand, one, mesh, network) - received_for(operand, another, mesh, network)
-        for operand, another, one in zip(operands, other.operands, chosen.operands)
+        operand.itemsize
+        * (received_for(operand, one, mesh, network) - received_for(operand, two, mesh, network))
+        for operand, one, two in zip(operands, chosen.operands, other.operands)
     ]
     shapes = [tuple(spec.shape) for spec in specs]
     numbers, later = [operand.shape for operand in operands], []
-    made = zip(shapes_of_results(metas), _numbers(metas) or (), other.results, chosen.results)
-    for shape, number, another, one in made:
-        if shape and number:
-            later.append(owed_for(number, one, mesh) - owed_for(number, another, mesh))
-            shapes.append(shape)
+    made = as_list(metas)
+    for meta, number, one, two in zip(made, _numbers(metas) or (), chosen.results, other.results):
+        if number:
+            owed = owed_for(number, one, mesh) - owed_for(number, two, mesh)
+            later.append(_itemsize(meta) * owed)
+            shapes.append(tuple(meta.shape))
             numbers.append(number)
     _keep_order(now, numbers, shapes)
     _keep_order([*now, *later], numbers, shapes)

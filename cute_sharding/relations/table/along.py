@@ -175,7 +175,6 @@ ROWS: tuple[Row, ...] = (
             "_softmax.default",
             "_log_softmax.default",
             "_safe_softmax.default",
-            "cumsum.default",
             "cumprod.default",
             "logcumsumexp.default",
         ),
@@ -184,8 +183,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
         along("x, x -> x", 2),
-        own_order=True,
+        linear=(0,),
     ),
+    Row(("cumsum.default",), along("x -> x"), linear=(0,)),
     Row(("cummax.default", "cummin.default"), along("x -> x, x")),
     Row(("sort.default", "sort.stable"), along("x -> x, x", default=-1)),
     Row(("topk.default",), along("x -> x/[k], x/[k]", 2, -1)),
@@ -197,11 +197,11 @@ ROWS: tuple[Row, ...] = (
     Row(("kthvalue.default",), along("x -> x/?, x/?", 2, -1)),
     Row(("linalg_cross.default",), across),
     Row(("renorm.default",), each_row),
-    Row(("trace.default",), "[n] [m] ->"),
+    Row(("trace.default",), "[n] [m] ->", linear=(0,)),
     Row(("glu.default",), along("x -> x/[half]", default=-1)),
-    Row(("glu_backward.default",), along("x/[half], x -> x", 2), own_order=True),
-    Row(("_fft_c2c.default",), along("x -> x"), filled=True),
-    Row(("_fft_r2c.default", "_fft_c2r.default"), transformed, filled=True),
+    Row(("glu_backward.default",), along("x/[half], x -> x", 2)),
+    Row(("_fft_c2c.default",), along("x -> x"), linear=(0,), filled=True),
+    Row(("_fft_r2c.default", "_fft_c2r.default"), transformed, linear=(0,), filled=True),
     # reductions
     Row(("sum.default",), "... ->", "sum", (0,)),
     Row(("sum.dim_IntList",), reduced(), "sum", (0,)),
@@ -232,7 +232,7 @@ ROWS: tuple[Row, ...] = (
     # pointwise ops that are missing in torch's own list
     Row(GRADIENTS, pointwise, linear=(0,)),
     Row(OTHERS, pointwise),
-    Row(("log_sigmoid_forward.default",), "... -> ..., ...", own_order=True),
+    Row(("log_sigmoid_forward.default",), "... -> ..., ..."),
 )
 
 # For all ops in torch's list of pointwise ops; torch answers those on lists of tensors.

@@ -202,13 +202,13 @@ ROWS: tuple[Row, ...] = (
     ),
     # The index names rows of a dim in which x is whole. When rows are read the index may be cut;
     # when they are written the index is whole too.
-    Row(("index_select.default",), along("x, k -> x/k")),
+    Row(("index_select.default",), along("x, k -> x/k"), linear=(0,)),
     Row(("index_add.default", "index_copy.default"), along("x, [k], x/[k] -> x")),
     Row(("index_fill.int_Scalar",), along("x, [...] -> x")),
     Row(("index_fill.int_Tensor",), along("x, [...],  -> x")),
-    Row(("isin.Tensor_Tensor",), sought, "max", own_order=True),
+    Row(("isin.Tensor_Tensor",), sought, "max"),
     Row(("take.default",), taken),
-    Row(("index.Tensor",), indexed),
+    Row(("index.Tensor",), indexed, linear=(0,)),
     Row(("index_put.default",), index_put),
     Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
     Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched),

@@ -109,7 +109,6 @@ ROWS: tuple[Row, ...] = (
         loss,
         reduction_of_loss,
         shares="elements",
-        own_order=True,
     ),
     Row(
         (
@@ -120,7 +119,6 @@ ROWS: tuple[Row, ...] = (
         ),
         loss_backward,
         kernel=MeanGradient(3),
-        own_order=True,
     ),
     Row(("binary_cross_entropy_backward.default",), loss_backward, kernel=MeanGradient(4)),
     Row(  # on no rows torch's kernel returns uninitialized memory

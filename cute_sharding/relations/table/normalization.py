@@ -101,21 +101,18 @@ ROWS: tuple[Row, ...] = (
         batch_norm,
         filled=True,
         writes=_STATISTICS,
-        own_order=True,
     ),
     Row(
         ("_batch_norm_with_update.default",),
         "[n] c [...], c?, c?, c?, c? -> [n] c [...], c, c, 0",
         filled=True,
         writes=_STATISTICS,
-        own_order=True,
     ),
-    Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True, own_order=True),
+    Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
     Row(
         ("batch_norm_backward.default",),
         batch_norm_backward_with_reserve,
         filled=True,
-        own_order=True,
     ),
     # on no weights torch's kernel divides by 0
     Row(("_weight_norm_interface.default",), scaled("x, each -> x, each"), filled=True),

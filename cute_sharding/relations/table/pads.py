@@ -133,14 +133,13 @@ def _pads(mode: str) -> tuple[Row, Row]:
     )
     rule = folded(mode)
     return (
-        Row(pads, rule, op=f"torch.nn.functional.pad, {mode}", filled=True, own_order=True),
+        Row(pads, rule, op=f"torch.nn.functional.pad, {mode}", filled=True),
         Row(
             gradients,
             gradient(rule, adds=True, given=True),
             op=f"{name}'s gradient",
             reads=1,
             filled=True,
-            own_order=True,
         ),
     )
 

@@ -181,10 +181,16 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("linalg_lu_solve.default", "linalg_ldl_solve.default"),
         solved_with_factors,
+        linear=(2,),
         filled=True,
     ),
-    Row(("_linalg_solve_ex.default",), solved, filled=True, kernel=Matrices()),
-    Row(("cholesky_solve.default",), "... [k] n, ... [i] [j] -> ... [k] n", filled=True),
+    Row(("_linalg_solve_ex.default",), solved, linear=(1,), filled=True, kernel=Matrices()),
+    Row(
+        ("cholesky_solve.default",),
+        "... [k] n, ... [i] [j] -> ... [k] n",
+        linear=(0,),
+        filled=True,
+    ),
     Row(
         ("triangular_solve.default",),
         "... [k] [n], ... [i] [j] -> ... [k] [n], ... [i] [j]",

@@ -61,8 +61,6 @@ class Row:
         kernel: what the op's kernel needs of its local arguments.
         writes: the names of arguments that the op writes to although its schema in torch does not
             say so.
-        own_order: kernels may lay out results in another order of dims than torch states, if
-            operands are not row-major.
         has_function: torch's dispatcher may have a function of its own for the op, which it calls
             without asking the propagator.
         made_of: the ops that torch replaces the op by, before a DTensor meets it.
@@ -107,7 +105,6 @@ class Row:
     by_names: tuple[str, ...] = ()
     kernel: Kernel | None = None
     writes: tuple[str, ...] = ()
-    own_order: bool = False
     has_function: bool = False
     made_of: str = ""
     makes_constants: bool = False

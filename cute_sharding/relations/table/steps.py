@@ -134,7 +134,7 @@ def of_columns(
 ROWS: tuple[BySteps, ...] = (
     BySteps(("pixel_shuffle.default",), shuffled, filled=True),
     BySteps(("pixel_unshuffle.default",), unshuffled, filled=True),
-    BySteps(("channel_shuffle.default",), interleaved, own_order=True),
+    BySteps(("channel_shuffle.default",), interleaved),
     BySteps(("im2col.default",), columns, is_signed=False),
     BySteps(("col2im.default",), of_columns, is_signed=False),
     BySteps(

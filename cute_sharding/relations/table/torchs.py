@@ -75,11 +75,6 @@ ROWS: tuple[OfTorch, ...] = (
     ),
     OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="saves the random slopes"),
     OfTorch(
-        ("pow.Scalar",),
-        own_order=True,
-        note="the local result is always contiguous",
-    ),
-    OfTorch(
         ("tensor_split.sections", "tensor_split.indices"),
         made_of="slice.Tensor",
         note="DTensor does not get this op",

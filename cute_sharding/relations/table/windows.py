@@ -41,8 +41,8 @@ ROWS: tuple[Row, ...] = (
         Row(
             tuple(name.format(n) for name in names),
             windowed(n, *forms),
+            linear=() if forms == ("x", "yy") else (0,),  # all but those that search
             filled=True,
-            own_order=True,
         )
         for n in (2, 3)
         for forms, names in (
@@ -79,19 +79,26 @@ ROWS: tuple[Row, ...] = (
             (3, ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d")),
         )
         for row in (
-            Row(tuple(f"{kind}.default" for kind in kinds), windowed(n), filled=True),
+            Row(tuple(f"{kind}.default" for kind in kinds), windowed(n), linear=(0,), filled=True),
             Row(
                 tuple(f"{kind}_backward.default" for kind in kinds),
                 windowed(n, "y", "x"),
+                linear=(0,),
                 filled=True,
                 kernel=Sizes(0, 2, (0, 1)),
             ),
         )
     ),
-    Row(("grid_sampler_2d.default",), "n c [x0] [x1], n p q [two] -> n c p q", filled=True),
+    Row(
+        ("grid_sampler_2d.default",),
+        "n c [x0] [x1], n p q [two] -> n c p q",
+        linear=(0,),
+        filled=True,
+    ),
     Row(
         ("grid_sampler_3d.default",),
         "n c [x0] [x1] [x2], n p q r [three] -> n c p q r",
+        linear=(0,),
         filled=True,
     ),
     Row(
