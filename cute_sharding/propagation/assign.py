@@ -84,9 +84,10 @@ def assign(
     results: Sequence[tuple[int, ...] | None] | None = None,
     itemsizes: Sequence[int] = (),
 ) -> Assignment:
-    """The assignment that receives the fewest bytes, with the least for what stays pending
-    (:func:`.operands.owed_for`); of several, one that receives the fewest now, then one with the
-    fewest reductions pending, then one that holds the fewest elements on each device.
+    """One that receives nothing; or the assignment that receives the fewest bytes, with the least
+    for what stays pending (:func:`.operands.owed_for`). Of several, one that receives the fewest
+    now, then one with the fewest reductions pending, then one that holds the fewest elements on
+    each device.
 
     Args:
         signature: for operands with as many dims as these.
@@ -267,6 +268,8 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     )
     if signature.picked & _contracted(signature, choices):
         owed = 0  # as for torch, which leaves picked rows to the next op
+    if not received + later:
+        owed = 0  # an op that needs no communication has none
     cost = Cost(received + later + owed, received, pending, held)
     return cost, Assignment(targets, results, sum(elements), differ)
 

@@ -21,12 +21,12 @@ from cute_sharding.dtensor.decide.local_arguments import for_kernel
 from cute_sharding.dtensor.decide.local_results import in_order, with_numbers_finished
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
 from cute_sharding.dtensor.decide.movement import by_movement
-from cute_sharding.dtensor.decide.on_lists import by_lists
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.values import by_numbers, of_values
 from cute_sharding.dtensor.decide.views import by_view
 from cute_sharding.dtensor.decide.written import (
+    by_lists,
     by_write,
     taken_back,
     without_partials,

@@ -91,8 +91,8 @@ def placed_by_search(found: OpPlan, schema: OpSchema) -> OpPlan:
 
 
 def gated_handler(op: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in place of torch's for an op that skips the propagator: it asks the propagator, as
-    for any other op. Only ``argmax`` and ``argmin`` are torch's where that is right: it compares
+    """A function in place of torch's for an op that skips the propagator, which asks the propagator
+    as for any other op. Only ``argmax`` and ``argmin`` are torch's where that is right: it compares
     what each device finds.
     """
     place = op_schemas.place_of(op, "dim")

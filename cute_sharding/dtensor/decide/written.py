@@ -11,13 +11,12 @@ from typing import Any
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.question import Question
-from cute_sharding.dtensor.door.cuts import is_uneven
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
     keeps_the_only_shards,
 )
-from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -26,6 +25,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     Shard,
     StridedShard,
+    placed_as,
 )
 from cute_sharding.dtensor.run.op_plan import OpPlan, placed
 from cute_sharding.dtensor.run.placements import on_dim, text, without
@@ -74,14 +74,11 @@ def written_by_new(found: OpPlan, schema: OpSchema) -> OpPlan:
 
 
 def _as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> OpPlan | None:
-    """The plan for a pointwise op that writes to a tensor, or to each of a list: its other
-    operands are redistributed to the placements of the tensor that it writes to.
-
-    torch does so only if the shards are even, or every device has some element; otherwise it
-    raises. None if torch's rule applies: all have the same placements, shards are plain and even,
-    or the tensor that is written to is pending.
+    """The plan for a pointwise op that writes to a tensor, or to each of a list: its other operands
+    are redistributed to the placements of the tensor that it writes to. None if a tensor that is
+    written to is pending, or an operand is plain.
     """
-    arguments, wanted, differ = op_schemas.arguments(schema), [], False
+    arguments, wanted = op_schemas.arguments(schema), []
     targets = [found for is_written, found in arguments if is_written]
     for is_written, found in arguments:
         fitting = next((some for some in targets if len(some) in (1, len(found))), None)
@@ -89,19 +86,12 @@ def _as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec
             of = None if fitting is None else fitting[i % len(fitting)]
             if spec is None or of is None:
                 return None
-            wanted.append(tuple(spec.placements) if is_written else following(of, spec))
-            differs = tuple(of.placements) != tuple(spec.placements)
-            if is_written and differs:
+            if is_written and tuple(of.placements) != tuple(spec.placements):
                 return None
-            differ = differ or differs
-    if not differ or not are_understood(specs):
-        return None
+            wanted.append(tuple(spec.placements) if is_written else following(of, spec))
     written = [spec for some in targets for spec in some if spec is not None]
-    if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
-        tensor_specs.split_factors(spec)
-        or is_uneven(spec)
-        or any(symints.is_truly(n == 0) for n in spec.shape)
-        for spec in written
+    if not are_understood(specs) or any(
+        isinstance(p, Partial) for spec in written for p in spec.placements
     ):
         return None
     as_order = are_read_as_order(specs)
@@ -162,6 +152,32 @@ def by_write(question: Question) -> OpPlan | None:
     found = _as_what_is_written(question.name, finished, specs) or question.torchs(finished)
     kernel = outside_loss_parallel(schema.op) if question.smooths_labels else found.kernel
     return replace(found.asked(schema), kernel=kernel)
+
+
+def by_lists(question: Question) -> OpPlan | None:
+    """The plan for a pointwise op on lists (``_foreach_copy_``, ``_foreach_maximum``) that torch's
+    table of rules lacks, which has about 60 of them, by name: pending tensors of its first list are
+    reduced, and the tensors of its other lists are redistributed to the placements of those of the
+    first. None for other ops, or if a list has plain tensors.
+    """
+    schema, specs = question.schema, question.specs
+    if not op_schemas.is_pointwise_on_lists(schema.op):
+        return None
+    lists = [found for _, found in op_schemas.arguments(schema)]
+    if any(spec is None for found in lists for spec in found):
+        return None
+    first = [
+        placed_as(spec, without((Partial,), spec.placements)) for spec in specs[: len(lists[0])]
+    ]
+    count(question.name, "signature")
+    return placed(
+        schema,
+        specs,
+        [following(first[i % len(first)], spec) for i, spec in enumerate(specs)],
+        [tuple(spec.placements) for spec in first],
+        registry.output_metas(schema),
+        as_order=are_read_as_order(specs),
+    )
 
 
 def without_partials(schema: OpSchema) -> OpSchema:

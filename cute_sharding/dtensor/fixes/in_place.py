@@ -1,5 +1,6 @@
-"""``squeeze_`` of DTensors, for which torch's dispatcher has no right function
-(torch/distributed/tensor/_dispatch.py).
+"""In-place views of DTensors (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``), for which
+torch's dispatcher has no right function (torch/distributed/tensor/_dispatch.py). torch's own
+compositions run them: ``stft``, and the second gradient of a group norm.
 
 The DTensor that the op is called on gets the spec and the local tensor of the out-of-place view.
 Its old local tensor stays as it is, for other holders.
@@ -15,13 +16,17 @@ from cute_sharding.dtensor.replaced.dispatch import return_and_correct_aliasing
 from cute_sharding.dtensor.replaced.registry import name_of, overload
 from cute_sharding.dtensor.replaced.tensor_specs import Shard, StridedShard, mesh_dim_text
 
-__all__ = ["squeezes_in_place"]
+__all__ = ["views_in_place"]
 
 
-def squeezes_in_place() -> dict[Any, Any]:
+def views_in_place() -> dict[Any, Any]:
     """Functions for these ops."""
-    ops = (overload(f"squeeze_.{which}") for which in ("default", "dim", "dims"))
-    return {op: _squeeze_in_place for op in ops if op is not None}
+    by_name = {
+        **dict.fromkeys((f"squeeze_.{of}" for of in ("default", "dim", "dims")), _squeeze_in_place),
+        **dict.fromkeys(_TURNS, _turn_in_place),
+    }
+    ops = ((overload(name), function) for name, function in by_name.items())
+    return {op: function for op, function in ops if op is not None}
 
 
 def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -57,3 +62,20 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)
     tensor._local_tensor, tensor._spec = squeezed._local_tensor, squeezed._spec
     return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+def _turn_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``t_``, ``transpose_`` and ``unsqueeze_`` of a DTensor, for which torch has no rule: the
+    out-of-place view is free on any placements, so spec and local tensor change together.
+    """
+    tensor, *arguments = args
+    turned = _TURNS[name_of(op)](tensor, *arguments, **kwargs)
+    tensor._local_tensor, tensor._spec = turned._local_tensor, turned._spec
+    return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+_TURNS = {
+    "t_.default": torch.ops.aten.t.default,
+    "transpose_.default": torch.ops.aten.transpose.int,
+    "unsqueeze_.default": torch.ops.aten.unsqueeze.default,
+}

@@ -137,6 +137,7 @@ HANDLERS = Patch(
     "|---|---|\n"
     "| batch norms, other ops with hidden writes | write not noticed |\n"
     "| `squeeze_` | DTensor can keep the old shape |\n"
+    "| `t_`, `transpose_`, `unsqueeze_` | no sharding rule |\n"
     "| ops of autograd on a DTensor and plain zeros | error |\n"
     "| two ops of forward mode on a tensor and its tangent | no sharding rule |",
     until="PyTorch runs all of these ops correctly",

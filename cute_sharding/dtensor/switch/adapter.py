@@ -32,7 +32,7 @@ from cute_sharding.dtensor.extras.mapped import (
     lenient_local_map,
 )
 from cute_sharding.dtensor.fixes.filled import handlers_in_nodes
-from cute_sharding.dtensor.fixes.in_place import squeezes_in_place
+from cute_sharding.dtensor.fixes.in_place import views_in_place
 from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
@@ -265,7 +265,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
             propagation(registry.propagation(), settings),
             gated_handler,
             writing_handler,
-            {**handlers_in_nodes(), **squeezes_in_place()},
+            {**handlers_in_nodes(), **views_in_place()},
             reach,
             LIVE,
             finished,

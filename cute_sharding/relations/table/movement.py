@@ -16,6 +16,7 @@ from typing import Any
 from cute_sharding.relations.dim_map import normalize_dim
 from cute_sharding.relations.moves import Link, Move, Pairs, Shape
 from cute_sharding.relations.rows import Rows
+from cute_sharding.relations.signature import COPIES, COPIES_ALL
 from cute_sharding.relations.table import pads
 from cute_sharding.relations.table.by_rows import gradient, line, moved, pairs_but, with_sizes
 from cute_sharding.relations.table.names import is_whole
@@ -187,23 +188,26 @@ ROWS: tuple[Row, ...] = (
         ("slice.Tensor",),
         sliced,
         op="Tensor.__getitem__",
+        linear=COPIES,
         by_names=("slice_copy.Tensor",),
         note="slices only; also torch.narrow and torch.tensor_split",
     ),
-    Row(("slice_backward.default",), gradient(sliced), op="slice's gradient"),
+    Row(("slice_backward.default",), gradient(sliced), op="slice's gradient", linear=COPIES),
     Row(("narrow_copy.default",), narrowed, op="torch.narrow_copy"),
     Row(
         ("select.int",),
         selected,
         op="torch.select",
+        linear=COPIES,
         by_names=("select_copy.int",),
         note="also for indexing by an int",
     ),
-    Row(("select_backward.default",), gradient(selected), op="select's gradient"),
+    Row(("select_backward.default",), gradient(selected), op="select's gradient", linear=COPIES),
     Row(
         ("unbind.int",),
         unbound,
         op="torch.unbind",
+        linear=COPIES,
         by_names=("unbind_copy.int",),
         otherwise="... ->",
     ),
@@ -211,6 +215,7 @@ ROWS: tuple[Row, ...] = (
         ("split.Tensor",),
         split,
         op="torch.split",
+        linear=COPIES,
         by_names=("unsafe_split.Tensor", "split_copy.Tensor"),
         note="also for torch.chunk",
     ),
@@ -218,20 +223,23 @@ ROWS: tuple[Row, ...] = (
         ("split_with_sizes.default", "split_with_sizes_copy.default"),
         split_with_sizes,
         op="torch.split, by sizes",
+        linear=COPIES,
         by_names=("unsafe_split_with_sizes.default",),
     ),
     Row(
         ("cat.default",),
         concatenated,
         op="torch.cat",
+        linear=COPIES_ALL,
         note="also for torch.hstack, torch.vstack and torch.dstack",
     ),
     Row(("block_diag.default",), blocks, op="torch.block_diag"),
-    Row(("roll.default",), rolled, op="torch.roll", otherwise="[...] -> [...]"),
+    Row(("roll.default",), rolled, op="torch.roll", linear=COPIES, otherwise="[...] -> [...]"),
     Row(
         ("flip.default",),
         flipped,
         op="torch.flip",
+        linear=COPIES,
         note="also for torch.fliplr and torch.flipud",
     ),
     Row(("rot90.default",), rotated, op="torch.rot90", made_of="flip.default"),

@@ -12,6 +12,7 @@ from cute_sharding.relations.dim_map import normalize_dim
 from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Move, Shape
 from cute_sharding.relations.rows import Rows
+from cute_sharding.relations.signature import COPIES
 from cute_sharding.relations.table.by_rows import Rule, gradient, line, moved, with_sizes
 from cute_sharding.relations.table.kernels import SizesBeside
 from cute_sharding.relations.table.row import ByRows as Row
@@ -149,6 +150,7 @@ ROWS: tuple[Row, ...] = (
         ("constant_pad_nd.default",),
         padded,
         op="torch.nn.functional.pad",
+        linear=COPIES,
         note="only for padding with a constant",
     ),
     Row(
@@ -187,6 +189,7 @@ ROWS: tuple[Row, ...] = (
         ("unfold.default",),
         unfolded,
         op="Tensor.unfold",
+        linear=COPIES,
         by_names=("unfold_copy.default",),
     ),
     Row(

@@ -283,15 +283,15 @@ class ByRows(_Derived):
         return self.otherwise if move is None else pattern_of_move(move, self.reads)
 
     def commuting(self, *args: Any, **kwargs: Any) -> Linear | tuple[int, ...]:
-        """All together, as all results are made of the same ones. A row that is filled in is so on
-        every device, and rows that are added up are added up in each contribution.
+        """Those that the row names. Rows that are added up are so in each contribution, and a row
+        that is filled in is so on every device: then fewer reductions may stay.
         """
-        move = self.move(*args, **kwargs)
+        move = self.move(*args, **kwargs) if isinstance(self.linear, Linear) else None
         if move is None:
             return ()
-        kept = LINEAR if move.adds else COPIED if move.fill == 0 else FILLED
-        operands = None if self.reads is None else tuple(range(self.reads))
-        return Linear(operands, kept, together=True, alone=True)
+        return self.linear._replace(  # type: ignore[union-attr]
+            kept=LINEAR if move.adds else COPIED if move.fill == 0 else FILLED
+        )
 
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
         move = self.move(*args, **kwargs)
@@ -321,9 +321,6 @@ class BySteps(_Derived):
     @property
     def signed(self) -> tuple[str, ...]:
         return (*(self.overloads if self.is_signed else ()), *self.by_names)
-
-    def commuting(self, shape: Shape, *args: Any, **kwargs: Any) -> Linear | tuple[int, ...]:
-        return (0,)
 
     def steps(self, shape: Shape, *args: Any) -> list[Step] | None:
         """The steps, for the operand's shape and the arguments; None: none are known."""

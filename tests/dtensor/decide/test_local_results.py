@@ -376,6 +376,35 @@ def test_squeeze_in_place_of_replicas():
             assert distribute(full, (2,), [Replicate()]).squeeze_().shape == (4, 2)
 
 
+TURNS = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, -1),
+    "swapaxes_": lambda x: x.swapaxes_(1, 0),
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+}
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), _StridedShard(1, split_factor=2)])
+@pytest.mark.parametrize("name", TURNS)
+def test_turns_in_place(name, placement):
+    """torch has no rule for them (2.14 has one of `t_` for replicas, whose shape it leaves as it
+    was). The spec and the local tensor go together, and what follows is right; without us they
+    raise, as ever.
+    """
+    full = number((5, 6))
+    with ranks_of((2,)):
+        with pytest.raises(RuntimeError, match="strategy"):
+            TURNS[name](distribute(full, (2,), [Shard(0)]))
+        with cute_sharding.enabled():
+            tensor = distribute(full, (2,), [placement])
+            assert TURNS[name](tensor) is tensor
+            with plain():
+                expected = TURNS[name](full.clone())
+            assert tensor.shape == expected.shape and tensor.stride() == expected.stride()
+            assert_holds(tensor.redistribute(placements=[Replicate()]), expected)
+            assert_holds((tensor + 1).redistribute(placements=[Replicate()]), expected + 1)
+
+
 def test_a_dim_that_is_squeezed_away_must_be_whole():
     """A rank that holds nothing of a dim of size 1 has size 0 there, and cannot drop it."""
     full = number((1, 6))

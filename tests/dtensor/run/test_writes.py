@@ -212,12 +212,13 @@ def test_lists_of_parts_of_one_view():
 
 
 @pytest.mark.parametrize("cut", [Shard(0), Shard(2)], ids=str)
-def test_sources_that_are_squeezed_in_place(cut):
+def test_sources_that_are_turned_in_place(cut):
     """What was taken of them before is of them as they were."""
 
     def program(x):
         rows = x[1:3]
         x.squeeze_()
+        x.transpose_(0, 1).unsqueeze_(0)
         rows.add_(1.0)
         return x[:, 0:2] + 0
 
