@@ -41,7 +41,7 @@ ROWS: tuple[Row, ...] = (
         Row(
             tuple(name.format(n) for name in names),
             windowed(n, *forms),
-            linear=() if forms == ("x", "yy") else (0,),  # all but those that search
+            linear=(0,) if forms in (("x", "y"), ("y=x", "x")) else (),  # averages
             filled=True,
         )
         for n in (2, 3)
