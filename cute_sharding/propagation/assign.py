@@ -215,8 +215,8 @@ def _search(
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
         wider = [
-            [*some, *cuts] if n > 1 and some == [_Choice()] else some
-            for some, n in zip(options, mesh)
+            [*some, *cuts] if n > 1 and some == [_Choice()] and _may_be_cut(operands, m) else some
+            for m, (some, n) in enumerate(zip(options, mesh))
         ]
         filled = cheapest(replace(question, filled=True), wider)
         found = min(found, filled, key=itemgetter(0))
@@ -272,6 +272,14 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         owed = 0  # an op that needs no communication has none
     cost = Cost(received + later + owed, received, pending, held)
     return cost, Assignment(targets, results, sum(elements), differ)
+
+
+def _may_be_cut(operands: tuple[Operand, ...], m: int) -> bool:
+    """Whether a mesh dim may cut another name than operands are cut by. Not if one is pending there
+    and none is cut: a replica costs twice as much, but once, and all that read it have it.
+    """
+    parts = [operand.parts[m] for operand in operands]
+    return any(isinstance(part, tuple) for part in parts) or not any(parts)
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:

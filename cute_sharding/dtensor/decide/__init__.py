@@ -1,9 +1,9 @@
 """Decides, for each op, which placements it needs and which its results get.
 
-An answer may contain functions that move data when the op runs: reductions (:mod:`.scalars`,
-:mod:`.shares`) and redistributions to replicas (:mod:`.gate`, :mod:`.losses`).
+What a call of an op does is one value, :class:`~cute_sharding.dtensor.run.op_plan.OpPlan`.
 
-- :mod:`.decide`: the order in which an op is answered: the one file to read first
+- :mod:`.decide`: the list of functions of which the first with a plan decides: the one file to
+  read first
 - :mod:`.meshes`: operands on several meshes, described on one
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims; :mod:`.any_sizes`: the
   same with symbolic sizes; :mod:`.splits`: the parts of ``tensor_split`` in one exchange
@@ -15,9 +15,10 @@ An answer may contain functions that move data when the op runs: reductions (:mo
 - :mod:`.gate`: torch's rule on operands without strided shards; ops that skip the propagator
 - :mod:`.picks`: rows of a sharded dim that an index picks
 - :mod:`.shares`: averages over devices with different numbers of elements
-- :mod:`.scalars`: results without dims, which are never left pending
 - :mod:`.written`: ops that write to an operand
-- :mod:`.local_arguments`: local arguments in the form that kernels expect
+- :mod:`.values`: ops whose results have sizes that depend on values
+- :mod:`.local_arguments`, :mod:`.local_results`: local arguments in the form that kernels expect;
+  numbers that are reduced, and the order in which results lie
 - :mod:`.losses`: the placements that loss_parallel takes
 - :mod:`.redistributions`: which redistributions run by plan; :mod:`.stock`: which ones torch
   itself does rightly

@@ -145,11 +145,13 @@ def by_shape(question: Question) -> OpPlan | None:
 
 
 def by_rule(question: Question) -> OpPlan | None:
-    """By the op's signature (:mod:`.signatures`); not of a pending reduction that signatures do not
-    know, if torch's rule may.
+    """By the op's signature (:mod:`.signatures`). Of a pending reduction that signatures do not know,
+    such as that of a norm, torch's rule may: it is asked first, if it has one, and runs on no rows.
     """
-    if question.is_pending_otherwise and question.is_right_in_torch:
-        return None
+    row = question.row
+    if row is not None and question.is_pending_otherwise and question.is_right_in_torch:
+        if not (row.filled or registry.is_derived(question.schema.op)):
+            return None
     return question.signed()
 
 

@@ -13,6 +13,8 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.executor`: the steps of a plan on one mesh; :mod:`.across_meshes`: from one mesh to another
 - :mod:`.together`: steps of several tensors' plans, run at once
 - :mod:`.moving`, :mod:`.windows`: a movement; windows, folds and diagonals of rows
+- :mod:`.op_plan`: what a call of an op does, as one value; :mod:`.calls`: ops that skip torch's
+  fast path; :mod:`.numbers`: results without dims, which are never left pending
 - :mod:`.ops`: runs an op of movements and views in place of torch's local op
 - :mod:`.moved_views`, :mod:`.writes`: slices and views that are copies, and reads of stale ones;
   writes, which reach the tensor

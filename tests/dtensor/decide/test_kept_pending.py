@@ -7,16 +7,20 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from op_programs import assert_close
 from received import Received
 from simulation import distribute, mesh_of, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.relations.signature import COPIED, Linear
+from cute_sharding.dtensor.replaced.registry import overload
+from cute_sharding.relations.signature import COPIED, FILLED, Linear
 from cute_sharding.relations.table import SIGNATURES
+from cute_sharding.relations.table.along import ADDITIONS, COMMUTING, pointwise
+from cute_sharding.relations.table.products import ROWS as PRODUCTS
 from cute_sharding.sharding.meeting import rows
 
 MESH, SHAPE = (2, 2), (6, 4, 4)
@@ -64,13 +68,82 @@ ONE = {
     "prod": (lambda x: x[1:3].prod(0, dtype=torch.int64), ()),
     "any": (lambda x: x.any(0), ()),
     "norm of a part": (lambda x: torch.linalg.vector_norm(x.tril(), float("inf"), 0), ()),
-    "slice_backward": (lambda x: torch.ops.aten.slice_backward(x, [9, 4, 4], 0, 2, 8, 1), ()),
+    "slice_backward.default": (
+        lambda x: torch.ops.aten.slice_backward(x, [9, 4, 4], 0, 2, 8, 1),
+        COPIED,
+    ),
+    "select_backward.default": (
+        lambda x: torch.ops.aten.select_backward(x, [2, *x.shape], 0, 1),
+        COPIED,
+    ),
+    "constant_pad_nd.default": (lambda x: F.pad(x, (1, 2)), COPIED),
+    "padded with ones": (lambda x: F.pad(x, (1, 2), value=1.0), FILLED),
+    "unfold.default": (lambda x: x.unfold(0, 2, 1), COPIED),
+    "cumsum.default": (lambda x: x.cumsum(0), SUMS),
+    "trace.default": (lambda x: x[0].trace(), ()),  # a number: it is finished with the op
+    "_fft_c2c.default": (lambda x: torch.fft.fft(torch.complex(x, x), dim=0), ()),
+    "_fft_r2c.default": (lambda x: torch.fft.rfft(x, dim=0), SUMS),
+    "_softmax_backward_data.default": (
+        lambda x: torch.ops.aten._softmax_backward_data(x, rows_like(x), 0, x.dtype),
+        SUMS,
+    ),
+    "grid_sampler_2d.default": (
+        lambda x: F.grid_sample(*at_points(x, 2), align_corners=True),
+        SUMS,
+    ),
+    "grid_sampler_3d.default": (
+        lambda x: F.grid_sample(*at_points(x, 3), align_corners=True),
+        SUMS,
+    ),
+    "index_select.default": (lambda x: x.index_select(0, index_like(x)), SUMS),
+    "index.Tensor": (lambda x: x[index_like(x)], SUMS),
+    **{
+        f"{name}.default": (program, SUMS)
+        for name, program in {
+            "avg_pool2d": lambda x: F.avg_pool2d(x.transpose(0, 1), 2),
+            "avg_pool3d": lambda x: F.avg_pool3d(x.transpose(0, 1).unsqueeze(1), (1, 2, 2)),
+            "upsample_nearest1d": lambda x: F.interpolate(x.permute(1, 2, 0), 9),
+            "upsample_linear1d": lambda x: F.interpolate(x.permute(1, 2, 0), 9, mode="linear"),
+            "upsample_nearest2d": lambda x: F.interpolate(x.transpose(0, 1).unsqueeze(0), (9, 5)),
+            "upsample_nearest3d": lambda x: F.interpolate(
+                x.transpose(0, 1).unsqueeze(0).unsqueeze(2), (1, 9, 5)
+            ),
+        }.items()
+    },
 }
 TWO = {
     "cat.default": lambda x, y: torch.cat([x, y, x]),
     "stack.default": lambda x, y: torch.stack([x, y], 1),
 }
-OF_FLOATS = ("mean.dim", "norm of a part", "view_as_complex_copy.default")
+OF_FLOATS = (
+    *("mean.dim", "norm of a part", "view_as_complex_copy.default", "padded with ones"),
+    *(name for name in ONE if name.startswith(("_fft", "_softmax", "avg", "upsample", "grid"))),
+)
+
+
+def rows_like(x):
+    """Numbers of the sizes of ``x``, cut as it is, and finished."""
+    with plain():
+        full = numbers(5, torch.float64).softmax(0)
+    if not isinstance(x, DTensor):
+        return full
+    return distribute(full, MESH, [Replicate(), *x.placements[1:]])
+
+
+def at_points(x, dims):
+    """``x`` as an image whose channels are its cut dim, and points in it."""
+    with plain():
+        points = torch.tensor([-0.5, 0.25, 0.75]).double()[:dims].expand(1, *[2] * dims, dims)
+    image = x.transpose(0, 1).unsqueeze(0)
+    if isinstance(x, DTensor):
+        points = distribute(points, MESH, [Replicate()] * 2)
+    return image if dims == 2 else image.unsqueeze(2), points
+
+
+def index_like(x):
+    with plain():
+        index = torch.tensor([3, 0, 3])
+    return distribute(index, MESH, [Replicate()] * 2) if isinstance(x, DTensor) else index
 
 
 def numbers(seed, dtype):
@@ -143,7 +216,7 @@ def test_what_is_pending_of_one_of_them_is_finished(op):
         y = distribute(other, MESH, [Replicate(), _StridedShard(1, split_factor=2)])
         for given, wanted in (((x, y), (full, other)), ((y, x), (other, full))):
             result = TWO[op](*given)
-            assert isinstance(result.placements[0], Shard)  # of a free dim: less is received
+            assert result.placements[0] == Replicate()
             with plain():
                 expected = TWO[op](*wanted)
             assert_close(result, expected, op)
@@ -159,7 +232,7 @@ def test_of_several_dtypes_it_is_finished(op):
         result = TWO[op](x, y)
         with plain():
             expected = TWO[op](full, other)
-        assert isinstance(result.placements[0], Shard)  # of a free dim: less is received
+        assert result.placements[0] == Replicate()
         assert_close(result, expected, op)
 
 
@@ -177,9 +250,57 @@ def test_what_is_gathered_is_reduced_before():
         assert max(received.by_rank.values()) <= full.numel()
 
 
+@pytest.mark.parametrize("kind", ["sum", "avg", "product", "max", "min"])
+@pytest.mark.parametrize("name", [name for name in COMMUTING if name != "to.dtype"])
+def test_of_pointwise_ops(name, kind):
+    """With a tensor that is finished beside it, or a number."""
+    op, row = overload(name), COMMUTING[name]
+    linear = row.linear if isinstance(row.linear, Linear) else Linear(row.linear)
+    tensors = sum("Tensor" in str(argument.type) for argument in op._schema.arguments)
+    needed = [a for a in op._schema.arguments if not a.has_default_value() and not a.kwarg_only]
+    options = {"decimals": 1} if name == "round.decimals" else {}
+    cut = _StridedShard(1, split_factor=2)
+    for at in range(tensors):
+        with ranks_of(MESH), cute_sharding.enabled():
+            x, full = contributed(kind, 0, cut, torch.float64)
+            with plain():
+                other = numbers(3, torch.float64) + 7
+            y = distribute(other, MESH, [Replicate(), cut]) if tensors == 2 else 2.0
+            beside = [other if tensors == 2 else 2.0] * (len(needed) - 1)
+            given, wanted = [y] * len(beside), beside
+            result = op(*given[:at], x, *given[at:], **options)
+            with plain():
+                expected = op(*wanted[:at], full, *wanted[at:], **options)
+            assert_close(result, expected, (name, kind, at))
+        is_kept = at in linear.operands and kind in linear.kept
+        assert (result.placements[0] == Partial(kind)) == is_kept, (at, result.placements)
+
+
+@pytest.mark.parametrize("kind", ["sum", "avg", "max"])
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_of_additions(name, kind):
+    op, cut = overload(name), _StridedShard(1, split_factor=2)
+    with ranks_of(MESH), cute_sharding.enabled():
+        x, full = contributed(kind, 0, cut, torch.float64)
+        y, other = contributed(kind, 1, cut, torch.float64)
+        z = distribute(other, MESH, [Replicate(), cut])
+        for given in ((x, y), (x, z), (z, x), (x, 1.0)):
+            with plain():
+                of = {id(x): full, id(y): other, id(z): other}
+                expected = op(*[of.get(id(a), a) for a in given])
+            result = op(*given)
+            assert_close(result, expected, (name, kind))
+            assert isinstance(result.placements[0], Partial) == (
+                kind != "max" and isinstance(given[1], DTensor)
+            )
+
+
 def test_every_row_that_keeps_something_pending_is_here():
-    """But for those of products and of pointwise ops, which have tests of their own."""
-    here = {*ONE, *TWO}
+    """But for those of products and of pointwise ops, which have tests of their own; of numbers,
+    which are finished; and of what is pending and complex.
+    """
+    here = {*ONE, *TWO, "sum.default", "mean.default", "view_as_real_copy.default"}
     for row in SIGNATURES.values():
-        if isinstance(row.linear, Linear):
+        is_pointwise = row.rule is pointwise or "backward" in row.signed[0]
+        if row.linear and not is_pointwise and row not in PRODUCTS:
             assert here & {*row.signed}, row.signed
