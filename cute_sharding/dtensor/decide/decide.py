@@ -145,14 +145,18 @@ def by_shape(question: Question) -> OpPlan | None:
 
 
 def by_rule(question: Question) -> OpPlan | None:
-    """By the op's signature (:mod:`.signatures`). Of a pending reduction that signatures do not know,
-    such as that of a norm, torch's rule may: it is asked first, if it has one, and runs on no rows.
+    """By the op's signature (:mod:`.signatures`); but not if a reduction is pending that signatures
+    do not know, such as that of a norm, and torch has a rule that may.
     """
     row = question.row
-    if row is not None and question.is_pending_otherwise and question.is_right_in_torch:
-        if not (row.filled or registry.is_derived(question.schema.op)):
-            return None
-    return question.signed()
+    torch_may = (
+        question.is_pending_otherwise
+        and question.is_right_in_torch
+        and row is not None
+        and not row.filled
+        and not registry.is_derived(question.schema.op)
+    )
+    return None if torch_may else question.signed()
 
 
 def by_torch(question: Question) -> OpPlan | None:
