@@ -238,13 +238,12 @@ ROWS: tuple[Row, ...] = (
 # For all ops in torch's list of pointwise ops; torch answers those on lists of tensors.
 POINTWISE = Row((), pointwise)
 
-# Functions of one number that do not decrease, on all numbers.
+# Functions of one number that do not decrease, on all numbers, and are NaN of NaN.
 INCREASING = (
     *("asinh.default", "atan.default", "ceil.default", "deg2rad.default", "erf.default"),
     *("exp.default", "exp2.default", "expm1.default", "floor.default", "hardshrink.default"),
-    *("nan_to_num.default", "rad2deg.default", "relu.default", "round.decimals", "round.default"),
-    *("sgn.default", "sigmoid.default", "sign.default", "sinh.default", "tanh.default"),
-    *("special_modified_bessel_i1.default", "trunc.default"),
+    *("rad2deg.default", "relu.default", "round.decimals", "round.default", "sigmoid.default"),
+    *("sinh.default", "special_modified_bessel_i1.default", "tanh.default", "trunc.default"),
 )
 
 # Pointwise ops for operands with pending reductions: those that commute with some.
@@ -257,7 +256,7 @@ COMMUTING: dict[str, Row] = {
         Row(("positive.default", "to.dtype"), pointwise, linear=Linear((0,), COPIED)),
         Row(INCREASING, pointwise, linear=Linear((0,), ("max", "min"))),
         Row(
-            ("maximum.default", "minimum.default", "fmax.default", "fmin.default"),
+            ("maximum.default", "minimum.default"),
             pointwise,
             linear=Linear((0, 1), ("max", "min")),
         ),

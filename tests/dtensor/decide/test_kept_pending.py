@@ -19,7 +19,7 @@ import cute_sharding
 from cute_sharding.dtensor.replaced.registry import overload
 from cute_sharding.relations.signature import COPIED, FILLED, Linear
 from cute_sharding.relations.table import SIGNATURES
-from cute_sharding.relations.table.along import ADDITIONS, COMMUTING, pointwise
+from cute_sharding.relations.table.along import ADDITIONS, COMMUTING, INCREASING, pointwise
 from cute_sharding.relations.table.products import ROWS as PRODUCTS
 from cute_sharding.sharding.meeting import rows
 
@@ -274,6 +274,14 @@ def test_of_pointwise_ops(name, kind):
             assert_close(result, expected, (name, kind, at))
         is_kept = at in linear.operands and kind in linear.kept
         assert (result.placements[0] == Partial(kind)) == is_kept, (at, result.placements)
+
+
+@pytest.mark.parametrize("name", INCREASING)
+def test_increasing_functions_keep_what_is_no_number(name):
+    """A maximum of contributions of which one is NaN is NaN, and what is made of it too."""
+    given = torch.tensor([float("nan"), -float("inf"), -2.5, 0.0, 3.5, float("inf")])
+    made = overload(name)(given, **({"decimals": 1} if name == "round.decimals" else {}))
+    assert made[0].isnan() and bool((made[1:].diff().nan_to_num() >= 0).all())
 
 
 @pytest.mark.parametrize("kind", ["sum", "avg", "max"])
