@@ -25,7 +25,7 @@ from cute_sharding.dtensor.door.understood import (
 )
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, is_masked
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, is_masked
 from cute_sharding.dtensor.run.op_plan import (
     OpPlan,
     as_list,
@@ -261,17 +261,24 @@ def _linear(
     linear: Linear | tuple[int, ...], specs: Sequence[DTensorSpec], metas: Any
 ) -> Linear | tuple[int, ...]:
     """The operands in which the op is linear. None for copies of several dtypes, which convert
-    some; for ops that round to integers: a sum of rounded numbers is not the rounded sum; and for
-    picked rows, which the next op reduces.
+    some; for ops whose results have fewer digits than what is pending: a sum of rounded numbers is
+    not the rounded sum; and for picked rows, which the next op reduces.
     """
     if any(is_masked(p) for spec in specs for p in spec.placements):
         return ()
     dtypes = _dtypes(specs)
     if isinstance(linear, Linear) and len(dtypes) > 1:
         return ()
-    made = dtypes_of_results(metas)
-    is_rounded = any(map(_has_fractions, dtypes)) and not all(map(_has_fractions, made))
-    return () if is_rounded else linear
+    pending = _dtypes(
+        [spec for spec in specs if any(isinstance(p, Partial) for p in spec.placements)]
+    )
+    made = max(map(_step, dtypes_of_results(metas)), default=0)
+    return () if min(map(_step, pending), default=made) < made else linear
+
+
+def _step(dtype: torch.dtype) -> float:
+    """The relative distance between numbers of the dtype; that of integers is above all others."""
+    return torch.finfo(dtype).eps if _has_fractions(dtype) else 1.0
 
 
 def _reduction(

@@ -253,7 +253,7 @@ COMMUTING: dict[str, Row] = {
         Row(("mul.Tensor", "mul.Scalar"), pointwise, linear=(0, 1)),
         Row(("div.Tensor", "div.Scalar", "neg.default"), pointwise, linear=(0,)),
         Row(("special_xlog1py.default", "special_xlog1py.other_scalar"), pointwise, linear=(0,)),
-        Row(("positive.default", "to.dtype"), pointwise, linear=Linear((0,), COPIED)),
+        Row(("positive.default",), pointwise, linear=Linear((0,), COPIED)),
         Row(INCREASING, pointwise, linear=Linear((0,), ("max", "min"))),
         Row(
             ("maximum.default", "minimum.default"),
