@@ -7,11 +7,11 @@ from itertools import chain, combinations
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
+from cute_sharding.exchange.cost import DEVICES, most_rows, received_elements
 from cute_sharding.propagation.carry import Kinds, carry_one, kinds_of, unblocked
 from cute_sharding.propagation.solver import Budget, Cost, carried, split_factors
 from cute_sharding.relations.view import View
-from cute_sharding.sharding.chains import Cut
+from cute_sharding.sharding.chains import Cut, chains_of
 
 # The budget of one search: a cut that is tried, or a device whose cost is counted, is a step. It
 # covers meshes of two dims over small tensors; larger searches try few changes first.
@@ -78,23 +78,35 @@ def cheapest(
     (((1, 1),), ((0, 7),), 8)
     """
     cuts, mesh = tuple(cuts), tuple(mesh)
+    before, _ = _rows_and_elements(view.input_shape, cuts, mesh)
     best: Target | None = None
     for source, output in _tried(view, cuts, mesh, fixed, unsharded):
-        most = None if best is None else best.received
-        received = received_elements(view.input_shape, cuts, source, mesh, most=most)
-        if most is not None and received > most:
+        after, held = _rows_and_elements(view.input_shape, source, mesh)
+        # At least what the fullest device lacks if it keeps all rows that it can.
+        least = held - prod(map(min, before, after))
+        if best is not None and least > best.received:
             continue
         cost = Cost(
-            received,
-            held=local_elements(view.input_shape, source, mesh)
-            + local_elements(view.output_shape, output, mesh),
+            least,
+            held=held + _rows_and_elements(view.output_shape, output, mesh)[1],
             changed=sum(a != b for a, b in zip(cuts, source, strict=True)),
             strides=sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
         )
+        if best is not None and cost >= best.cost:
+            continue
+        cost = cost._replace(received=received_elements(view.input_shape, cuts, source, mesh))
         if best is None or cost < best.cost:
             best = Target(cost, source, output)
     assert best is not None, "the first is always tried"
     return best
+
+
+def _rows_and_elements(
+    shape: Sequence[int], cuts: Cuts, mesh: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
+    """The rows of each dim and the elements that the fullest device holds."""
+    rows = most_rows(tuple(shape), chains_of(cuts, len(shape), mesh), mesh)
+    return rows, prod(rows)
 
 
 def _tried(
