@@ -54,8 +54,6 @@ from benchmarks.op_database import (
 SETTINGS: dict[str, dict[str, Any]] = {
     "views": {},
     "both": {"redistribution": True},
-    "implicit": {"redistribution": True, "implicit_redistribution": "replicate"},
-    "cheapest": {"implicit_redistribution": True},
     "gate": {"ops": False},
     "everything": {"redistribution": True, "movement": True},
     "movement": {"movement": True},

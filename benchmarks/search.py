@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 
-from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.targets import free_targets
+from cute_sharding.exchange import received_elements
+from cute_sharding.propagation.carry import carry, unblocked
+from cute_sharding.propagation.targets import cheapest
 from cute_sharding.relations.table import BY_OP
 
 
@@ -35,14 +36,10 @@ def main() -> None:
             view, cuts, mesh = case(tensor_dims, mesh_dims)
             assert carry(view, cuts, mesh).blocked is not None
             start = time.perf_counter()
-            best = free_targets(view, cuts, mesh)[0]
+            best = cheapest(view, cuts, mesh)
             elapsed = time.perf_counter() - start
-            greedy = list(cuts)
-            while (blocked := carry(view, greedy, mesh).blocked) is not None:
-                greedy[blocked] = None
-            from cute_sharding.exchange import received_elements
-
-            replicated = received_elements(view.input_shape, cuts, greedy, mesh)
+            without, _ = unblocked(view, cuts, mesh)
+            replicated = received_elements(view.input_shape, cuts, without, mesh)
             cells.append(f"{1e3 * elapsed:9.1f} {best.received / max(replicated, 1):6.3f}")
         print(f"{tensor_dims:>5}" + "".join(cells))
 

@@ -77,18 +77,22 @@ def _give_up(error):  # type: ignore[no-untyped-def]
 
 
 def _say_unknown(flags):  # type: ignore[no-untyped-def]
-    """A warning of each variable that is named as flags are and is none, by rank 0 of those that
-    torchrun starts; as a line where warnings are errors.
+    """A warning of each variable that is named as flags are and is none, or is none any more, by
+    rank 0 of those that torchrun starts; as a line where warnings are errors.
     """
     if not flags or os.environ.get("RANK", "0") != "0":
         return
     import warnings
+
+    from cute_sharding._settings import NO_EFFECT
 
     for name, near in flags.items():
         message = (
             f"cute_sharding ignores the environment variable {name}, which is not a flag. Did you "
             f"mean {near}?"
         )
+        if near is None:
+            message = f"the environment variable {name} {NO_EFFECT}"
         try:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:

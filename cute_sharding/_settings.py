@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 PREFIX = "USE_CUTE_"  # of all flags
 # Stands for the flags of all settings that are `in_everything`, where these are not set themselves.
 EVERYTHING = "USE_CUTE_SHARDING"
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
-# What a strict view does that is not free: redistribute its input as torch's rules for other views
-# do, or to where the fewest elements are received, or raise.
-Implicit: TypeAlias = Literal["replicate", "cheapest", "error"]
+# Settings of earlier versions and their flags: they are accepted, warn, and change nothing.
+RETIRED = {"implicit_redistribution": "USE_CUTE_IMPLICIT_REDISTRIBUTION"}
+NO_EFFECT = (
+    "has no effect, and version 0.4 will no longer accept it. The input of a view that needs "
+    "communication is redistributed to the cheapest placements. To get an error instead, put the "
+    "code inside: with cute_sharding.no_communication(): ..."
+)
 
 
 class Setting(NamedTuple):
@@ -36,10 +41,8 @@ class Setting(NamedTuple):
             ``in_everything`` and so off there.
         by_default: the same for people, in docs/flags.md.
         shown: what ``status`` says where it is on; ``{}`` is its value.
-        choices: what it may be, where that is not on and off alone; on is the first of them, off
-            the last.
-        form: what it may be, where that is too much to list, as a pattern of text; off is None. (An
-            argument may be an object instead, which the switch checks.)
+        form: what it may be, where that is not on and off alone, as a pattern of text; off is None.
+            (An argument may be an object instead, which the switch checks.)
         forms: the same, for people.
         examples: some of it.
         in_everything: whether :data:`EVERYTHING` stands for its flag. Where none of those is on,
@@ -53,7 +56,6 @@ class Setting(NamedTuple):
     default: Any
     by_default: str
     shown: str
-    choices: tuple[str, ...] = ()
     form: str = ""
     forms: str = ""
     examples: tuple[str, ...] = ()
@@ -65,17 +67,7 @@ class Setting(NamedTuple):
     @property
     def values(self) -> tuple[Any, ...]:
         """All that it may be, or off and some of it."""
-        return (None, *self.examples) if self.form else self.choices or (False, True)
-
-    @property
-    def on(self) -> Any:
-        """What True and 1 stand for."""
-        return self.choices[0] if self.choices else True
-
-    @property
-    def off(self) -> Any:
-        """What False and 0 stand for."""
-        return None if self.form else self.choices[-1] if self.choices else False
+        return (None, *self.examples) if self.form else (False, True)
 
     def read(self, text: str) -> Any:
         """What the environment variable says; None where it says nothing.
@@ -87,54 +79,28 @@ class Setting(NamedTuple):
         if not word:
             return None
         if word in _OFF:
-            return self.off
+            return None if self.form else False
         if self.form:
             return self._of_form(self.flag, text)
         if word in _ON:
-            return self.on
-        if word in self.choices:
-            return word
-        if self.choices:
-            raise ValueError(
-                f"{self.flag}={text!r} is not one of "
-                f"{', '.join(self.choices)}{_meant(word, self)}. The value 1 means {self.on}, "
-                f"and 0 means {self.off}"
-            )
+            return True
         raise ValueError(f"{self.flag}={text!r} is neither on nor off: set {self.flag} to 1 or 0")
 
     def taken(self, name: str, value: Any) -> Any:
         """What the argument ``name`` of ``enable`` says.
 
         Raises:
-            ValueError: it is none of the ``choices``, or text of no such ``form``.
+            ValueError: it is text of no such ``form``.
         """
-        if self.form:
-            return self._of_form(name, value) if isinstance(value, str) else value
-        if not self.choices:
+        if not self.form:
             return bool(value)
-        if isinstance(value, bool):
-            return self.on if value else self.off
-        if value not in self.choices:
-            raise ValueError(
-                f"{name}={value!r} is not one of "
-                f"{', '.join(map(repr, self.choices))}{_meant(value, self)}. The value True "
-                f"means {self.on!r}, and False means {self.off!r}"
-            )
-        return value
+        return self._of_form(name, value) if isinstance(value, str) else value
 
     def _of_form(self, name: str, text: str) -> str:
         word = re.sub(r"\s", "", text).lower()
         if not re.fullmatch(self.form, word):
             raise ValueError(f"{name}={text!r} is not understood: write {self.forms}")
         return word
-
-
-def _meant(value: object, setting: Setting) -> str:
-    """A question, where the value is like one of the choices."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(str(value), setting.choices, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 _NUMBER = r"\d+(\.\d*)?(e[+-]?\d+)?"
@@ -152,16 +118,6 @@ class Settings:
             "by_default": "off; on in `enable()`",
             "shown": "views",
             "in_everything": True,
-        },
-    )
-    implicit_redistribution: Implicit = field(
-        default="replicate",
-        metadata={
-            "flag": "USE_CUTE_IMPLICIT_REDISTRIBUTION",
-            "by_default": "`replicate`, with views",
-            "shown": "views that are not free: {}",
-            "choices": ("replicate", "cheapest", "error"),
-            "of_views": True,
         },
     )
     redistribution: bool = field(
@@ -211,11 +167,16 @@ class Settings:
 
     @classmethod
     def of(cls, **arguments: Any) -> Settings:
-        """The settings that arguments of ``enable`` ask for.
+        """The settings that arguments of ``enable`` ask for. Of :data:`RETIRED` ones None is taken
+        for not given.
 
         Raises:
             ValueError: one has a value that it does not know, or is on without what it needs.
         """
+        for name in RETIRED:
+            if arguments.pop(name, None) is not None:
+                message = f"the argument {name} {NO_EFFECT}"
+                warnings.warn(message, FutureWarning, stacklevel=3)
         found = cls(**{name: TABLE[name].taken(name, value) for name, value in arguments.items()})
         for name, setting in TABLE.items():
             off = [need for need in setting.needs if not getattr(found, need)]
@@ -241,9 +202,9 @@ TABLE: dict[str, Setting] = {
 FLAGS = (EVERYTHING, *(setting.flag for setting in TABLE.values()))
 
 
-def unknown_flags(environment: Mapping[str, str]) -> dict[str, str]:
+def unknown_flags(environment: Mapping[str, str]) -> dict[str, str | None]:
     """Environment variables that are named as flags are, and are none; and the flag that each is
-    most like, by its name or that of the setting.
+    most like, by its name or that of the setting; None for those of :data:`RETIRED` settings.
 
     >>> [*unknown_flags({f"{PREFIX}VIEWS": "1", "USE_CUTE_OPS": "1"}).values()]
     ['USE_CUTE_VIEW_PROPAGATION']
@@ -256,7 +217,9 @@ def unknown_flags(environment: Mapping[str, str]) -> dict[str, str]:
     known = {flag.removeprefix(PREFIX): flag for flag in FLAGS}
     known |= {name.upper(): setting.flag for name, setting in TABLE.items()}
     return {
-        name: known[get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0)[0]]
+        name: None
+        if name in RETIRED.values()
+        else known[get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0)[0]]
         for name in sorted(names)
     }
 
@@ -266,8 +229,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
     for nothing.
 
     Raises:
-        ValueError: a flag has a value that it does not know, says what views may do where none
-            are switched on, or needs others that are off.
+        ValueError: a flag has a value that it does not know, or needs others that are off.
     """
 
     found = {
@@ -294,13 +256,6 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
                     f"unset {' and '.join(off)}"
                 )
             asked[name] = False
-    for name, setting in TABLE.items():
-        is_on = asked[name] not in (setting.default, setting.off)
-        if is_on and setting.of_views and not asked["views"]:
-            raise ValueError(
-                f"{setting.flag}={environment[setting.flag]!r} has no effect while views are off: "
-                f"also set {TABLE['views'].flag}=1"
-            )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None
 

@@ -214,7 +214,7 @@ def line(row: ByDimMap) -> str:
     dim_map = of_runs(rule) if isinstance(rule, View) else ", ".join(map(spec_text, rule))
     overloads = (
         ", ".join(
-            [f"`{name}`{' (strict)' if row.strict else ''}" for name in row.overloads]
+            [f"`{name}`" for name in row.overloads]
             + [f"`{name}` (signature)" for name in row.by_names]
         )
         or row.note
@@ -277,8 +277,6 @@ def section_of_views() -> list[str]:
         "",
         "| word after an overload | meaning |",
         "|---|---|",
-        '| *strict* | with `implicit_redistribution="error"`, raises an error instead of '
-        "communication |",
         "| *signature* | the output placements come from a [signature](ops.md#signatures) |",
         "",
         "| op | aten overloads | example | DimMap | layout, output index -> input index |",

@@ -17,18 +17,6 @@ OWN_WORDS = {
 }
 # Functions that build one of several lines: how it begins, and words of it to look for there.
 BUILT = {
-    "explain": (
-        "… of a DTensor from shape … to … on mesh (…) with placements … cannot be done without "
-        "communication: no Shard or _StridedShard of the output gives the … devices of … the "
-        "elements that … gives them.",
-        "cannot be done without communication",
-    ),
-    "explain_unknown": (
-        "… of a DTensor from shape … to … on mesh … with placements … may need communication, "
-        "which depends on sizes without a value while the program is compiled. If … is true for "
-        "every input, write torch._check(…) before the view.",
-        "depends on sizes without a value",
-    ),
     "communicates": (
         "… at … communicates inside a no_communication() block: … among … ranks.",
         "communicates inside a no_communication() block",

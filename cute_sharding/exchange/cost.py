@@ -97,23 +97,31 @@ def received_by_digits(
     return need - have
 
 
-@remembered
 def most_local(
     shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...], least_of: Sequence[int] = ()
 ) -> int:
-    """The number of elements on the fullest device. This may not be device 0: if a cut before left
-    another device fewer rows, they are dealt in shorter pieces, and it may get more of them.
+    """The number of elements on the fullest device; ``least_of``: see :func:`most_rows`."""
+    return prod(most_rows(shape, chains, mesh, tuple(least_of)))
+
+
+@remembered
+def most_rows(
+    shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...], least_of: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The number of rows of each dim on the fullest device. This may not be device 0: if a cut
+    before left another device fewer rows, they are dealt in shorter pieces, and it may get more of
+    them.
 
     Among devices that differ on the mesh dims ``least_of``, the one with the fewest counts: it
     receives most when they gather.
     """
-    most = 1
+    most = []
     for n, chain in zip(shape, chains):
         if chain:
             cuts = tuple([(factor, mesh[m], m in least_of) for m, factor in chain])
             n = max(rows_of_devices(n, cuts))
-        most *= n
-    return most
+        most.append(n)
+    return tuple(most)
 
 
 @remembered

@@ -2,7 +2,7 @@
 
 - :mod:`.solver`: picks one option for each mesh dim: all that can be carried, or the cheapest.
 - :mod:`.carry`: carries cuts through a view, free or not at all. :mod:`.targets`: the cheapest
-  placements that make a view free; :mod:`.suggestions`: the placements and the reason in an error.
+  placements that make a view free; :mod:`.splits`: why a view of a split dim is not.
 - :mod:`.choose`, :mod:`.free`: choose the placements of a movement's results, free ones if there
   are any, else the cheapest; :mod:`.steps`: for views and movements one after the other.
 - :mod:`.assign`: assigns mesh dims to the names of a signature. :mod:`.operands`: an op's operands,
@@ -14,7 +14,7 @@ from cute_sharding.propagation.carry import Carried, carry
 from cute_sharding.propagation.choose import Choice, chosen
 from cute_sharding.propagation.operands import Operand
 from cute_sharding.propagation.solver import Budget, Cost, carried, least
-from cute_sharding.propagation.targets import Target, free_targets
+from cute_sharding.propagation.targets import Target, cheapest
 
 __all__ = [
     "Assignment",
@@ -27,7 +27,7 @@ __all__ = [
     "assign",
     "carried",
     "carry",
+    "cheapest",
     "chosen",
-    "free_targets",
     "least",
 ]

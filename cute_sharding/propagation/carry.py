@@ -116,13 +116,14 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
 
 def unblocked(
     view: View, cuts: Sequence[Cut], mesh: Sequence[int], unsharded: Sequence[int] = ()
-) -> tuple[Cut, ...]:
+) -> tuple[tuple[Cut, ...], Carried]:
     """The cuts without those that block the view, removed one by one until none does, and without
-    the cuts of the input dims ``unsharded``.
+    the cuts of the input dims ``unsharded``; and these carried through the view. The cuts are the
+    given ones if and only if the view is free.
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> flatten = BY_OP["Tensor.view"].view((7, 4), (28,))
-    >>> unblocked(flatten, [(0, 1), (1, 1)], (3, 2))
+    >>> unblocked(flatten, [(0, 1), (1, 1)], (3, 2))[0]
     (None, (1, 1))
     """
     cuts = tuple(
@@ -131,9 +132,9 @@ def unblocked(
             for cut, n in zip(cuts, mesh)
         ]
     )
-    while (blocked := carry(view, cuts, mesh).blocked) is not None:
-        cuts = (*cuts[:blocked], None, *cuts[blocked + 1 :])
-    return cuts
+    while (found := carry(view, cuts, mesh)).blocked is not None:
+        cuts = (*cuts[: found.blocked], None, *cuts[found.blocked + 1 :])
+    return cuts, found
 
 
 def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:

@@ -1,23 +1,25 @@
-"""The placements of the input that make a view free, cheapest first."""
+"""The cheapest placements of the input that make a view free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from itertools import chain, combinations
 from math import prod
-from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
-from cute_sharding.propagation.carry import Kinds, carry, carry_one, kinds_of
+from cute_sharding.exchange.cost import DEVICES, most_rows, received_elements
+from cute_sharding.propagation.carry import Kinds, carry_one, kinds_of, unblocked
 from cute_sharding.propagation.solver import Budget, Cost, carried, split_factors
 from cute_sharding.relations.view import View
-from cute_sharding.sharding.chains import Cut
+from cute_sharding.sharding.chains import Cut, chains_of
 
 # The budget of one search: a cut that is tried, or a device whose cost is counted, is a step. It
 # covers meshes of two dims over small tensors; larger searches try few changes first.
 BUDGET = 12_000
+
+Cuts: TypeAlias = "tuple[Cut, ...]"
+# The local shapes of each kind of device, and the cuts of the output so far.
+_Carried: TypeAlias = "tuple[Kinds, Cuts]"
 
 
 class Target(NamedTuple):
@@ -31,14 +33,14 @@ class Target(NamedTuple):
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> view = BY_OP["Tensor.view"].view((6, 4), (3, 2, 4))
-    >>> target = free_targets(view, [(1, 1)], (2,))[0]
-    >>> isinstance(target, Target), target.received, target.source, target.output
-    (True, 0, ((1, 1),), ((2, 1),))
+    >>> target: Target = cheapest(view, [(1, 1)], (2,))
+    >>> target.received, target.source, target.output
+    (0, ((1, 1),), ((2, 1),))
     """
 
     cost: Cost
-    source: tuple[Cut, ...]
-    output: tuple[Cut, ...]
+    source: Cuts
+    output: Cuts
 
     @property
     def received(self) -> int:
@@ -46,27 +48,23 @@ class Target(NamedTuple):
         return self.cost.received
 
 
-def free_targets(
+def cheapest(
     view: View,
     cuts: Sequence[Cut],
     mesh: Sequence[int],
     *,
     fixed: Sequence[int] = (),
     unsharded: Sequence[int] = (),
-    allowed: Callable[[tuple[Cut, ...]], bool] = lambda source: True,
-    most: int | None = 3,
-) -> list[Target]:
-    """The ``most`` (None: all that are found) cheapest cuts of the input under which ``view`` is
-    free; at least one.
+) -> Target:
+    """The cuts of the input under which ``view`` is free and for which the fewest elements are
+    received; of several, those that hold the least memory of input and output; then the closest to
+    ``cuts``.
 
-    They are sorted by elements received, then by memory of input and output, then by closeness to
-    ``cuts``. Every mesh dim may keep its cut, shard any dim by any split factor, or replicate. Mesh
-    dims in ``fixed`` keep their cuts (they carry a pending reduction), input dims in ``unsharded``
-    must not be sharded, and ``allowed`` may reject any answer but replicating everything.
-
-    The search covers all of that if it fits the budget, as it does for small tensors on meshes of
-    two dims. Otherwise it tries changes of one mesh dim first, then of two, and so on, so that it
-    leaves out the distant ones; replicating everything is always among the answers.
+    Every mesh dim may keep its cut, shard any dim by any split factor, or replicate; but mesh dims
+    in ``fixed`` keep their cuts (they carry a pending reduction), and input dims in ``unsharded``
+    must not be sharded. The search starts from :func:`.unblocked`, and covers everything if that
+    fits the budget, as it does for small tensors on meshes of two dims. Otherwise it tries changes
+    of one mesh dim first, then of two, and so on, so that it leaves out the distant ones.
 
     Args:
         view: the view.
@@ -75,86 +73,71 @@ def free_targets(
 
     >>> from cute_sharding.relations.table import BY_OP
     >>> view = BY_OP["Tensor.view"].view((7, 4), (28,))  # 7 rows on 3 devices: blocked
-    >>> [(target.source, target.received) for target in free_targets(view, [(0, 1)], (3,))]
-    [(((1, 1),), 8), (((1, 2),), 8), (((1, 4),), 16)]
+    >>> target = cheapest(view, [(0, 1)], (3,))
+    >>> target.source, target.output, target.received
+    (((1, 1),), ((0, 7),), 8)
     """
-    search = _Search(view, tuple(cuts), tuple(mesh), tuple(unsharded), allowed)
-    everything: tuple[Cut, ...] = tuple(
-        [cut if m in fixed else None for m, cut in enumerate(search.cuts)]
-    )
-    if prod(view.target):
-        free = [m for m in range(len(cuts)) if m not in fixed and mesh[m] > 1]
-        for changes in range(len(free) + 1):
-            for changing in combinations(free, changes):
-                search.try_all(changing)
-    if everything not in search.found:
-        search.add(everything, carry(view, everything, search.mesh).cuts)
-    return sorted(search.found.values(), key=itemgetter(0))[:most]
+    cuts, mesh = tuple(cuts), tuple(mesh)
+    before, _ = _rows_and_elements(view.input_shape, cuts, mesh)
+    best: Target | None = None
+    for source, output in _tried(view, cuts, mesh, fixed, unsharded):
+        after, held = _rows_and_elements(view.input_shape, source, mesh)
+        # At least what the fullest device lacks if it keeps all rows that it can.
+        least = held - prod(map(min, before, after))
+        if best is not None and least > best.received:
+            continue
+        cost = Cost(
+            least,
+            held=held + _rows_and_elements(view.output_shape, output, mesh)[1],
+            changed=sum(a != b for a, b in zip(cuts, source, strict=True)),
+            strides=sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
+        )
+        if best is not None and cost >= best.cost:
+            continue
+        cost = cost._replace(received=received_elements(view.input_shape, cuts, source, mesh))
+        if best is None or cost < best.cost:
+            best = Target(cost, source, output)
+    assert best is not None, "the first is always tried"
+    return best
 
 
-# The local shapes of each kind of device, and the cuts of the output so far.
-_Carried: TypeAlias = "tuple[Kinds, tuple[Cut, ...]]"
+def _rows_and_elements(
+    shape: Sequence[int], cuts: Cuts, mesh: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
+    """The rows of each dim and the elements that the fullest device holds."""
+    rows = most_rows(tuple(shape), chains_of(cuts, len(shape), mesh), mesh)
+    return rows, prod(rows)
 
 
-@dataclass
-class _Search:
-    """One call of :func:`free_targets`: its arguments, the rest of the budget, and the answers so
-    far, by the input's cuts.
+def _tried(
+    view: View, cuts: Cuts, mesh: tuple[int, ...], fixed: Sequence[int], unsharded: Sequence[int]
+) -> Iterator[tuple[Cuts, Cuts]]:
+    """Cuts of the input under which the view is free, with the output's: first those without what
+    blocks it, then those that change few mesh dims.
     """
+    without, found = unblocked(view, cuts, mesh, unsharded)
+    yield without, found.cuts
+    if not prod(view.target):
+        return
+    budget = Budget(BUDGET)
+    start: _Carried = kinds_of(view), ()
+    free = [m for m in range(len(cuts)) if m not in fixed and mesh[m] > 1]
+    for changing in chain(*(combinations(free, count) for count in range(len(free) + 1))):
 
-    view: View
-    cuts: tuple[Cut, ...]
-    mesh: tuple[int, ...]
-    unsharded: tuple[int, ...]
-    allowed: Callable[[tuple[Cut, ...]], bool]
-    budget: Budget = field(default_factory=lambda: Budget(BUDGET))
-    found: dict[tuple[Cut, ...], Target] = field(default_factory=dict)
-
-    def try_all(self, changing: tuple[int, ...]) -> None:
-        """Try all cuts of the mesh dims ``changing``; the others keep theirs."""
-
-        def options(decided: tuple[Cut, ...], so_far: _Carried) -> Sequence[Cut]:
+        def options(decided: Cuts, so_far: _Carried, changing: Any = changing) -> Sequence[Cut]:
             m = len(decided)
-            cut = self.cuts[m]
-            return _options(self.view, so_far[0], cut, self.unsharded) if m in changing else [cut]
+            cut = cuts[m]
+            if m in changing:
+                return _options(view, so_far[0], cut, unsharded)
+            return [] if cut is not None and cut[0] in unsharded and mesh[m] > 1 else [cut]
 
-        def carry(decided: tuple[Cut, ...], so_far: _Carried, cut: Cut) -> _Carried | None:
-            step = carry_one(self.view, so_far[0], cut, self.mesh[len(decided)])
+        def add(decided: Cuts, so_far: _Carried, cut: Cut) -> _Carried | None:
+            step = carry_one(view, so_far[0], cut, mesh[len(decided)])
             return None if step is None else (step[1], (*so_far[1], step[0]))
 
-        start: _Carried = kinds_of(self.view), ()
-        for source, (_, output) in carried(len(self.cuts), options, carry, start, self.budget):
-            self.budget.take(min(prod(self.mesh), DEVICES))
-            if self.allowed(source) and not self._shards_what_it_must_not(source):
-                self.add(source, output)
-
-    def _shards_what_it_must_not(self, source: tuple[Cut, ...]) -> bool:
-        return any(
-            cut is not None and cut[0] in self.unsharded and n > 1
-            for cut, n in zip(source, self.mesh, strict=True)
-        )
-
-    def add(self, source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
-        """Record an answer with its cost."""
-        self.found[source] = target_of(self.view, self.cuts, self.mesh, source, output)
-
-
-def target_of(
-    view: View,
-    cuts: tuple[Cut, ...],
-    mesh: tuple[int, ...],
-    source: tuple[Cut, ...],
-    output: tuple[Cut, ...],
-) -> Target:
-    """The target ``source``, ``output`` with its cost from ``cuts``."""
-    cost = Cost(
-        received_elements(view.input_shape, cuts, source, mesh),
-        held=local_elements(view.input_shape, source, mesh)
-        + local_elements(view.output_shape, output, mesh),
-        changed=sum(a != b for a, b in zip(cuts, source, strict=True)),
-        strides=sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
-    )
-    return Target(cost, source, output)
+        for source, (_, output) in carried(len(cuts), options, add, start, budget):
+            budget.take(min(prod(mesh), DEVICES))
+            yield source, output
 
 
 def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:

@@ -84,6 +84,11 @@ class View:
         target = (*output, k)
         return cls(shape, range(ndim), tuple(shape), target, kept, rank=len(output))
 
+    def of_sizes(self, value: Callable[[Any], Any]) -> View:
+        """The view with ``value`` of its sizes, which takes tuples, in place of them."""
+        shape, sizes, target = map(value, map(tuple, (self.input_shape, self.sizes, self.target)))
+        return View(shape, self.source, sizes, target, self.kept, self.home, self.rank)
+
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The output's shape, as the op's caller sees it."""

@@ -54,8 +54,7 @@ def writes_and_reads(ranks, count):
     sizes = tuple(mesh.shape)
     rng = random.Random(f"writes and reads {ranks}")
     kept = []
-    settings = {"redistribution": True, "implicit_redistribution": True}
-    with cute_sharding.enabled(movement=True, **settings):
+    with cute_sharding.enabled(redistribution=True, movement=True):
         for seed in range(count):
             shape = tuple(rng.choice([1, 3, 4, 7, 8]) for _ in range(rng.choice([1, 2, 2])))
             placements = draw_placements(rng, sizes, shape)
@@ -377,8 +376,7 @@ def drawn_compiled_writes(count, gradients):
     """All ranks compile alike, and what is written is as on one device; or all of them raise."""
     mesh = mesh_of_ranks([*range(dist.get_world_size())])
     right = 0
-    settings = {"redistribution": True, "implicit_redistribution": True}
-    with cute_sharding.enabled(movement=True, **settings):
+    with cute_sharding.enabled(redistribution=True, movement=True):
         for seed in range(count):
             rng = random.Random(f"compiled writes {seed}")
             full = number((rng.choice([5, 6, 7, 8, 9, 12]), 3))

@@ -2,7 +2,6 @@
 themselves do.
 """
 
-import inspect
 import random
 from functools import cache
 from itertools import product
@@ -263,9 +262,9 @@ def test_reshape_rules_of_empty_tensors():
 
 
 def registered_by_torch():
-    """aten overload -> strict, for each registration that the module of the view ops makes."""
+    """The aten overload of each registration that the module of the view ops makes."""
     propagator = DTensor._op_dispatcher.sharding_propagator
-    result = {}
+    result = set()
     for table in (
         propagator.op_strategy_funcs,
         propagator.op_single_dim_strategy_funcs,
@@ -274,9 +273,7 @@ def registered_by_torch():
         for op, entry in table.items():
             strategy = getattr(entry, "func", entry)
             if strategy.__module__ == _view_ops.__name__:
-                result[str(op).removeprefix("aten.")] = bool(
-                    inspect.getclosurevars(strategy).nonlocals.get("strict_view", False)
-                )
+                result.add(str(op).removeprefix("aten."))
     return result
 
 
@@ -290,16 +287,15 @@ def test_every_op_that_torch_has_a_rule_for_has_a_row():
     assert set(named) == set(_view_ops.dim_maps)
 
 
-def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
+def test_every_overload_that_torch_registers_has_a_row():
     stock = registered_by_torch()
     assert len(stock) >= 18, "the registrations are not where this test looks for them"
-    stock["view.dtype"] = False  # which torch registers as an op on any shape
-    missing = set(stock) - set(VIEWS)
+    stock.add("view.dtype")  # which torch registers as an op on any shape
+    missing = stock - set(VIEWS)
     assert not missing, (
         f"torch registers {sorted(missing)}; add each to its row in relations/table/views.py"
     )
-    assert {name: row.strict for name, row in VIEWS.items() if name in stock} == stock
-    assert set(VIEWS) == set(stock), (
+    assert set(VIEWS) == stock, (
         "an overload that torch leaves to its decomposition, or does not register, is not ours to "
         "answer"
     )

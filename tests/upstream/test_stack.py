@@ -215,6 +215,17 @@ def is_right(case, answer):
     return before == held_by_all(tuple(case["args"][0]), case["mesh"], output)
 
 
+def is_free_alike(case, answer, ours):
+    """Whether a copy and the package find the same output, or both that the view is not free. (The
+    input then goes to other placements: those that the package takes are cheaper.)
+    """
+    found, package = (
+        each is not None and not isinstance(each, str) and each[0] == case["placements"]
+        for each in (answer, ours)
+    )
+    return answer == ours if found else not package
+
+
 @pytest.fixture(scope="module")
 def drawn(share):
     """Cases of reshapes, of the other ops, and of redistributions."""
@@ -281,7 +292,7 @@ def test_on_views_are_as_good_as_the_package(drawn, answered, torchs):
                 # No program that runs rightly without the flag is refused.
                 assert isinstance(stock, str) or not is_right(case, stock), case
                 continue
-            assert answer == ours and is_right(case, answer), case
+            assert is_right(case, answer) and is_free_alike(case, answer, ours), case
             free += answer[0] == case["placements"]
         assert free > len(cases) / 4
 
@@ -294,8 +305,8 @@ def test_on_other_ops_are_as_good_as_the_package(drawn, answered):
             if case["op"] == "torch.squeeze":
                 continue  # the package asks for whole dims in its strategy, which stands above this
             ours = package_answer(case)
-            assert answer == ours or (ours is None and case["strict"]), (case, ours)
-            agreed += ours is not None
+            assert is_free_alike(case, answer, ours), (case, ours)
+            agreed += answer == ours
         assert agreed > len(drawn["other ops"]) / 2
 
 

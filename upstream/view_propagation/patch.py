@@ -44,6 +44,7 @@ ON_INTS = Form(
             "Carried.traced",
             "View.layout",
             "View.of_runs",
+            "View.of_sizes",
             "View.output_shape",
             "_Reading.unknown",
         }

@@ -8,11 +8,10 @@ switch does with what it installs. All ranks must have the same settings.
 from __future__ import annotations
 
 from cute_sharding._settings import (
-    Implicit,
     Settings,
     in_force,
     network_in_force,
     put_in_force,
 )
 
-__all__ = ["Implicit", "Settings", "in_force", "network_in_force", "put_in_force"]
+__all__ = ["Settings", "in_force", "network_in_force", "put_in_force"]

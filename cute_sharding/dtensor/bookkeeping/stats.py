@@ -18,15 +18,14 @@ logger = logging.getLogger("cute_sharding")
 
 # algebra: free, with blocks of one size. tracing: free, proved for each kind of device, since
 # blocks are not known to have one size (no graph is traced; the name is older than the method).
-# redistribution: the input is redistributed first. refused: an error was raised. stock: left to
-# torch's own rule (a mesh of one device, sizes that differ from rank to rank). signature: another
-# op, answered by its signature. gate: another op, answered by the gate. free, exchanged: a movement
-# op, without communication; with one exchange.
+# redistribution: the input is redistributed first. stock: left to torch's own rule (a mesh of one
+# device, sizes that differ from rank to rank). signature: another op, answered by its signature.
+# gate: another op, answered by the gate. free, exchanged: a movement op, without communication;
+# with one exchange.
 OUTCOMES = (
     "algebra",
     "tracing",
     "redistribution",
-    "refused",
     "stock",
     "signature",
     "gate",

@@ -9,8 +9,6 @@ What a call of an op does is one value, :class:`~cute_sharding.dtensor.run.op_pl
   same with symbolic sizes; :mod:`.splits`: the parts of ``tensor_split`` in one exchange
 - :mod:`.question`: facts about an op that the decision depends on, and the answers not by torch
 - :mod:`.views`, :mod:`.view_placements`: answers for views; placements carried through a DimMap
-- :mod:`.view_words`: errors and log lines about views that are not free
-- :mod:`.ordered_views`: views of tensors whose mesh dims do not shard left to right
 - :mod:`.signatures`: the placements that an op's signature allows
 - :mod:`.gate`: torch's rule on operands without strided shards; ops that skip the propagator
 - :mod:`.picks`: rows of a sharded dim that an index picks

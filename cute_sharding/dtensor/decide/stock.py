@@ -7,20 +7,6 @@ from __future__ import annotations
 from math import prod
 
 from cute_sharding.dtensor.replaced import process_groups, symints, tensor_specs
-from cute_sharding.dtensor.run.placements import Cuts, cut_of
-from cute_sharding.propagation.suggestions import divides_where_it_moves
-
-
-def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
-    """Whether a redistribution of ``spec`` to ``target`` gives local tensors that a view can be
-    taken of, if torch runs those that it may (:func:`is_torchs`). If torch's all-to-all has to pad,
-    its result cannot be viewed.
-    """
-    source = tuple([cut_of(p) for p in spec.placements])
-    mesh = tuple(spec.mesh.shape)
-    return any(cut is not None and cut[1] != 1 for cut in (*source, *target)) or all(
-        divides_where_it_moves(spec.shape, cuts, source, target, mesh) for cuts in (source, target)
-    )
 
 
 def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.bookkeeping.stats import count, count_received
-from cute_sharding.dtensor.compiled.symbols import hints_of, symbols_of, to_sizes
-from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, with_whole_input
+from cute_sharding.dtensor.bookkeeping.stats import count, count_received, logger
+from cute_sharding.dtensor.bookkeeping.telling import is_new
+from cute_sharding.dtensor.compiled.symbols import symbols_of, to_sizes, to_symints
 from cute_sharding.dtensor.decide.question import Question
-from cute_sharding.dtensor.decide.stock import moves_rightly
-from cute_sharding.dtensor.decide.view_placements import Decision, count_refusal, place_view
-from cute_sharding.dtensor.decide.view_words import Asked
+from cute_sharding.dtensor.decide.view_placements import Way, ways_of_view, without_shards
 from cute_sharding.dtensor.replaced import process_groups, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.op_plan import OpPlan, placed
-from cute_sharding.dtensor.run.placements import Cuts
+from cute_sharding.dtensor.run.placements import cut_of, text
+from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.dtensor.run.redistribute import received_to
+from cute_sharding.layout import Size
 from cute_sharding.relations.table import VIEWS
 from cute_sharding.relations.view import View
 
@@ -28,9 +27,6 @@ from cute_sharding.relations.view import View
 def by_view(question: Question) -> OpPlan | None:
     """The plan for a view: torch's own if its sizes are symbols of no compiler. None for an op that
     is none.
-
-    Raises:
-        RuntimeError: the view is not free, and the settings ask for an error.
     """
     if not question.is_view:
         return None
@@ -74,75 +70,97 @@ def _is_torchs(question: Question, is_uncountable: bool) -> bool:
 
 def _answered(question: Question, view: View) -> OpPlan:
     name, schema, (spec,) = question.name, question.schema, question.specs
-    try:
-        decision = _decide(question, view)
-    except RuntimeError as error:
-        count_refusal(name, error)
-        raise
-    count(name, decision.outcome)
-    moves = decision.source != tuple(spec.placements)
-    if moves and not symints.is_symbolic(tuple(spec.shape), view.target):
-        count_received(name, received_to(spec, decision.source))
+    source, output, outcome = _way(question, view)
+    count(name, outcome)
+    _log(name, spec, view, source, output)
+    if source != tuple(spec.placements) and not symints.is_symbolic(*spec.shape):
+        count_received(name, received_to(spec, source))
     return placed(
         schema,
         [spec],
-        [decision.source],
-        [decision.output],
+        [source],
+        [output],
         registry.output_metas(schema),
         as_order=bool(spec.use_strided_shard_as_shard_order),
     )
 
 
-def _decide(question: Question, view: View) -> Decision:
-    """Decide on placements for the view, in the order in which mesh dims shard (reading.py)."""
-    name, settings, (spec,), row = (
-        question.name,
-        question.settings,
-        question.specs,
-        VIEWS[question.name],
-    )
-    # Views that are not strict redistribute under any setting, as in torch.
-    to = settings.implicit_redistribution
-    to = "replicate" if to == "error" and not row.strict else to
-    mesh = tuple(spec.mesh.shape)
+def _way(question: Question, view: View) -> Way:
+    """The first way that is right whatever the order in which mesh dims shard (reading.py)."""
+    (spec,), row = question.specs, VIEWS[question.name]
+    placements, mesh = tuple(spec.placements), tuple(spec.mesh.shape)
     mesh = (2,) if mesh == (1,) else mesh  # torch's stand-in for any mesh
-    if any(map(tensor_specs.is_last, spec.placements)):
-        whole = Decision(tuple(spec.placements), (), "redistribution")
-        return with_whole_input(spec, mesh, whole, name, if_not_free=to)
-    speaks = partial(process_groups.is_first_rank, spec.mesh)
-    decision = place_view(
-        Asked(name, view, row, mesh, spec.mesh.mesh_dim_names, spec.placements, speaks),
-        if_not_free=to,
-        stock=partial(_stock_source, question),
-        reachable=partial(_reachable, settings, spec),
-    )
-    if spec.use_strided_shard_as_shard_order:
-        decision = decision._replace(output=symints.settled(decision.output))
+    is_ordered = tensor_specs.says_an_order(spec) or any(map(tensor_specs.is_last, placements))
     sized = registry.takes_local_sizes(question.schema.op)
-    if holds_in_its_order(view, spec, decision, sized=sized):
-        return decision
-    return with_whole_input(spec, mesh, decision, name, if_not_free=to)
+    for source, output, outcome in () if is_ordered else ways_of_view(view, row, placements, mesh):
+        if spec.use_strided_shard_as_shard_order:
+            output = symints.settled(output)
+        if _holds_in_its_order(view, spec, source, output, sized=sized):
+            return source, output, outcome
+    return without_shards(row, placements)
 
 
-def _stock_source(question: Question) -> Sequence[Placement]:
-    """The placements of the input by torch's own rule. Raises what the rule raises. (torch's
-    strategy would also weigh costs of redistribution, which takes seconds on a mesh of three dims.)
+def _holds_in_its_order(
+    view: View,
+    spec: DTensorSpec,
+    source: Sequence[Placement],
+    output: Sequence[Placement],
+    *,
+    sized: bool,
+) -> bool:
+    """Whether placements that are right if mesh dims shard left to right are right in the order in
+    which torch reads them. ``sized``: the op is given local sizes, which torch computes left to
+    right.
     """
-    (spec,), schema, row = question.specs, question.schema, VIEWS[question.name]
-    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
-    rule = row.rule(shape, *_arguments(question), **schema.kwargs_schema)
-    if registry.is_derived(schema.op) or isinstance(rule, View):
-        wanted: Any = question.torchs(schema).wanted.args_schema[0]
-        return tuple(wanted.placements)
-    theirs = registry.torch_rule(rule)
-    return registry.stock_propagate(spec.placements, shape, theirs, mesh, row.strict)[0]
+    placed: list[tuple[Sequence[int], Sequence[Placement]]] = [(view.output_shape, output)]
+    if spec.use_strided_shard_as_shard_order:
+        placed += [(view.input_shape, spec.placements), (view.input_shape, source)]
+    elif any(isinstance(n, Size) for n in view.output_shape):
+        return True
+    if all(_is_read_alike(shape, spec, placements) for shape, placements in placed):
+        return True
+    # Dims that the view keeps whole, as in a permutation, keep their cuts in any order.
+    cuts = [cut_of(p) for p in spec.placements]
+    is_kept = all(cut is None or cut[0] in view.kept for cut in cuts)
+    return is_kept and source == tuple(spec.placements) and not sized
 
 
-def _reachable(settings: Settings, spec: DTensorSpec, target: Cuts) -> bool:
-    """Whether an explicit redistribution of ``spec`` to ``target``, as it runs under ``settings``,
-    is known to be right.
+def _is_read_alike(
+    shape: Sequence[Any], spec: DTensorSpec, placements: Sequence[Placement]
+) -> bool:
+    if any(isinstance(n, Size) for n in shape):
+        parts = [1] * len(shape)
+        for cut, n in zip(map(cut_of, placements), spec.mesh.shape):
+            if cut is not None:
+                parts[cut[0]] *= n
+        if all(n % m == 0 for n, m in zip(shape, parts)):
+            return True  # in any order
+        shape = [int(to_symints(n)) for n in shape]  # it depends on their values
+    return agree(shape, spec, placements)
+
+
+def _log(
+    name: str,
+    spec: DTensorSpec,
+    view: View,
+    source: tuple[Placement, ...],
+    output: tuple[Placement, ...],
+) -> None:
+    """Log a free view at level DEBUG; another one at level INFO, once for each op, shape and
+    placements, on the first rank of the mesh.
     """
-    with symbols_of(tuple(spec.shape)):
-        return settings.redistribution or moves_rightly(
-            tensor_specs.with_shape(spec, hints_of(to_sizes(tuple(spec.shape)))), hints_of(target)
-        )
+    is_free = source == tuple(spec.placements)
+    if not logger.isEnabledFor(logging.DEBUG if is_free else logging.INFO):
+        return
+    what = (
+        f"{name}: {tuple(view.input_shape)} {text(spec.placements)} -> {view.output_shape} "
+        f"{text(output)} on mesh {tuple(spec.mesh.shape)}"
+    )
+    if is_free:
+        logger.debug("%s: free", what)
+    elif process_groups.is_first_rank(spec.mesh) and is_new((what, source)):
+        received = ""
+        if not symints.is_symbolic(*spec.shape):
+            busiest = received_to(spec, source)().busiest
+            received = f", each device receives up to {busiest} elements"
+        logger.info("%s: input redistributed to %s%s", what, text(source), received)

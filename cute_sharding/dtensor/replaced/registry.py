@@ -6,9 +6,8 @@ Caches may be cleared here; nothing else of the propagator is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
-from dataclasses import fields
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.utils._pytree import tree_map
 
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
-from cute_sharding.relations.dim_map import DimSpec
 from cute_sharding.relations.table import VIEWS
 
 __all__ = [
@@ -39,15 +37,10 @@ __all__ = [
     "propagator_of",
     "registries",
     "schema_info",
-    "stock_propagate",
     "stock_propagation",
     "tables",
     "takes_local_sizes",
-    "torch_rule",
 ]
-
-# torch's own rule: an oracle in tests, and the source of what an error quotes for a strict view.
-stock_propagate = _view_ops.propagate_shape_and_sharding
 
 
 def propagator() -> Any:
@@ -58,21 +51,6 @@ def tables() -> tuple[dict, ...]:
     """The propagator's registries, in the order in which it looks up an op."""
     p = propagator()
     return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules, p.op_to_schema_info
-
-
-def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
-    """A DimMap in torch's classes, from torch's or ours; the fields have the same names."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(convert, value))
-        if isinstance(value, DimSpec):
-            kind = getattr(_view_ops, type(value).__name__)
-            given: Any = value
-            return kind(**{each.name: convert(getattr(given, each.name)) for each in fields(given)})
-        return value
-
-    return tuple(map(convert, rule))
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:

@@ -9,7 +9,7 @@ from typing import Any
 from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
-from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.symbols import equate
@@ -65,21 +65,16 @@ _installed: Installed | None = None
 
 def enable(
     *,
-    implicit_redistribution: bool | Implicit = "replicate",
     redistribution: bool = False,
     views: bool = True,
     ops: bool = True,
     movement: bool = False,
     network: Network | str | None = None,
+    implicit_redistribution: Any = None,
 ) -> None:
     """Switch the package on, from the next op on, in every thread.
 
     Args:
-        implicit_redistribution: for views that are not free. ``"replicate"`` (or True) replicates
-            the input on the mesh dims that block the view. ``"cheapest"`` redistributes the input
-            to the placements that receive the fewest elements. ``"error"`` (or False) raises an
-            error for strict views (``view``, ``reshape``), which names placements of the input for
-            which the view is free. At level INFO, the log names each line once.
         redistribution: plan every redistribution (``redistribute``, ``full_tensor``, and those of
             the operands of ops), so that each missing element moves once. With False, the package
             plans only redistributions of the inputs of views, of the operands of ops with a
@@ -94,6 +89,7 @@ def enable(
         network: the network by which plans are chosen and shown, as a Network or text
             (docs/flags.md). By default, NVLink within hosts of eight devices and InfiniBand between
             hosts.
+        implicit_redistribution: has no effect, warns, and will be removed in version 0.4.
 
     Raises:
         ValueError, TypeError: an argument has an unknown value, or ``movement`` is on without
@@ -137,12 +133,12 @@ def disable() -> None:
 @contextmanager
 def enabled(
     *,
-    implicit_redistribution: bool | Implicit = "replicate",
     redistribution: bool = False,
     views: bool = True,
     ops: bool = True,
     movement: bool = False,
     network: Network | str | None = None,
+    implicit_redistribution: Any = None,
 ) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and the settings before it afterwards.
 
@@ -182,8 +178,8 @@ def settings() -> Settings | None:
     """The settings in force, as the arguments of :func:`enable`; None if the package is off.
 
     >>> with enabled():
-    ...     settings().implicit_redistribution, settings().redistribution
-    ('replicate', False)
+    ...     settings().views, settings().redistribution
+    (True, False)
     >>> settings() is None
     True
     """

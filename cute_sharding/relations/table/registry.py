@@ -51,8 +51,8 @@ BY_OP: dict[str, Any] = {row.op: row for row in (*views.ROWS, *movement.ROWS)}
 VIEWS: dict[str, ByDimMap] = {name: row for row in views.ROWS for name in row.overloads}
 """The rows of views by aten overload.
 
->>> VIEWS["view.default"].op, VIEWS["view.default"].strict
-('Tensor.view', True)
+>>> VIEWS["view.default"].op
+'Tensor.view'
 """
 
 MOVEMENTS: dict[str, ByRows] = {name: row for row in movement.ROWS for name in row.overloads}

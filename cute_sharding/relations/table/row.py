@@ -69,8 +69,6 @@ class Row:
         note: a remark for readers of the table.
 
     Attributes of one or two kinds of row:
-        strict: of a view, whether its overloads raise if they are not free and
-            ``implicit_redistribution`` is "error"; others redistribute under any setting.
         wants_whole_dims: of a view, whether dims that the local op does not keep must be whole on
             every device: squeeze removes a dim only if its local size is 1 (it is 0 on a device
             that holds nothing), and view_as_complex needs a dim of size 2.
@@ -109,7 +107,6 @@ class Row:
     made_of: str = ""
     makes_constants: bool = False
     note: str = ""
-    strict: bool = False
     wants_whole_dims: bool = False
     reads: int | None = None
     is_signed: bool = True
@@ -205,8 +202,8 @@ class ByDimMap(_Derived):
     ``linear=(0,)``. For one that reads bits in another way, nothing may: ``linear=()``.
 
     >>> row = BY_OP["torch.squeeze"]
-    >>> isinstance(row, ByDimMap), row.overloads[:2], row.strict, row.wants_whole_dims
-    (True, ('squeeze.default', 'squeeze.dim'), True, True)
+    >>> isinstance(row, ByDimMap), row.overloads[:2], row.wants_whole_dims
+    (True, ('squeeze.default', 'squeeze.dim'), True)
     """
 
     def may_stay(self, reduce_op: str | None) -> bool:

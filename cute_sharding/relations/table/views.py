@@ -1,9 +1,8 @@
 """Views, by DimMaps (:mod:`cute_sharding.relations.dim_map`).
 
 A row is for an op with a view rule in torch; other overloads with the same relation are in
-``by_names``. Strict rows are for views that raise if they are not free and
-``implicit_redistribution="error"``; others redistribute under any setting, as torch does. Rows
-without overloads are for functions in torch's dim_maps that reach the dispatcher as other ops.
+``by_names``. Rows without overloads are for functions in torch's dim_maps that reach the dispatcher
+as other ops.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _view = partial(ByDimMap, linear=COPIES)
 SQUEEZE = ("squeeze.default", "squeeze.dim", "squeeze.dims")
 
 ROWS: tuple[ByDimMap, ...] = (
-    _view(("view.default", "_unsafe_view.default"), rules.reshape, op="Tensor.view", strict=True),
+    _view(("view.default", "_unsafe_view.default"), rules.reshape, op="Tensor.view"),
     _view(
         ("reshape.default", "view_copy.default"),
         rules.reshape,
@@ -81,7 +80,6 @@ ROWS: tuple[ByDimMap, ...] = (
         (*SQUEEZE, *(name.replace(".", "_.") for name in SQUEEZE)),
         rules.squeeze,
         op="torch.squeeze",
-        strict=True,
         wants_whole_dims=True,
     ),
     _view(

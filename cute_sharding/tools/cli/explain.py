@@ -11,7 +11,8 @@ from typing import Any
 from cute_sharding.exchange import local_elements
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.suggestions import parts_that_do_not_divide, suggested_targets
+from cute_sharding.propagation.splits import parts_that_do_not_divide
+from cute_sharding.propagation.targets import cheapest
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
@@ -69,7 +70,7 @@ def explain(
     placements: tuple[Shard | Replicate | Partial, ...],
 ) -> dict[str, Any]:
     """The propagation as data: the sharding before and after the view; if the view is not free,
-    placements for which it is free.
+    the placements that its input is redistributed to.
     """
     before = Sharding(tuple(view.input_shape), mesh, placements)
     carried = carry(view, before.cuts, mesh)
@@ -97,13 +98,13 @@ def explain(
         "split": parts_that_do_not_divide(view, before.cuts, mesh, carried.blocked),
     }
     fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
+    target = cheapest(view, before.cuts, mesh, fixed=fixed)
     result["redistribute_to"] = [
         {
-            "input": list(map(str, replaced(placements, t.source))),
-            "output": list(map(str, replaced(placements, t.output))),
-            "received_elements": t.received,
+            "input": list(map(str, replaced(placements, target.source))),
+            "output": list(map(str, replaced(placements, target.output))),
+            "received_elements": target.received,
         }
-        for t in suggested_targets(view, before.cuts, mesh, fixed=fixed)
     ]
     return result
 
@@ -222,7 +223,7 @@ def _show_view(result: dict[str, Any]) -> str:
         )
         if by["split"]:
             lines.append(by["split"])
-        lines.append("redistribute the input first, for example (cheapest for later ops first):")
+        lines.append("the input is redistributed first, to the cheapest placements:")
         for t in result["redistribute_to"]:
             lines.append(
                 f"  [{', '.join(t['input'])}]  then the output is [{', '.join(t['output'])}]; a "

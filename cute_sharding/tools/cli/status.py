@@ -53,7 +53,7 @@ def show(found: dict[str, Any]) -> str:
             for flag, value in found["flags"].items()
         ),
         *(
-            f"  {name:34}no such flag: did you mean {near}?"
+            f"  {name:34}{f'no such flag: did you mean {near}?' if near else 'has no effect'}"
             for name, near in found["unknown_flags"].items()
         ),
     ]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.suggestions import parts_that_do_not_divide, suggested_targets
+from cute_sharding.propagation.splits import parts_that_do_not_divide
+from cute_sharding.propagation.targets import cheapest
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import (
     Partial,
@@ -23,7 +24,6 @@ from cute_sharding.tools.drawing.parts import Panel, Section, Table
 from cute_sharding.tools.drawing.picture import Picture
 
 MOVED = "*"
-# Of the placements that would make a view free, so many are named.
 
 
 def view_picture(before: Sharding, view: View, names: tuple[str, ...], what: str) -> Picture:
@@ -145,13 +145,13 @@ def _why_not(before: Sharding, view: View, blocked: int, names: tuple[str, ...])
     ]
     if split:
         lines.append(split)
-    for target in suggested_targets(view, before.cuts, before.mesh, fixed=fixed):
-        source, output = (
-            format_placements(replaced(before.placements, cuts))
-            for cuts in (target.source, target.output)
-        )
-        lines.append(
-            f"redistributed to {source} first, it is free, as {output}: a device receives up to "
-            f"{target.received} elements"
-        )
+    target = cheapest(view, before.cuts, before.mesh, fixed=fixed)
+    source, output = (
+        format_placements(replaced(before.placements, cuts))
+        for cuts in (target.source, target.output)
+    )
+    lines.append(
+        f"redistributed to {source} first, it is free, as {output}: a device receives up to "
+        f"{target.received} elements"
+    )
     return tuple(lines)

@@ -100,13 +100,19 @@ def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_i
         assert count.frame_count == 1
 
 
+def split(x):
+    """Three columns are no rows of (2, 3)."""
+    return x.unflatten(2, (2, 3)) * 2
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_what_eager_refuses_is_refused(dynamic):
-    refusing = cute_sharding.enabled(implicit_redistribution="error")
-    with refusing, pytest.raises(RuntimeError, match=r"cannot be done without communication"):
-        compiled(lambda x: x.view(x.shape[0] * x.shape[1]) * 2, dynamic)(
-            sharded((6, 5), [Shard(0)])
-        )
+def test_views_that_are_not_free_go_where_they_go_eagerly(dynamic):
+    program = compiled(split, dynamic)
+    for batch in (4, 8):
+        x = sharded((batch, 8, 6), [Shard(2)])
+        eager, result = split(x), program(x)
+        assert result.placements == eager.placements == (Shard(0),)
+        assert result.to_local().shape == eager.to_local().shape == (batch // 4, 8, 2, 3)
 
 
 # -- sizes without a value -------------------------------------------------------------------------
@@ -135,6 +141,13 @@ def test_views_of_unbacked_sizes_that_can_be_proved_are_free(program, placements
     )
 
 
+def test_views_of_unbacked_sizes_keep_what_does_not_block_them():
+    """Which placements are the cheapest is not known; to replicate all is dearer."""
+    x = sharded((8, 6, 6), [Shard(0), Shard(2)], (2, 4))
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    assert compiled(split, None)(x).placements == (Shard(0), Replicate())
+
+
 def test_products_of_unbacked_sizes():
     a, b = (sharded((8, 8), [Replicate()]) for _ in range(2))
     for x in (a, b):
@@ -143,16 +156,11 @@ def test_products_of_unbacked_sizes():
     assert_same(compiled(torch.mm, None)(a, b), torch.mm(a, b))
 
 
-def test_an_unbacked_size_that_decides_is_named_and_can_be_checked():
-    refusing = cute_sharding.enabled(implicit_redistribution="error")
-    with refusing, pytest.raises(RuntimeError, match=r"torch\._check\(u\d+ % 4 == 0\)"):
-        compiled(lambda x: flatten(x) * 2, None)(unbacked((8, 8, 16), [Shard(0)], 0))
-
+def test_an_unbacked_size_that_decides_can_be_checked():
     def checked(x):
         torch._check(x.shape[0] % 4 == 0)
         return flatten(x) * 2
 
-    torch._dynamo.reset()
     assert_same(
         compiled(checked, None)(unbacked((8, 8, 16), [Shard(0)], 0)),
         flatten(sharded((8, 8, 16), [Shard(0)])) * 2,

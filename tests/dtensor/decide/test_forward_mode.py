@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import cute_sharding
 
-ALL = {"redistribution": True, "movement": True, "implicit_redistribution": "cheapest"}
+ALL = {"redistribution": True, "movement": True}
 
 
 @pytest.mark.costly

@@ -1,18 +1,16 @@
-"""propagate_shape_and_sharding beside torch's: same signature, right wherever it answers, and free
-wherever torch's right answer is free.
+"""propagate_shape_and_sharding beside torch's: same signature, right wherever it answers, free
+wherever torch's right answer is free, and never for more elements.
 """
 
 import inspect
 import random
 from collections import Counter
 from itertools import product
-from math import prod
 from textwrap import fill
 
 import pytest
 from enumeration import cuts_on, shapes_of, signature
 from expecttest import assert_expected_inline
-from refusals import refuse, suggestions
 from simulation import cuts_of, distribute, mesh_of, placements_of, planned, ranks_of
 from torch import arange
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -100,7 +98,7 @@ def test_right_always_and_free_where_torch_is_free_and_right(strict, plain):
         torch_runs = not isinstance(stock, Exception) and is_right(source, target, mesh, stock)
         if isinstance(ours, Exception):
             assert strict and isinstance(ours, RuntimeError), case
-            assert not torch_runs, case
+            assert not torch_runs or stock[0] != cuts, case
             seen["refused"] += 1
             continue
         assert is_right(source, target, mesh, ours), case
@@ -115,21 +113,10 @@ def test_right_always_and_free_where_torch_is_free_and_right(strict, plain):
         elif not isinstance(stock, Exception):
             seen["torch is wrong"] += 1
     assert seen["free"] > 200
-    assert seen["redistributed"] > 20 and seen["torch redistributes, ours is free"] > 20
+    assert seen["refused" if strict else "redistributed"] > 20
+    assert seen["torch redistributes, ours is free"] > 20
     # Not a wish, but why torch's answers are checked before they are a yardstick.
     assert seen["torch is wrong"] > 0 or not strict
-
-
-def test_strict_views_that_torch_runs_by_redistributing_run():
-    """Flatten-then-split of a dim that is not the first: torch replicates it, even in a view."""
-    ours = ask(propagate_shape_and_sharding, (3, 8, 5), (4, 6, 5), (2,), ((1, 1),), True)
-    stock = ask(_view_ops.propagate_shape_and_sharding, (3, 8, 5), (4, 6, 5), (2,), ((1, 1),), True)
-    assert stock == ((None,), (None,))
-    assert is_right((3, 8, 5), (4, 6, 5), (2,), ours)
-    assert ours == stock, (
-        "what follows in the program expects what torch gives it, also where other placements are "
-        "cheaper to get to"
-    )
 
 
 def test_torch_is_silently_wrong_and_ours_refuses():
@@ -140,7 +127,7 @@ def test_torch_is_silently_wrong_and_ours_refuses():
         signature(target, mesh, other) != signature(source, mesh, cuts)
         for other in product(cuts_on(target), repeat=1)
     )
-    with pytest.raises(RuntimeError, match="cannot be done without communication"):
+    with pytest.raises(RuntimeError, match="needs communication"):
         propagate_shape_and_sharding(
             placements_of(cuts), source, reshape(source, target), mesh, True
         )
@@ -203,95 +190,36 @@ def test_a_pending_reduction_is_never_redistributed():
 # -- the error -------------------------------------------------------------------------------------
 
 
-def broken(message):
-    return "\n".join(fill(line, 96, subsequent_indent=" > ") for line in message.splitlines())
-
-
 def test_the_error_names_everything_and_says_what_to_do():
-    message = refuse((4, 8, 6), (4, 8, 2, 3), (2, 4), ((0, 1), (2, 1)), ("dp", "tp"))
-    ours, _, theirs = message.partition("PyTorch's own rule says: ")
-    assert theirs, "what torch would have said, which differs from release to release"
+    with pytest.raises(RuntimeError) as error:
+        propagate_shape_and_sharding(
+            [Shard(0), Shard(2)], (4, 8, 6), reshape((4, 8, 6), (4, 8, 2, 3)), (2, 4), True
+        )
     assert_expected_inline(
-        broken(ours),
+        fill(str(error.value), 96),
         """\
-view.default of a DTensor from shape (4, 8, 6) to (4, 8, 2, 3) on mesh (dp=2, tp=4) with
- > placements [S(0), S(2)] cannot be done without communication: no Shard or _StridedShard of
- > the output gives the 4 devices of mesh dim 1 ('tp') the elements that S(2) gives them.
-Dim 2 of 6 is split into 2 x 3, and 2 is no multiple of the 4 devices that shard it: in
- > attention, the heads do not divide by the mesh.
-Redistribute the input first, for example (cheapest for later ops first):
-  .redistribute(placements=[Shard(dim=0), Replicate()])  then the output is [S(0), R]; each
- > device receives up to 96 elements
-  .redistribute(placements=[Shard(dim=1), Replicate()])  then the output is [S(1), R]; each
- > device receives up to 96 elements
-  .redistribute(placements=[Replicate(), Replicate()])  then the output is [R, R]; each device
- > receives up to 192 elements
-Or let views redistribute their input:
- > cute_sharding.enable(implicit_redistribution="replicate").""",
+a view of a DTensor from shape (4, 8, 6) to (4, 8, 2, 3) on mesh (2, 4) with placements [S(0),
+S(2)] needs communication: no placements of the output give each device the elements that it
+holds. First redistribute the tensor: .redistribute(placements=[Shard(dim=0), Shard(dim=1)])""",
     )
-    assert len(suggestions(message)) == 3
 
 
-def test_the_error_on_a_mesh_without_names():
-    message = refuse((4, 8, 6), (4, 8, 2, 3), (4,), ((2, 1),))
-    assert "on mesh (4) with placements [S(2)]" in message
-    assert "gives the 4 devices of mesh dim 0" in message
-
-
-def test_following_the_first_suggestion_makes_the_view_free():
-    followed = 0
-    for source, target, mesh, cuts in drawn("suggestions", 500, plain=True):
-        if len(mesh) > 2:
+def test_what_the_error_names_is_where_the_view_goes():
+    """That is also where it is free."""
+    refused = 0
+    for source, target, mesh, cuts in drawn("named", 400):
+        error = ask(propagate_shape_and_sharding, source, target, mesh, cuts, True)
+        if not isinstance(error, Exception):
             continue
-        ours = ask(propagate_shape_and_sharding, source, target, mesh, cuts, True)
-        if not isinstance(ours, Exception):
-            continue
-        options = suggestions(str(ours))
-        assert options
-        for placements in options:
-            again = ask(
-                propagate_shape_and_sharding, source, target, mesh, cuts_of(placements), True
-            )
-            assert not isinstance(again, Exception) and again[0] == cuts_of(placements), (
-                source,
-                target,
-                mesh,
-                cuts,
-                placements,
-            )
-            assert is_right(source, target, mesh, again)
         moved = ask(propagate_shape_and_sharding, source, target, mesh, cuts, False)
-        if all(cut is None or cut[1] == 1 for cut in moved[0]):
-            assert cuts_of(options[0]) == moved[0], "where a view goes that may communicate"
-        followed += 1
-    assert followed > 30
-
-
-def test_following_the_first_suggestion_on_tensors():
-    followed = 0
-    for source, target, mesh, cuts in drawn("suggestions on tensors", 1200, plain=True):
-        if followed == 20 or len(mesh) > 1:
-            continue
-        ours = ask(propagate_shape_and_sharding, source, target, mesh, cuts, True)
-        if not isinstance(ours, Exception):
-            continue
-        message = refuse(source, target, mesh, cuts)
-        full = arange(float(prod(source))).reshape(source)
-        with ranks_of(mesh), cute_sharding.enabled():
-            tensor = distribute(full, mesh, placements_of(cuts)).redistribute(
-                placements=suggestions(message)[0]
-            )
-            cute_sharding.stats(reset=True)
-            viewed = tensor.view(target)
-            assert (viewed.full_tensor().reconcile() == full.view(target)).all()
-            outcomes = cute_sharding.stats().get("view.default", {})
-            assert not outcomes.get("redistribution") and not outcomes.get("refused")
-        followed += 1
-    assert followed == 20
+        named = f".redistribute(placements={list(placements_of(moved[0]))!r})"
+        assert str(error).endswith(named)
+        assert ask(propagate_shape_and_sharding, source, target, mesh, moved[0], True) == moved
+        refused += 1
+    assert refused > 30
 
 
 def test_our_rules_and_torchs_are_decided_alike():
-    """Also where torch's answer is asked for: a strict view that torch runs by redistributing."""
     rng = random.Random(5)
     redistributed = 0
     for _ in range(400):
@@ -303,12 +231,9 @@ def test_our_rules_and_torchs_are_decided_alike():
             reshape(shape, target),
             _view_ops.view_groups(shape, target) if target else reshape(shape, target),
         ):
-            try:
-                answers.append(propagate_shape_and_sharding(source, shape, rule, mesh, True))
-            except RuntimeError as error:
-                answers.append(str(error))
+            answers.append(propagate_shape_and_sharding(source, shape, rule, mesh))
         assert answers[0] == answers[1]
-        redistributed += not isinstance(answers[0], str) and tuple(answers[0][0]) != source
+        redistributed += tuple(answers[0][0]) != source
     assert redistributed
 
 

@@ -48,7 +48,7 @@ def contributions(full, mesh, placements):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_program_runs_and_is_right(mesh):
     rng = random.Random(f"programs {mesh}")
-    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution="cheapest"):
+    with ranks_of(mesh), cute_sharding.enabled():
         for _ in range(CASES):
             shape, target, cuts = draw_view(rng, mesh, range(49), rng.choice((None, True)))
             single = number(shape).requires_grad_()
@@ -89,7 +89,7 @@ def test_every_program_runs_and_is_right(mesh):
         outcomes = Counter()
         for counts in cute_sharding.stats().values():
             outcomes.update(counts)
-    assert outcomes["refused"] == outcomes["stock"] == 0
+    assert outcomes["stock"] == 0
     assert (
         outcomes["redistribution"] >= CASES // 4
         and outcomes["algebra"] >= CASES // 4
@@ -135,7 +135,7 @@ def cheapest(shape, target, cuts, mesh):
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)], ids=str)
 def test_the_input_goes_where_it_is_cheapest(mesh, monkeypatch):
     rng = random.Random(f"cheapest {mesh}")
-    on = cute_sharding.enabled(implicit_redistribution="cheapest")
+    on = cute_sharding.enabled()
     with (
         ranks_of(mesh),
         on,
@@ -166,7 +166,7 @@ def test_one_collective_at_most(mesh, monkeypatch):
     counts = Counter()
     with (
         ranks_of(mesh),
-        cute_sharding.enabled(implicit_redistribution="cheapest"),
+        cute_sharding.enabled(),
         watched_inputs(monkeypatch) as moves,
     ):
         for case in range(30):

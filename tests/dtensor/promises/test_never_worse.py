@@ -20,11 +20,10 @@ from simulation import (
     ranks_of,
 )
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import propagate_shape_and_sharding
+from cute_sharding._settings import Settings
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.decide.stock import is_torchs
 from cute_sharding.dtensor.replaced import tensor_specs
@@ -145,20 +144,6 @@ def test_a_view_is_not_refused_that_comes_after_one_that_torch_redistributes_for
                 assert_holds(first.squeeze().view(4, 3, 2), full.view(4, 3, 2))
 
 
-def test_a_view_that_is_not_free_is_refused_where_that_is_asked_for():
-    with cute_sharding.enabled(implicit_redistribution="error"):
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="cannot be done without communication"):
-                DTensor.from_local(
-                    torch.zeros(6, 3),
-                    mesh_of((2,)),
-                    [S(1)],
-                    run_check=False,
-                    shape=(6, 6),
-                    stride=(6, 1),
-                ).view(6, 3, 2)
-
-
 def clamped(x, low):
     return torch.clamp(x.view(5, 10, 5), low.view(5, 10, 5)).view(250)
 
@@ -199,60 +184,18 @@ def test_strict_views_of_what_torch_may_have_laid_out_otherwise(program, mesh, s
                 assert_holds(result.redistribute(placements=[R] * len(mesh)), expected)
 
 
-def test_without_a_word_views_go_where_torchs_go():
-    """A view that may communicate leaves what torch would leave, whatever is cheaper; "cheapest" is
-    a choice.
-    """
-    rule = _view_ops.view_groups((4, 6), (4, 3, 2))
-    for strict in (False, True):
-        if strict:
-            with pytest.raises(RuntimeError, match="PyTorch's own rule says: "):
-                propagate_shape_and_sharding([S(1)], (4, 6), rule, (2,), True)
-        else:
-            assert propagate_shape_and_sharding([S(1)], (4, 6), rule, (2,), False) == ((R,), [R])
-    tensor = DTensor.from_local(
-        torch.zeros(2, 3),
-        mesh_of((2, 2)),
-        [S(0), S(1)],
-        run_check=False,
-        shape=(4, 6),
-        stride=(6, 1),
-    )
-    with cute_sharding.enabled(implicit_redistribution="replicate"):
-        assert tensor.view(4, 3, 2).placements == (S(0), R)
-    with cute_sharding.enabled(implicit_redistribution="cheapest"):
-        assert tensor.view(4, 3, 2).placements != (S(0), R)
-    with pytest.raises(
-        ValueError,
-        match="implicit_redistribution='nearest' is not one of 'replicate', 'cheapest', 'error'",
-    ):
-        cute_sharding.enable(implicit_redistribution="nearest")
-
-
-@pytest.mark.parametrize(
-    ("shape", "placements", "mesh", "target", "words"),
-    [
-        ((7, 4), (S(0),), (2,), (4, 7), "is not evenly divisible by mesh dimension"),
-        ((6,), (S(0),), (4,), (2, 3), "Cannot unflatten unevenly sharded tensor"),
-    ],
-)
-def test_what_torch_refuses_too_is_refused_in_its_words(shape, placements, mesh, target, words):
-    local = [-(-n // mesh[0]) if d == 0 else n for d, n in enumerate(shape)]
-    tensor = DTensor.from_local(
-        torch.zeros(local),
-        mesh_of(mesh),
-        placements,
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape).stride(),
-    )
-    with pytest.raises(RuntimeError, match=words):
-        tensor.view(target)
+@pytest.mark.parametrize("value", [True, False, "replicate", "cheapest", "error", "nearest"])
+def test_the_setting_of_old_is_accepted_and_changes_nothing(value):
+    full = number((4, 6))
     with (
-        cute_sharding.enabled(implicit_redistribution="error"),
-        pytest.raises(RuntimeError, match=words),
+        pytest.warns(FutureWarning, match="the argument implicit_redistribution has no effect"),
+        ranks_of((2, 2)),
+        cute_sharding.enabled(implicit_redistribution=value),
     ):
-        tensor.view(target)
+        assert cute_sharding.settings() == Settings()
+        viewed = distribute(full, (2, 2), [S(0), S(1)]).view(4, 3, 2)
+        assert_holds(viewed, full.view(4, 3, 2))
+        assert viewed.placements != (S(0), R), "the cheapest"
 
 
 # -- squeezes in place -----------------------------------------------------------------------------
@@ -291,13 +234,10 @@ def test_squeezed_in_place(shape, placements, mesh, dims, flags):
             assert_holds(tensor.redistribute(placements=[R] * len(mesh)), expected)
 
 
-@pytest.mark.parametrize("implicit", [False, "replicate", "cheapest"])
 @pytest.mark.parametrize("dims", [(), (0,), ((0, 1),)], ids=str)
-def test_a_squeeze_in_place_moves_nothing(dims, implicit):
-    """Also where views may: the local tensor would stay what it is, under the placements of
-    another.
-    """
-    with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution=implicit):
+def test_a_squeeze_in_place_moves_nothing(dims):
+    """The local tensor would stay what it is, under the placements of another."""
+    with ranks_of((2,)), cute_sharding.enabled():
         tensor = distribute(number((1, 1, 8)), (2,), [S(0)])
         with pytest.raises(RuntimeError, match="an in-place op cannot communicate"):
             tensor.squeeze_(*dims)
@@ -343,7 +283,7 @@ def test_a_tensor_that_torch_has_squeezed_can_be_moved():
 )
 def test_what_torch_plans_apart_on_each_rank_is_moved_by_plan(shape, placements, target):
     mesh = (2, 2, 2)
-    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution="cheapest"):
+    with ranks_of(mesh), cute_sharding.enabled():
         viewed = distribute(number(shape), mesh, placements).view(target)
         assert_holds(viewed.redistribute(placements=[R, R, R]), number(shape).view(target))
 

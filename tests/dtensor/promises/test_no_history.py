@@ -28,7 +28,6 @@ HERE = Path(__file__).parents[1]
 SETTINGS = {
     "views": {},
     "everything": {"redistribution": True, "movement": True},
-    "cheapest": {"implicit_redistribution": "cheapest"},
 }
 PROGRAMS, COMPILED = 8, 2
 

@@ -160,9 +160,7 @@ def test_what_each_switch_switches(views, redistribution, by_plan):
     """
     with (
         ranks_of((2,)),
-        cute_sharding.enabled(
-            implicit_redistribution="cheapest", redistribution=redistribution, views=views
-        ),
+        cute_sharding.enabled(redistribution=redistribution, views=views),
     ):
         tensor = distribute(number((6, 6)), (2,), [Shard(1)])
         assert_holds(tensor.redistribute(placements=[Replicate()]), number((6, 6)))
@@ -182,7 +180,7 @@ def test_a_view_that_fails_leaves_no_trace(by_plan):
     """After an error while a view's input is on its way, the redistribution of other ops is torch's
     again.
     """
-    with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution="cheapest"):
+    with ranks_of((2,)), cute_sharding.enabled():
         wrong = of_wrong_shape((2,), number((6, 2)), number((6, 6)), [Shard(1)])
         with pytest.raises(RuntimeError, match="local tensor has shape"):
             wrong.view(6, 3, 2)

@@ -43,9 +43,7 @@ def test_drawn_programs(settings, world, some_of):
         placements, stale = draw_placements(rng, mesh, shape), []
         with (
             ranks_of((world,)),
-            cute_sharding.enabled(
-                implicit_redistribution="cheapest", redistribution=True, **SETTINGS[settings]
-            ),
+            cute_sharding.enabled(redistribution=True, **SETTINGS[settings]),
         ):
             x = distribute(number(shape), mesh, placements)
             results = drawn_program(random.Random(seed), x, StaleView, stale)

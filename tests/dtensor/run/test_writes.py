@@ -80,8 +80,7 @@ def test_writes_reach_what_is_viewed(name, mesh, movement):
     with plain():
         expected = number((4, 6))
         WRITES[name](expected)
-    settings = {"implicit_redistribution": True, "movement": movement}
-    with ranks_of(mesh), cute_sharding.enabled(**settings):
+    with ranks_of(mesh), cute_sharding.enabled(movement=movement):
         for _ in range(4):
             x = distribute(number((4, 6)), mesh, draw_placements(rng, mesh, (4, 6)))
             case = x.placements

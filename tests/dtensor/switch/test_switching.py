@@ -10,7 +10,6 @@ import torch
 from simulation import mesh_of
 from torch.distributed.tensor import DTensor, Replicate, Shard, _api
 from torch.distributed.tensor._ops import _view_ops
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import register_sharding
 
 import cute_sharding
@@ -95,9 +94,9 @@ def test_registrations_are_the_same_objects_afterwards():
         for name in VIEWS
         if registry.overload(name) is not None
     )
-    cute_sharding.enable(implicit_redistribution="cheapest")
+    cute_sharding.enable(redistribution=True)
     cute_sharding.enable()
-    with cute_sharding.enabled(implicit_redistribution="error"):
+    with cute_sharding.enabled(ops=False):
         pass
     cute_sharding.disable()
     assert_same_objects(before, registries())
@@ -132,43 +131,11 @@ def test_the_next_op_is_decided_anew_both_ways():
             assert tensor.view(7, 3, 1).placements == both
 
 
-def test_the_setting_takes_effect_at_the_next_op():
-    # Three columns of six are no rows of (3, 2).
-    mesh = mesh_of((2,))
-    tensor = DTensor.from_local(
-        torch.zeros(6, 3),
-        mesh,
-        [Shard(1)],
-        run_check=False,
-        shape=torch.Size((6, 6)),
-        stride=(6, 1),
-    )
-
-    def received():
-        with CommDebugMode() as communication:
-            viewed = tensor.view(6, 3, 2)
-        assert viewed.placements != (Shard(1),)
-        return communication.get_total_counts()
-
-    cute_sharding.enable(implicit_redistribution="error")
-    with pytest.raises(RuntimeError, match="cannot be done without communication"):
-        tensor.view(6, 3, 2)
-    cute_sharding.enable(implicit_redistribution="replicate")
-    assert received() >= 1
-    cute_sharding.enable(implicit_redistribution="error")
-    with pytest.raises(RuntimeError, match="cannot be done without communication"):
-        tensor.view(6, 3, 2)
-    with cute_sharding.enabled(implicit_redistribution="replicate"):
-        assert received() >= 1
-    with pytest.raises(RuntimeError, match="cannot be done without communication"):
-        tensor.view(6, 3, 2)
-
-
 def test_contexts_nest_and_restore():
     before = registries()
     tensor = make()
     with cute_sharding.enabled():
-        with cute_sharding.enabled(implicit_redistribution="error"):
+        with cute_sharding.enabled(ops=False):
             assert cute_sharding.is_enabled() and not is_refused(tensor)
             cute_sharding.disable()
             assert is_refused(tensor)
@@ -206,7 +173,7 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
 
     monkeypatch.setattr(Installed, "put", fails_third)
     with pytest.raises(MemoryError):
-        cute_sharding.enable(implicit_redistribution="error")
+        cute_sharding.enable(ops=False)
     monkeypatch.undo()
     assert cute_sharding.is_enabled() == was_on
     if not was_on:
@@ -381,53 +348,6 @@ def test_other_threads_follow_where_both_rules_answer(worker):
     assert placements() == ours == worker(placements)
     worker(cute_sharding.disable)
     assert placements() == stock == worker(placements)
-
-
-def needs_redistribution():
-    """Three columns of six are no rows of (3, 2)."""
-    return DTensor.from_local(
-        torch.zeros(6, 3),
-        mesh_of((2,)),
-        [Shard(1)],
-        run_check=False,
-        shape=torch.Size((6, 6)),
-        stride=(6, 1),
-    )
-
-
-def runs(tensor):
-    try:
-        tensor.view(6, 3, 2)
-    except RuntimeError:
-        return False
-    return True
-
-
-def test_other_threads_may_redistribute_once_it_is_allowed(worker):
-    tensor = needs_redistribution()
-    cute_sharding.enable(implicit_redistribution="error")
-    for _ in range(2):
-        assert worker(lambda: runs(tensor)) is False
-    cute_sharding.enable(implicit_redistribution="replicate")
-    for _ in range(2):
-        assert worker(lambda: runs(tensor)) is runs(tensor) is True
-    cute_sharding.enable(implicit_redistribution="error")
-    assert runs(tensor) is False
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason=(
-        "C++ keys tell our rules from torch's, and not one setting of ours from another: another "
-        "thread goes on redistributing what it cached"
-    ),
-)
-def test_other_threads_are_refused_again(worker):
-    tensor = needs_redistribution()
-    cute_sharding.enable(implicit_redistribution="replicate")
-    assert worker(lambda: runs(tensor)) is True
-    cute_sharding.enable(implicit_redistribution="error")
-    assert worker(lambda: runs(tensor)) is False
 
 
 def test_without_signatures_all_else_is_in_place():

@@ -95,10 +95,8 @@ not free: no Shard or _StridedShard of the output gives the devices of mesh dim 
  > elements that S(2) gives them
 dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that shard it: in
  > attention, the heads do not divide by the mesh
-redistribute the input first, for example (cheapest for later ops first):
-  [R]  then the output is [R]; a device receives up to 1536 elements
-  [S(0)]  then the output is [S(0)]; a device receives up to 384 elements
-  [S(1)]  then the output is [S(1)]; a device receives up to 384 elements""",
+the input is redistributed first, to the cheapest placements:
+  [S(0)]  then the output is [S(0)]; a device receives up to 384 elements""",
     )
 
 

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ import cute_sharding
 from cute_sharding._settings import (
     EVERYTHING,
     FLAGS,
+    RETIRED,
     TABLE,
-    Implicit,
     Settings,
     from_environment,
 )
@@ -46,7 +45,6 @@ def run(site, *arguments, **flags):
             {
                 "views": True,
                 "redistribution": True,
-                "implicit_redistribution": "replicate",
                 "ops": True,
                 "movement": True,
                 "network": None,
@@ -57,14 +55,12 @@ def run(site, *arguments, **flags):
             {
                 "USE_CUTE_SHARDING": "1",
                 "USE_CUTE_REDISTRIBUTION": "0",
-                "USE_CUTE_IMPLICIT_REDISTRIBUTION": "Replicate",
                 "USE_CUTE_OPS": "0",
                 "USE_CUTE_NETWORK": "Infiniband, NVLink",
             },
             {
                 "views": True,
                 "redistribution": False,
-                "implicit_redistribution": "replicate",
                 "ops": False,
                 "movement": False,
                 "network": "infiniband,nvlink",
@@ -107,13 +103,10 @@ def test_it_says_why_a_flag_has_come_to_nothing(site):
 
 
 def test_it_leaves_the_settings_as_they_are():
-    with cute_sharding.enabled(implicit_redistribution="replicate"):
+    with cute_sharding.enabled(ops=False):
         before = cute_sharding.settings()
         found = status.status()
-        assert (
-            cute_sharding.settings() == before
-            and found["on"]["implicit_redistribution"] == "replicate"
-        )
+        assert cute_sharding.settings() == before and found["on"]["ops"] is False
         assert status.is_well({**found, "flags": {}}), found["checks"]
     assert cute_sharding.settings() is None
 
@@ -135,9 +128,8 @@ def test_a_check_that_fails_is_said():
 
 
 NOTHING = dict.fromkeys(FLAGS, "")
-VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT, NETWORK = (
-    setting.flag for setting in TABLE.values()
-)
+[IMPLICIT] = RETIRED.values()
+VIEWS, REDISTRIBUTION, OPS, MOVEMENT, NETWORK = (setting.flag for setting in TABLE.values())
 
 
 @pytest.mark.parametrize(
@@ -155,9 +147,8 @@ VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT, NETWORK = (
         ({EVERYTHING: "0", VIEWS: "1"}, {}),
         ({EVERYTHING: "1", VIEWS: "0", REDISTRIBUTION: "0"}, None),
         ({EVERYTHING: "1", VIEWS: "0", MOVEMENT: "0"}, {"views": False, "redistribution": True}),
-        ({VIEWS: "1", IMPLICIT: " CHEAPEST "}, {"implicit_redistribution": "cheapest"}),
-        ({VIEWS: "1", IMPLICIT: "0"}, {"implicit_redistribution": "error"}),
-        ({VIEWS: "1", IMPLICIT: "1"}, {}),
+        *(({VIEWS: "1", IMPLICIT: value}, {}) for value in ("0", "1", "error", "nearest")),
+        ({IMPLICIT: "cheapest"}, None),
         ({REDISTRIBUTION: "1", OPS: "1"}, {"views": False, "redistribution": True}),
         ({OPS: "1"}, None),
         ({VIEWS: "1", NETWORK: " flat:1e-6, 3.2E-10"}, {"network": "flat:1e-6,3.2e-10"}),
@@ -177,42 +168,20 @@ def test_what_the_flags_ask_for(flags, wanted):
         assert asdict(cute_sharding.settings()) == asked
 
 
-@pytest.mark.one_in(1)
-def test_what_a_view_does_is_one_of_three():
-    """For mypy, and when it runs."""
-    for function in (cute_sharding.enable, cute_sharding.enabled):
-        argument = get_type_hints(function)["implicit_redistribution"]
-        assert argument == bool | Implicit
-        with pytest.raises(ValueError, match=r"did you mean 'cheapest'\?"):
-            Settings.of(implicit_redistribution="cheepest")
-    assert get_args(Implicit) == TABLE["implicit_redistribution"].choices
-
-
 def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
     monkeypatch.setenv("USE_CUTE_MOVES", "1")
+    monkeypatch.setenv(IMPLICIT, "error")
     found = status.status()
-    assert found["unknown_flags"] == {"USE_CUTE_MOVES": MOVEMENT}
+    assert found["unknown_flags"] == {"USE_CUTE_MOVES": MOVEMENT, IMPLICIT: None}
     shown = status.show({**found, "checks": []})
     assert f"no such flag: did you mean {MOVEMENT}?" in shown
+    assert re.search(rf"{IMPLICIT} +has no effect", shown)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({EVERYTHING: "2"}, "USE_CUTE_SHARDING='2' is neither on nor off"),
-        (
-            {VIEWS: "1", IMPLICIT: "nearest"},
-            "USE_CUTE_IMPLICIT_REDISTRIBUTION='nearest' is not one of replicate, cheapest, error",
-        ),
-        ({VIEWS: "1", IMPLICIT: "cheepest"}, r"cheapest, error \(did you mean 'cheapest'\?\)"),
-        (
-            {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
-            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
-        ),
-        (
-            {EVERYTHING: "1", VIEWS: "0", IMPLICIT: "cheapest"},
-            "has no effect while views are off: also set USE_CUTE_VIEW_PROPAGATION=1",
-        ),
         (
             {VIEWS: "1", NETWORK: "ethernet,nvlink"},
             "USE_CUTE_NETWORK='ethernet,nvlink' is not understood: write flat:ALPHA,BETA",
@@ -237,7 +206,7 @@ def test_only_flags_that_switch_something_on_ask_for_it(flag):
     """
     found = {"flags": {flag: "1"}, "on": None, "checks": []}
     assert status.is_well({**found, "flags": {flag: "nvlink" if flag == NETWORK else "1"}}) == (
-        flag in (OPS, IMPLICIT, NETWORK)
+        flag in (OPS, NETWORK)
     )
     assert status.is_well({**found, "flags": {flag: "0"}})
     assert not status.is_well({**found, "flags": {flag: "nonsense"}})
@@ -246,7 +215,8 @@ def test_only_flags_that_switch_something_on_ask_for_it(flag):
 @pytest.mark.parametrize("switch", [cute_sharding.enable, cute_sharding.enabled])
 def test_arguments_are_the_settings(switch):
     arguments = inspect.signature(switch).parameters.values()
-    assert {argument.name: argument.default for argument in arguments} == asdict(Settings())
+    defaults = {argument.name: argument.default for argument in arguments}
+    assert defaults == asdict(Settings()) | dict.fromkeys(RETIRED)
     described = inspect.getdoc(cute_sharding.enable)
     assert all(re.search(rf"^ +{name}: ", described, re.M) for name in TABLE)
 
@@ -255,4 +225,4 @@ def test_settings_that_differ_have_keys_that_differ():
     """Of compiled graphs on disk: all combinations there are."""
     values = [setting.values for setting in TABLE.values()]
     found = [Settings(*combination) for combination in itertools.product(*values)]
-    assert len(found) >= 24 and len({each.key for each in found}) == len(found)
+    assert len(found) >= 16 and len({each.key for each in found}) == len(found)

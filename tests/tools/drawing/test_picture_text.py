@@ -137,7 +137,7 @@ not free: no Shard or _StridedShard of the output, (2, 2, 4), gives the devices 
 that S(1) gives them
 dim 1 of 8 is split into 2 x 4, and 2 is no multiple of the 4 devices that shard it: in attention,
 the heads do not divide by the mesh
-redistributed to [R] first, it is free, as [R]: a device receives up to 12 elements""",
+redistributed to [_S(1,2)] first, it is free, as [S(2)]: a device receives up to 4 elements""",
         )
 
     def test_replicas_and_a_pending_sum(self):
