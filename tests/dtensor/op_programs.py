@@ -1,16 +1,14 @@
 """Small programs of ops beside views, and how what comes of them is compared with one device."""
 
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from simulation import cuts_of, distribute, is_partial, locals_of, plain
-from torch.distributed._local_tensor import LocalTensor
+from simulation import assert_close, distribute, plain
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import collective_ops
 
 
 def S(dim, split_factor=2):
@@ -401,32 +399,6 @@ def uneven(shape, placements, mesh):
     return any(
         isinstance(p, (Shard, _StridedShard)) and shape[p.dim] % n for p, n in zip(placements, mesh)
     )
-
-
-@lru_cache(None)
-def ranks_in(mesh):
-    with torch.inference_mode(False):
-        return mesh.mesh.flatten().tolist()
-
-
-def assert_close(actual, expected, case):
-    """Every rank holds its part of what is expected; what is pending is reduced before."""
-    assert isinstance(actual, DTensor) and actual.shape == expected.shape, case
-    if any(map(is_partial, actual.placements)):
-        reduced = [Replicate() if is_partial(p) else p for p in actual.placements]
-        with cute_sharding.enabled(redistribution=True):
-            actual = actual.redistribute(placements=reduced)
-    local = collective_ops.wait_for(actual.to_local())
-    mesh, ranks = tuple(actual.device_mesh.shape), ranks_in(actual.device_mesh)
-    for at, part in locals_of(expected, mesh, cuts_of(actual.placements)).items():
-        got = local._local_tensors[ranks[at]] if isinstance(local, LocalTensor) else local
-        with plain():
-            is_close = got.shape == part.shape and torch.allclose(
-                got.detach(), part, rtol=1e-4, atol=1e-5, equal_nan=True
-            )
-            assert is_close, f"{case}: rank {ranks[at]} of {actual.placements}: {got} is not {part}"
-        if got is local:
-            break  # this rank alone
 
 
 def compare(function, fulls, mesh, placements, case, **settings):

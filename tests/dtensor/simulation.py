@@ -154,6 +154,32 @@ def assert_holds(tensor, full):
             )
 
 
+@lru_cache(None)
+def ranks_in(mesh):
+    with torch.inference_mode(False):
+        return mesh.mesh.flatten().tolist()
+
+
+def assert_close(actual, expected, case):
+    """Every rank holds its part of what is expected; what is pending is reduced before."""
+    assert isinstance(actual, DTensor) and actual.shape == expected.shape, case
+    if any(map(is_partial, actual.placements)):
+        reduced = [Replicate() if is_partial(p) else p for p in actual.placements]
+        with cute_sharding.enabled(redistribution=True):
+            actual = actual.redistribute(placements=reduced)
+    local = collective_ops.wait_for(actual.to_local())
+    mesh, ranks = tuple(actual.device_mesh.shape), ranks_in(actual.device_mesh)
+    for at, part in locals_of(expected, mesh, cuts_of(actual.placements)).items():
+        got = local._local_tensors[ranks[at]] if isinstance(local, LocalTensor) else local
+        with plain():
+            is_close = got.shape == part.shape and torch.allclose(
+                got.detach(), part, rtol=1e-4, atol=1e-5, equal_nan=True
+            )
+            assert is_close, f"{case}: rank {ranks[at]} of {actual.placements}: {got} is not {part}"
+        if got is local:
+            break  # this rank alone
+
+
 def is_partial(placement):
     return isinstance(placement, Partial)
 
