@@ -10,18 +10,20 @@ since it predicts them with other code, on a device that computes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from cute_sharding.dtensor.replaced import op_schemas
+from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, TensorMeta
 from cute_sharding.dtensor.run.numbers import pending_of
 from cute_sharding.dtensor.run.op_plan import OpPlan
 from cute_sharding.dtensor.run.order import lies_row_by_row
 from cute_sharding.dtensor.run.placements import without
+from cute_sharding.relations.table.products import MADE_BY_ROWS
 
 
 def with_numbers_finished(plan: OpPlan) -> OpPlan:
@@ -53,16 +55,28 @@ def in_order(plan: OpPlan) -> OpPlan:
     if all(meta is None or len(meta.shape) < 2 for meta in metas):
         return plan
     is_as_asked = plan.needs is None and plan.function is op
-    return plan if is_as_asked and _lies_as_said(schema) else replace(plan, lies=tuple(metas))
-
-
-def _lies_as_said(schema: OpSchema) -> bool:
-    """Whether every kernel lays out results as torch predicts: in compiled programs, for row-major
-    operands, and if the call gives a memory format.
-    """
-    metas = [spec.tensor_meta for spec in op_schemas.specs_of(schema)]
     return (
-        is_tracing()
-        or op_schemas.place_of(schema.op, "memory_format") is not None
-        or all(meta is None or lies_row_by_row(meta) for meta in metas)
+        plan if is_as_asked and _lies_as_said(schema, metas) else replace(plan, lies=tuple(metas))
     )
+
+
+def _lies_as_said(schema: OpSchema, results: Sequence[TensorMeta | None]) -> bool:
+    """Whether every kernel lays out the results as torch predicts: in compiled programs, for
+    row-major operands, and if the call gives a memory format; products of matrices, which are made
+    row by row; and pointwise ops whose operands all lie as the results do.
+    """
+    op = schema.op
+    metas = [spec.tensor_meta for spec in op_schemas.specs_of(schema)]
+    if (
+        is_tracing()
+        or op_schemas.place_of(op, "memory_format") is not None
+        or all(meta is None or lies_row_by_row(meta) for meta in metas)
+    ):
+        return True
+    made = [meta for meta in results if meta is not None]
+    if registry.name_of(op) in MADE_BY_ROWS:
+        return all(map(lies_row_by_row, made))
+    lying = {
+        (tuple(meta.shape), tuple(meta.stride)) for meta in (*metas, *made) if meta is not None
+    }
+    return torch.Tag.pointwise in op.tags and len(lying - {((), ())}) == 1

@@ -161,6 +161,12 @@ def convolution_backward(gradient: Shape, x: Shape, weight: Shape, bias: Any, *o
     return f"{text(result)}, {text(given)}, {text(kernel)} -> {', '.join(map(text, results))}"
 
 
+# Of these, kernels lay out results row by row, whatever the strides of the operands are.
+MADE_BY_ROWS = (
+    *("mm.default", "bmm.default", "mv.default", "linear.default"),
+    *("addmm.default", "addmv.default", "baddbmm.default", "addbmm.default"),
+)
+
 ROWS: tuple[Row, ...] = (
     Row(("mm.default",), "m k, k n -> m n", "sum", (0, 1)),
     Row(("bmm.default",), "b m k, b k n -> b m n", "sum", (0, 1)),

@@ -89,8 +89,6 @@ OPTIONAL = {
     "_timeout": "of the backend's options; where they have none, torch's default is taken",
     "_PreparedSingleDimStrategy": "of the row about expansion, which may be left out",
     "_sym_register": "of the rows about the compiler, which may be left out",
-    "_create_table": "of the row about pictures, which may be left out",
-    "_create_rich_table": "of the row about pictures, which may be left out",
     **dict.fromkeys(("_replace", "_asdict"), "of named tuples"),
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
