@@ -24,6 +24,7 @@ LONGER = {
     ("dtensor", "prepare_groups"): "its docstring: who is to call it, and a program that runs",
 }
 
+
 def functions_of(path):
     """(name, how many lines) of each function, nested ones by themselves as well."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -29,28 +29,28 @@ from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Run, count_rows, span
 
 
-class Line(NamedTuple):
+class FastDim(NamedTuple):
     """The dim of a contiguous tensor of ``dims`` dims in which consecutive elements have stride 1:
     the last with more than one row. (torch ignores the strides of the dims behind it.)
 
     >>> line_of((4, 3, 1)), line_of(())
-    (Line(dims=3, at=1), Line(dims=0, at=0))
+    (FastDim(dims=3, at=1), FastDim(dims=0, at=0))
     """
 
     dims: int
     at: int
 
 
-BUFFER = Line(1, 0)
+BUFFER = FastDim(1, 0)
 
 
 @remembered
-def line_of(shape: tuple[int, ...]) -> Line:
+def line_of(shape: tuple[int, ...]) -> FastDim:
     """The line of a local tensor of that shape."""
-    return Line(len(shape), max([d for d, n in enumerate(shape) if n > 1], default=0))
+    return FastDim(len(shape), max([d for d, n in enumerate(shape) if n > 1], default=0))
 
 
-def copy_between(one: Piece, source: Line, target: Line) -> Copy:
+def copy_between(one: Piece, source: FastDim, target: FastDim) -> Copy:
     """A piece from places to places as a copy between contiguous tensors, or buffers. It counts all
     elements in one dim, past the end of its rows.
 
@@ -66,11 +66,11 @@ def copy_between(one: Piece, source: Line, target: Line) -> Copy:
     )
 
 
-def _vector_on(line: Line, place: int) -> Vector:
+def _vector_on(line: FastDim, place: int) -> Vector:
     return tuple([place if d == line.at else 0 for d in range(line.dims)])
 
 
-class Box(NamedTuple):
+class SharedBox(NamedTuple):
     """The elements that ranks with equal needs receive from ranks that hold the same.
 
     Attributes:
@@ -97,10 +97,10 @@ class Share(NamedTuple):
 
     peer: int
     operand: int
-    box: Box
+    box: SharedBox
     first: int
     stop: int
-    lines: tuple[Line, ...]
+    lines: tuple[FastDim, ...]
 
     @property
     def size(self) -> int:
@@ -177,10 +177,10 @@ class PieceFlow(Flow[Share]):
     wants: Wants
 
     @cached_property
-    def _boxes(self) -> dict[tuple[Device, Wanting], Box]:
+    def _boxes(self) -> dict[tuple[Device, Wanting], SharedBox]:
         return {}
 
-    def _box(self, holder: Device, wanting: Wanting) -> Box:
+    def _box(self, holder: Device, wanting: Wanting) -> SharedBox:
         """The elements that ranks with these needs receive from ranks that hold the same."""
         key = holder, wanting
         if key not in self._boxes:
@@ -188,7 +188,7 @@ class PieceFlow(Flow[Share]):
             has = self.source.pieces(holder) if wanted else ()
             pieces = through([each._replace(target=self.number) for each in has], wanted)
             runs = tuple(read_once(pieces))
-            self._boxes[key] = Box(pieces, runs, count_rows(runs))
+            self._boxes[key] = SharedBox(pieces, runs, count_rows(runs))
         return self._boxes[key]
 
     def between(self, holder: Device, rank: int) -> Share | None:
@@ -211,7 +211,7 @@ class PieceFlow(Flow[Share]):
                 if found is not None:
                     yield holder, found
 
-    def _lines(self, rank: int) -> tuple[Line, ...]:
+    def _lines(self, rank: int) -> tuple[FastDim, ...]:
         """The lines in which places of a rank's results are counted."""
         return tuple([line_of(placed.local_shape(rank) or ()) for placed in self.wants.targets])
 

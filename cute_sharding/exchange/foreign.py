@@ -18,7 +18,7 @@ from cute_sharding.sharding.chains import Chains, cutting
 Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
 
 
-class Reduction(NamedTuple):
+class ForeignReduction(NamedTuple):
     """One of these reductions, over a mesh dim. It gives each device a block of the result
     (``hands_out``), or all of it.
     """
@@ -38,13 +38,13 @@ class Reduction(NamedTuple):
         )
 
 
-class Way(NamedTuple):
+class ForeignWay(NamedTuple):
     """A plan that runs before the reductions, or None; the reductions, in order; and the plan after
     them.
     """
 
     first: RedistributionPlan | None
-    reductions: tuple[Reduction, ...]
+    reductions: tuple[ForeignReduction, ...]
     then: RedistributionPlan
 
     @property
@@ -67,7 +67,7 @@ def cheapest(
     shards: Collection[int],
     *,
     may_move: bool,
-) -> Way:
+) -> ForeignWay:
     """The way that receives the fewest elements: the reductions first; or after a slice of what
     each device holds, so that there is less to reduce; or with blocks of the result handed out.
 
@@ -90,13 +90,13 @@ def cheapest(
                 ways.append((between, blocks))
     if not ways:
         reductions = _reductions(shape, mesh, source, foreign, (), target)
-        return Way(None, reductions, plan(shape, held, target))
+        return ForeignWay(None, reductions, plan(shape, held, target))
 
-    def way(shape: tuple[int, ...], between: Chains, blocks: tuple[int, ...]) -> Way:
+    def way(shape: tuple[int, ...], between: Chains, blocks: tuple[int, ...]) -> ForeignWay:
         first = plan(shape, Held(source, kept=(*held.kept, *foreign)), between)
         reduced = Held(_chains_with(between, blocks, target), kept=held.kept)
         reductions = _reductions(shape, mesh, between, foreign, blocks, target)
-        return Way(first, reductions, plan(shape, reduced, target))
+        return ForeignWay(first, reductions, plan(shape, reduced, target))
 
     even = _divisible(shape, mesh, (source, target))
     every = [(source, ()), *ways]
@@ -110,15 +110,15 @@ def _reductions(
     foreign: tuple[int, ...],
     blocks: tuple[int, ...],
     target: Chains,
-) -> tuple[Reduction, ...]:
+) -> tuple[ForeignReduction, ...]:
     """The reductions of a tensor cut as ``between``, first those that hand out ``blocks``."""
     found = []
     for k, m in enumerate(blocks):
         block = most_local(shape, _chains_with(between, blocks[: k + 1], target), mesh)
-        found.append(Reduction(m, True, of_blocks(mesh[m], block)))
+        found.append(ForeignReduction(m, True, of_blocks(mesh[m], block)))
     whole = most_local(shape, _chains_with(between, blocks, target), mesh)
     rest = [m for m in foreign if m not in blocks]
-    return (*found, *[Reduction(m, False, all_reduced(mesh[m], whole)) for m in rest])
+    return (*found, *[ForeignReduction(m, False, all_reduced(mesh[m], whole)) for m in rest])
 
 
 def _divisible(

@@ -21,7 +21,7 @@ MOST = 64
 InOrder: TypeAlias = "tuple[tuple[int | None, Copy], ...]"
 
 
-class Piece(NamedTuple):
+class StridedPiece(NamedTuple):
     """Elements of a tensor in their wanted order, by the strides of its memory.
 
     Attributes:
@@ -45,7 +45,7 @@ class Joined(NamedTuple):
         shape: the shape to view the concatenation in; None: it has its shape.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StridedPiece, ...]
     dim: int
     shape: tuple[int, ...] | None
 
@@ -83,7 +83,7 @@ def join_copies(
 
     >>> rows = Copy((2, 4), (1, 0), ((1, 0), (0, 1)), (0, 0), ((1, 0), (0, 1)))
     >>> join_copies(((0, rows),), [(6, 1)], (2, 4)).pieces
-    (Piece(of=0, sizes=(2, 4), strides=(6, 1), first=6),)
+    (StridedPiece(of=0, sizes=(2, 4), strides=(6, 1), first=6),)
     """
     found = []
     for of, copy in some:
@@ -104,7 +104,7 @@ def join_copies(
 
 def _piece(
     of: int | None, layout: Layout, first: int, ones: tuple[int, ...], inner: tuple[int, ...]
-) -> Piece | None:
+) -> StridedPiece | None:
     """A layout as a piece with the sizes (``ones``, count, ``inner``); None: it is not one."""
     count, rest = divmod(layout.size, prod(inner))
     sizes = (*ones, count, *inner)
@@ -120,4 +120,4 @@ def _piece(
             below if n == 1 else step
         )  # any stride is right for one row: this is that of a contiguous torch tensor
         below = strides[-1] * n
-    return Piece(of, sizes, tuple(reversed(strides)), first)
+    return StridedPiece(of, sizes, tuple(reversed(strides)), first)

@@ -49,7 +49,7 @@ class Unit(NamedTuple):
         return self.needs.keys() <= {self.reader}
 
 
-class Part(NamedTuple):
+class LoadPart(NamedTuple):
     """A part of a load: what is read and exchanged together.
 
     Attributes:
@@ -219,14 +219,14 @@ class LoadPlan:
         """How many parts there are: one at the least."""
         return len(self._together)
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> LoadPart:
         """What ranks exchange in one of them, the same on all; it is made now. Constants of the
         relation are set in the last.
         """
         units = [unit for unit in self._together[number] if not unit.is_kept]
         return self._part(units, is_last=number + 1 == self.many)
 
-    def kept(self, number: int, rank: int) -> Part:
+    def kept(self, number: int, rank: int) -> LoadPart:
         """What a rank reads in it that no other needs. Only that rank has to know."""
         units = [u for u in self._together[number] if u.is_kept and u.reader == rank]
         return self._part(units, is_last=False)
@@ -240,7 +240,7 @@ class LoadPlan:
             found |= {one.target for some in constant for one in some}
         return found
 
-    def _part(self, units: Sequence[Unit], *, is_last: bool) -> Part:
+    def _part(self, units: Sequence[Unit], *, is_last: bool) -> LoadPart:
         found: dict[tuple[int, int], list[int]] = {}
         for unit in units:
             found.setdefault((unit.stored, unit.reader), []).append(unit.chunk)
@@ -262,7 +262,7 @@ class LoadPlan:
             self.relation.constants if is_last else (),
         )
         made = tuple([self.results[t] for t in results])
-        return Part(reads, Refit(relation, tuple(operands), made), tuple(results))
+        return LoadPart(reads, Refit(relation, tuple(operands), made), tuple(results))
 
     @cached_property
     def finished(self) -> tuple[tuple[int, ...], ...]:

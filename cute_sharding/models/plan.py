@@ -14,14 +14,14 @@ from cute_sharding.exchange.network import DEVICES_PER_HOST, LINK_ITEMSIZE, mess
 from cute_sharding.exchange.plan import collectives, received_by
 from cute_sharding.models.buckets import SHARE, Bucket, buckets, peak
 from cute_sharding.models.tensor import PlacedTensor
-from cute_sharding.models.way import Way
+from cute_sharding.models.way import SpecWay
 
 
 class Named(NamedTuple):
     """A tensor by its name, its way, and whether it stays as it is."""
 
     name: str
-    way: Way
+    way: SpecWay
     stays: bool
 
 
@@ -80,9 +80,9 @@ class ReshardPlan:
     network: Network | None = None
 
     @cached_property
-    def ways(self) -> dict[Way, list[str]]:
+    def ways(self) -> dict[SpecWay, list[str]]:
         """The different ways, and the names of the tensors that go them."""
-        found: dict[Way, list[str]] = {}
+        found: dict[SpecWay, list[str]] = {}
         for name, way, _ in self.tensors:
             found.setdefault(way, []).append(name)
         return found
@@ -309,7 +309,7 @@ def plan_models(
     >>> [[plan.tensors[i].name for i in each.members] for each in plan.packed]
     [['b', 'a']]
     """
-    found: dict[tuple[PlacedTensor, PlacedTensor], Way] = {}
+    found: dict[tuple[PlacedTensor, PlacedTensor], SpecWay] = {}
     named = []
     for name, source, target in tensors:
         if source.placed.shape != target.placed.shape or target.pending:
@@ -319,7 +319,7 @@ def plan_models(
             )
         if (source, target) not in found:
             plan = plan_exchange(source.placed, source.pending, target.placed)
-            found[source, target] = Way(source, target, plan)
+            found[source, target] = SpecWay(source, target, plan)
         stays = source == target and name not in relabelled
         named.append(Named(name, found[source, target], stays))
     return ReshardPlan(tuple(named), pack(named, memory_limit), memory_limit, network)
@@ -353,12 +353,12 @@ def _all_packed(bundle: Bundle) -> Bundle:
     return Bundle(tuple([item._replace(as_they_are=(False, False)) for item in bundle.items]))
 
 
-def looked_at(ways: Iterable[Way]) -> tuple[int, ...]:
+def looked_at(ways: Iterable[SpecWay]) -> tuple[int, ...]:
     """The ranks that stand for all."""
     return Bundle(tuple([way.item for way in ways])).looked_at
 
 
-def _received_from(way: Way, rank: int) -> tuple[int, int]:
+def _received_from(way: SpecWay, rank: int) -> tuple[int, int]:
     """How many elements a rank receives from its host, and from others."""
     found = [0, 0]
     for peer, several in own_part(way.plan.exchange, rank).taken.items():
@@ -371,6 +371,6 @@ def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'s' * (n != 1)}"
 
 
-def _meshes_text(ways: Iterable[Way]) -> str:
+def _meshes_text(ways: Iterable[SpecWay]) -> str:
     pairs = dict.fromkeys(way.meshes for way in ways)
     return "; ".join(f"{one} -> {other}" for one, other in pairs) or "on no mesh"

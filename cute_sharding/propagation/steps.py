@@ -13,10 +13,10 @@ from cute_sharding.propagation.carry import carry
 from cute_sharding.propagation.choose import chosen
 from cute_sharding.propagation.free import Cuts
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.table.row import ByDimMap, Step
+from cute_sharding.relations.table.row import ByDimMap, RowStep
 
 
-class Placed(NamedTuple):
+class PlacedView(NamedTuple):
     """A view between sharded tensors.
 
     Attributes:
@@ -24,7 +24,7 @@ class Placed(NamedTuple):
         shape, cuts: the shape of its result, and the cuts.
     """
 
-    step: Step
+    step: RowStep
     shape: Shape
     cuts: Cuts
 
@@ -41,7 +41,7 @@ class Way(NamedTuple):
     given: tuple[Cuts, ...]
     shapes: tuple[Shape, ...]
     results: tuple[Cuts, ...]
-    steps: tuple[Placed | Exchange, ...]
+    steps: tuple[PlacedView | Exchange, ...]
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -49,7 +49,7 @@ class Way(NamedTuple):
 
 
 def place_steps(
-    steps: Sequence[Step],
+    steps: Sequence[RowStep],
     shape: Shape,
     cuts: Cuts,
     mesh: tuple[int, ...],
@@ -60,7 +60,7 @@ def place_steps(
 
     ``spare``: mesh dims that may cut a step's result though they do not cut the operand.
     """
-    found: list[Placed | Exchange] = []
+    found: list[PlacedView | Exchange] = []
     x, now = shape, cuts
     for step in steps:
         if isinstance(step.row, ByDimMap):
@@ -71,7 +71,7 @@ def place_steps(
                     steps, shape, _given_up(cuts, carried.blocked), mesh, spare=spare
                 )
             x, now = tuple(view.output_shape), carried.cuts
-            found.append(Placed(step, x, now))
+            found.append(PlacedView(step, x, now))
         else:
             move = step.row.move(x, *step.args)
             choice = move and chosen(move, (now,), mesh, anyway=True, spare=spare)

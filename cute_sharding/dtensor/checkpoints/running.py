@@ -13,7 +13,7 @@ from cute_sharding.dtensor.checkpoints.wanted import Wanted
 from cute_sharding.dtensor.models.moving import device_of
 from cute_sharding.dtensor.refit.running import Running
 from cute_sharding.dtensor.replaced import collective_ops, process_groups
-from cute_sharding.models.load import LoadPlan, Part
+from cute_sharding.models.load import LoadPart, LoadPlan
 from cute_sharding.models.stored import Read
 
 # Reads into what is given for each, or into a new tensor, where that is None.
@@ -22,7 +22,7 @@ Reader = Callable[
 ]
 
 
-class Kind(NamedTuple):
+class DeviceKind(NamedTuple):
     """A kind of devices, in the place of a mesh."""
 
     device_type: str
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         return 0
 
 
-class Target:
+class LoadTarget:
     """A local tensor that is loaded into, part by part: in its own memory where that is contiguous
     and of the device that exchanges, else at the end.
     """
@@ -71,7 +71,7 @@ class Loading:
         self._plan, self._wanted, self._ranks, self._read = plan, wanted, ranks, read
         self._kind = _kind(wanted, ranks)
         self._device = device_of(self._kind)
-        self._targets: dict[int, Target] = {}
+        self._targets: dict[int, LoadTarget] = {}
         self.received_bytes = self.collectives = 0
 
     def run(self, tensors: Mapping[str, torch.Tensor], arrived: Callable[[int], Any]) -> None:
@@ -83,7 +83,7 @@ class Loading:
         for name, number in self._wanted.mine.items():
             shape = self._plan.results[number].placed.local_shape(self._ranks.this)
             assert shape is not None
-            self._targets[number] = Target(_local(tensors[name]), shape, self._device)
+            self._targets[number] = LoadTarget(_local(tensors[name]), shape, self._device)
         finished: set[int] = set()
         begun: set[int] = set()
         try:
@@ -111,12 +111,12 @@ class Loading:
         ]
         return tuple([as_text(list(dict.fromkeys(each))) for each in some])
 
-    def _run_parts(self, part: Part, kept: Part) -> None:
+    def _run_parts(self, part: LoadPart, kept: LoadPart) -> None:
         """Read what is exchanged, and what this rank keeps, which may go where it belongs at once;
         and exchange.
         """
         this = self._ranks.this
-        moving, staying = [_Step.of(each, this, self._onto(each)) for each in (part, kept)]
+        moving, staying = [_PartStep.of(each, this, self._onto(each)) for each in (part, kept)]
         reads, into = [*moving.reads, *staying.reads], [*moving.into, *staying.into]
         found, _ = self._ranks.on_each(
             "reading", lambda: self._read(reads, into, self._device), lambda _: None
@@ -126,11 +126,11 @@ class Loading:
         if kept.copies(this) > len(staying.in_place):
             self._exchange(kept, staying, found[len(moving.reads) :])
 
-    def _onto(self, part: Part) -> list[torch.Tensor | None]:
+    def _onto(self, part: LoadPart) -> list[torch.Tensor | None]:
         targets = [self._targets.get(number) for number in part.results]
         return [None if each is None else each.buffer for each in targets]
 
-    def _exchange(self, part: Part, step: _Step, read: Sequence[torch.Tensor]) -> None:
+    def _exchange(self, part: LoadPart, step: _PartStep, read: Sequence[torch.Tensor]) -> None:
         refit = part.refit
         operands = [self._none(operand.dtype) for operand in refit.operands]
         for k, some in zip(step.numbers, read):
@@ -145,7 +145,7 @@ class Loading:
         return torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
 
 
-class _Step(NamedTuple):
+class _PartStep(NamedTuple):
     """What this rank does in a part.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Step(NamedTuple):
     in_place: dict[int, tuple[int, int]]
 
     @classmethod
-    def of(cls, part: Part, rank: int, onto: list[torch.Tensor | None]) -> _Step:
+    def of(cls, part: LoadPart, rank: int, onto: list[torch.Tensor | None]) -> _PartStep:
         """That of a rank."""
         in_place = part.in_place(rank)
         mine = [k for k, each in enumerate(part.reads) if each.reader == rank]
@@ -191,7 +191,7 @@ def _kind(wanted: Wanted, ranks: Ranks) -> Any:
     kinds = sorted(wanted.devices, key=lambda kind: (kind == "cpu", kind)) or ["cpu"]
     for kind in kinds:
         if process_groups.backend_name(ranks.group, kind) is not None:
-            return Kind(kind)
+            return DeviceKind(kind)
     raise ValueError(
         f"the process group of load_checkpoint has no backend for {' or '.join(kinds)} tensors: "
         "create the group with such a backend, for example by "

@@ -22,7 +22,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.graph_keys import tag
-from cute_sharding.dtensor.run.lists import Wanted, exchange_together
+from cute_sharding.dtensor.run.lists import LocalMove, exchange_together
 from cute_sharding.dtensor.run.moved_views import Redistributed, note_views
 from cute_sharding.dtensor.run.op_plan import plan_of
 from cute_sharding.dtensor.run.order import lay_out
@@ -80,7 +80,7 @@ def _all_redistributed(
     settings = in_force()
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
-        wanted = [Wanted(one[0], *_settle(*one, settings)) for one in moves]
+        wanted = [LocalMove(one[0], *_settle(*one, settings)) for one in moves]
         planned = [one if _is_planned(*one, settings, answered) else None for one in wanted]
         moved = exchange_together(planned, counted=settings.redistribution or not answered)
     return [

@@ -31,7 +31,7 @@ from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.models.plan import Packed
-from cute_sharding.models.way import Way
+from cute_sharding.models.way import SpecWay
 
 
 class Specs(NamedTuple):
@@ -59,7 +59,7 @@ class End(NamedTuple):
         return torch.empty(shape, dtype=self.dtype, device=device)
 
 
-class Piece(NamedTuple):
+class SentPiece(NamedTuple):
     """What one rank sends another of one tensor: its number in the bucket, how many elements, and
     the copies into a buffer, or out of it, in which they lie one behind the other.
     """
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LocalBucket:
     """Tensors that go together, on this rank.
 
     Attributes:
@@ -80,7 +80,7 @@ class Bucket:
     """
 
     packed: Packed
-    ways: tuple[Way, ...]
+    ways: tuple[SpecWay, ...]
     specs: tuple[Specs, ...]
     number: int
 
@@ -126,17 +126,17 @@ class Bucket:
         return device_of(self.specs[0].target.mesh)
 
     @cached_property
-    def pieces(self) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
+    def pieces(self) -> tuple[dict[int, list[SentPiece]], dict[int, list[SentPiece]]]:
         """What this rank sends each peer, and what it is sent, tensor by tensor."""
-        sent: dict[int, list[Piece]] = {}
-        taken: dict[int, list[Piece]] = {}
+        sent: dict[int, list[SentPiece]] = {}
+        taken: dict[int, list[SentPiece]] = {}
         for k, item in enumerate(self.packed.bundle.items):
             mine = own_part(item.exchange, process_groups.this_rank())
             for side, found in ((mine.sent, sent), (mine.taken, taken)):
                 for peer, messages in side.items():
                     copies = in_a_row(messages, is_sent=found is sent)
                     size = sum(message.size for message in messages)
-                    found.setdefault(peer, []).append(Piece(k, size, tuple(copies)))
+                    found.setdefault(peer, []).append(SentPiece(k, size, tuple(copies)))
         return dict(sorted(sent.items())), dict(sorted(taken.items()))
 
     @cached_property
@@ -224,7 +224,7 @@ class Flight(NamedTuple):
         buffers: in which messages are.
     """
 
-    bucket: Bucket
+    bucket: LocalBucket
     given: list[torch.Tensor | None]
     into: Mapping[int, torch.Tensor]
     straight: Straight
@@ -261,7 +261,7 @@ def device_of(mesh: Any) -> torch.device:
     return torch.device(mesh.device_type, index)
 
 
-def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor | None:
+def _finished(local: torch.Tensor, way: SpecWay, spec: DTensorSpec) -> torch.Tensor | None:
     """What a rank has, with nothing pending."""
     if not spec.mesh._is_current_rank_part_of_mesh():
         return None
@@ -287,7 +287,7 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _on_the_way(way: Way) -> torch.dtype:
+def _on_the_way(way: SpecWay) -> torch.dtype:
     """The smaller of the two dtypes."""
     is_wider = way.source.itemsize > way.target.itemsize
     return _dtype(way.target.dtype if is_wider else way.source.dtype)

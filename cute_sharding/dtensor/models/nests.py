@@ -25,7 +25,7 @@ Nest: TypeAlias = (
 """
 
 
-class Place(NamedTuple):
+class LeafPlace(NamedTuple):
     """Where a tensor stands.
 
     Attributes:
@@ -63,10 +63,10 @@ class State:
             finish()
         return self._whole[0]
 
-    def _walk(self, value: Any, name: str, put: Put) -> Iterator[Place]:
+    def _walk(self, value: Any, name: str, put: Put) -> Iterator[LeafPlace]:
         below = f"{name}." if name else ""
         if isinstance(value, DTensor):
-            yield Place(name, value, put, name)
+            yield LeafPlace(name, value, put, name)
         elif isinstance(value, torch.nn.Module):
             yield from _of_module(value, below)
         elif isinstance(value, torch.optim.Optimizer):
@@ -82,13 +82,13 @@ class State:
             for i, part in enumerate(list(parts)):
                 yield from self._walk(part, f"{below}{i}", partial(parts.__setitem__, i))
 
-    def _of_optimizer(self, optimizer: torch.optim.Optimizer, below: str) -> Iterator[Place]:
+    def _of_optimizer(self, optimizer: torch.optim.Optimizer, below: str) -> Iterator[LeafPlace]:
         for g, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or [f"{g}.{i}" for i in range(len(group["params"]))]
             for parameter, name in zip(group["params"], names):
                 like = self._parameters.get(id(parameter), f"{below}{name}")
                 if isinstance(parameter, DTensor):
-                    yield Place(like, parameter, None, like)
+                    yield LeafPlace(like, parameter, None, like)
                 state = optimizer.state.get(parameter, {})
                 for place in self._walk(state, f"{below}state.{name}", _kept_where_it_is):
                     goes_with = place.tensor.shape == parameter.shape
@@ -99,20 +99,20 @@ def _kept_where_it_is(value: Any) -> None:
     """What an optimizer has of a parameter is a dict, which is changed in place."""
 
 
-def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:
+def _of_module(module: torch.nn.Module, below: str) -> Iterator[LeafPlace]:
     fully_sharded.put_back(module)
     for path, part in module.named_modules(remove_duplicate=False):
         before = f"{below}{path}." if path else below
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if isinstance(parameter, DTensor):
-                yield Place(f"{before}{name}", parameter, None, f"{before}{name}")
+                yield LeafPlace(f"{before}{name}", parameter, None, f"{before}{name}")
         for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
             if isinstance(buffer, DTensor):
                 into = partial(setattr, part, name)
-                yield Place(f"{before}{name}", buffer, into, f"{before}{name}")
+                yield LeafPlace(f"{before}{name}", buffer, into, f"{before}{name}")
 
 
-def check_movable(places: Iterable[Place]) -> None:
+def check_movable(places: Iterable[LeafPlace]) -> None:
     """Raises:
     ValueError: a tensor has a gradient, or is to have one; or it is kept by fully_shard.
     """
@@ -160,7 +160,7 @@ def _tuple_like(value: Any, parts: list[Any]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
-def put_in_places(places: Sequence[Place], local: torch.Tensor, spec: Any) -> None:
+def put_in_places(places: Sequence[LeafPlace], local: torch.Tensor, spec: Any) -> None:
     """Put the tensor of that local tensor and spec into all of those places."""
     changed = {id(place.tensor): place.tensor for place in places if place.put is None}
     for tensor in changed.values():

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.models.moving import Specs
-from cute_sharding.dtensor.models.nests import Nest, Place, State, memory_of
+from cute_sharding.dtensor.models.nests import LeafPlace, Nest, State, memory_of
 from cute_sharding.dtensor.models.running import RunnablePlan
 from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
 from cute_sharding.dtensor.replaced import compiler, process_groups, tensor_specs
@@ -85,7 +85,7 @@ def _are_specs(state: Any) -> TypeGuard[Mapping[str, Spec]]:
 class Group(NamedTuple):
     """One tensor, in all the places where it stands."""
 
-    places: list[Place]
+    places: list[LeafPlace]
     specs: Specs
 
 
@@ -114,7 +114,7 @@ def planned(
     )
 
 
-def _grouped(places: Sequence[Place], targets: Targets) -> list[Group]:
+def _grouped(places: Sequence[LeafPlace], targets: Targets) -> list[Group]:
     """Each tensor once: one that stands in several places, or that is all of the memory of another,
     where all ranks know that.
 

@@ -16,8 +16,8 @@ from cute_sharding.dtensor.bookkeeping.names import as_text
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.models.buffers import KeptMemory
 from cute_sharding.dtensor.models.memory import give_back
-from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
-from cute_sharding.dtensor.models.nests import Place, State, check_movable, put_in_places
+from cute_sharding.dtensor.models.moving import Flight, LocalBucket, Specs
+from cute_sharding.dtensor.models.nests import LeafPlace, State, check_movable, put_in_places
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.apart import lie_alike, meetings
@@ -182,7 +182,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                 x.copy_(local)
             moved.add(i)
 
-        def update(bucket: Bucket) -> Update:
+        def update(bucket: LocalBucket) -> Update:
             return Update(
                 bucket, _locals_of(bucket, given.get), _locals_of(bucket, before.get), first
             )
@@ -208,9 +208,9 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
             ) from error
 
     @cached_property
-    def _buckets(self) -> list[Bucket]:
+    def _buckets(self) -> list[LocalBucket]:
         return [
-            Bucket(
+            LocalBucket(
                 each,
                 tuple([self.tensors[i].way for i in each.members]),
                 tuple([self.specs[i] for i in each.members]),
@@ -221,10 +221,10 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
 
     def _sending(
         self, give: Callable[[int], torch.Tensor | None], into: Mapping[int, torch.Tensor]
-    ) -> Callable[[Bucket], Flight]:
+    ) -> Callable[[LocalBucket], Flight]:
         """How a bucket of what is given is sent."""
 
-        def start(bucket: Bucket) -> Flight:
+        def start(bucket: LocalBucket) -> Flight:
             keeps = self.memory_limit is None and bucket.device.type == "cpu"
             return bucket.send(_locals_of(bucket, give), into, self._kept if keeps else None)
 
@@ -237,10 +237,10 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
 
     def _move(
         self,
-        start: Callable[[Bucket], Flight | Update],
+        start: Callable[[LocalBucket], Flight | Update],
         arrived: Callable[[int, torch.Tensor], None],
     ) -> None:
-        def land(bucket: Bucket, flight: Flight | Update) -> None:
+        def land(bucket: LocalBucket, flight: Flight | Update) -> None:
             flight.land(arrived)
             if self.memory_limit is not None:
                 give_back()
@@ -254,7 +254,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         if process_groups.this_rank() in self.ranks:
             count_moves(Kind(partial(_moved_by, self)))
 
-    def _groups(self, state: State, *, after: bool = False) -> list[list[Place]]:
+    def _groups(self, state: State, *, after: bool = False) -> list[list[LeafPlace]]:
         """The places of each tensor; ``after``: of a state that lies as the target does.
 
         Raises:
@@ -281,7 +281,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                     )
         return [[by_name[name] for name in names] for names in self.names]
 
-    def _given(self, groups: Sequence[Sequence[Place]]) -> dict[int, torch.Tensor]:
+    def _given(self, groups: Sequence[Sequence[LeafPlace]]) -> dict[int, torch.Tensor]:
         """What this rank has of each tensor that moves.
 
         Raises:
@@ -370,7 +370,7 @@ def _check_ranks_are_real() -> None:
 
 
 def _locals_of(
-    bucket: Bucket, give: Callable[[int], torch.Tensor | None]
+    bucket: LocalBucket, give: Callable[[int], torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """What this rank has of the tensors of a bucket."""
     return [give(i) for i in bucket.packed.members]

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 
 from cute_sharding.dtensor.models.changes import bytes_of, changes, write_changes
-from cute_sharding.dtensor.models.moving import Bucket, Piece
+from cute_sharding.dtensor.models.moving import LocalBucket, SentPiece
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.messages import Letter, in_group, post_messages, start_exchange
 from cute_sharding.dtensor.run.packing import write
@@ -33,7 +33,7 @@ class Update:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: LocalBucket,
         given: Sequence[torch.Tensor | None],
         before: Sequence[torch.Tensor | None],
         into: Mapping[int, torch.Tensor],
@@ -92,7 +92,7 @@ class Update:
         to = bucket.group, bucket.number, bucket.shipment.seal
         return start_exchange(lambda _: part, buffer, *to)
 
-    def _said(self, pieces: Sequence[Piece] | None) -> int:
+    def _said(self, pieces: Sequence[SentPiece] | None) -> int:
         return 0 if pieces is None else (len(pieces) + self._bucket.is_told) * WIDTH
 
     def _told(self, received: torch.Tensor) -> dict[int, list[int]]:
@@ -130,7 +130,7 @@ class Update:
             arrived(member, self._into.get(member, self._buffer(0)))
 
 
-def _pending(bucket: Bucket) -> list[bool]:
+def _pending(bucket: LocalBucket) -> list[bool]:
     """Of each tensor whether something is pending: what comes of that is sent whole, as a sum may
     not give the same bits twice.
     """

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.models.nests import Nest, Place, State
+from cute_sharding.dtensor.models.nests import LeafPlace, Nest, State
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -52,7 +52,7 @@ class Targets:
         self._used: set[str] = set()
         self._mesh, self._dtype = mesh, dtype
 
-    def of(self, place: Place) -> DTensorSpec:
+    def of(self, place: LeafPlace) -> DTensorSpec:
         """How a tensor is to lie: as it does, where nothing is said of it. What an optimizer has
         beside a parameter goes where that goes, and keeps its dtype.
 
@@ -139,7 +139,7 @@ def _is_leaf(wanted: Any) -> bool:
     return is_row and all(isinstance(placement, Placement) for placement in wanted)
 
 
-def _like(place: Place, wanted: DTensor) -> DTensorSpec:
+def _like(place: LeafPlace, wanted: DTensor) -> DTensorSpec:
     name, tensor = place.name, place.tensor
     if wanted.shape != tensor.shape:
         raise ValueError(

@@ -30,7 +30,7 @@ OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 
 @dataclass
-class _Memory:
+class _PartlyWritten:
     """Memory of which not all elements had a value when it was given.
 
     Attributes:
@@ -50,7 +50,7 @@ class Unwritten:
     """The memory without values of a generator that is being traced."""
 
     def __init__(self) -> None:
-        self._memories: dict[int, _Memory] = {}
+        self._memories: dict[int, _PartlyWritten] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The results of an op on the generator's own tensors. It is no op that reads elements
@@ -99,7 +99,7 @@ class Unwritten:
         memory = self._of(tensor)
         return None if memory is None or len(memory.values) != 1 else next(iter(memory.values))
 
-    def _of(self, tensor: torch.Tensor) -> _Memory | None:
+    def _of(self, tensor: torch.Tensor) -> _PartlyWritten | None:
         return self._memories.get(storage_of(tensor)._cdata) if self._memories else None
 
     def _give(self, tensor: torch.Tensor, having: int) -> None:
@@ -109,7 +109,9 @@ class Unwritten:
             rows = having // tensor.itemsize
             written = [Run(0, 0, (), rows)] if rows else []
             values = {None} if rows else set()
-            self._memories[storage._cdata] = _Memory(storage, tensor.itemsize, written, values)
+            self._memories[storage._cdata] = _PartlyWritten(
+                storage, tensor.itemsize, written, values
+            )
 
     def _write(self, tensor: torch.Tensor, value: Any | None) -> None:
         memory = self._of(tensor)
@@ -121,7 +123,7 @@ class Unwritten:
         """What is written to the tensor has no value."""
         memory = self._of(tensor)
         if memory is None:
-            memory = _Memory(storage_of(tensor), tensor.itemsize, values={None})
+            memory = _PartlyWritten(storage_of(tensor), tensor.itemsize, values={None})
             self._memories[memory.storage._cdata] = memory
         memory.written = subtract(memory.written, _runs(tensor))
 

@@ -14,7 +14,7 @@ Line: TypeAlias = tuple[CodeType, int]
 
 # The facts about a code object, by its number (``id``). The code object is kept too, so that no
 # other code object gets its address.
-KNOWN: dict[int, tuple[CodeType, observing.Kind]] = {}
+KNOWN: dict[int, tuple[CodeType, observing.FrameKind]] = {}
 # The numbers of the program's own code objects. For all others, the name, or None if the name is
 # not enough.
 OWN: set[int] = set()
@@ -23,7 +23,7 @@ OTHERS: dict[int, tuple[str, str] | None] = {}
 MOST = 1 << 14
 
 
-def kind_of(frame: FrameType) -> observing.Kind:
+def kind_of(frame: FrameType) -> observing.FrameKind:
     """The facts about the code of a frame."""
     code = frame.f_code
     known = KNOWN.get(id(code))

@@ -27,7 +27,7 @@ from cute_sharding._memory import remembered
 __all__ = [
     "NO_NUMBER",
     "TAKING_APART",
-    "Kind",
+    "FrameKind",
     "Observer",
     "TorchDispatchMode",
     "arguments_by_name",
@@ -160,7 +160,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
 
 
-class Kind(NamedTuple):
+class FrameKind(NamedTuple):
     """The kind of code that a frame runs.
 
     Attributes:
@@ -181,7 +181,7 @@ class Kind(NamedTuple):
     is_graph: bool
 
 
-def kind_of(frame: FrameType) -> Kind:
+def kind_of(frame: FrameType) -> FrameKind:
     """The kind of code that a frame runs."""
     code = frame.f_code
     first = code.co_varnames[:3]
@@ -193,11 +193,11 @@ def kind_of(frame: FrameType) -> Kind:
 @remembered
 def _kind(
     module: str, file: str, name: str, arguments: tuple[str, ...], gradient: str | None
-) -> Kind:
+) -> FrameKind:
     top, is_graph = module.partition(".")[0], file.startswith("<eval_with_key>")
     is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
     is_made = is_graph or file.startswith(("<frozen", _TORCH))
-    return Kind(
+    return FrameKind(
         not is_others and not is_made and top not in sys.stdlib_module_names,
         (module, gradient or name),
         name == "_engine_run_backward",

@@ -38,7 +38,7 @@ from cute_sharding.exchange.meshes import Crossing, ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
 
 
-class Prepared(NamedTuple):
+class PreparedExchange(NamedTuple):
     """A plan from one mesh to another, what it counts as, and its exchange."""
 
     plan: ExchangePlan
@@ -74,7 +74,9 @@ def move_across(
     return lay_out(moved, target.tensor_meta)
 
 
-def planned_across(current: DTensorSpec, target: DTensorSpec, memory_limit: int | None) -> Prepared:
+def planned_across(
+    current: DTensorSpec, target: DTensorSpec, memory_limit: int | None
+) -> PreparedExchange:
     """The plan that :func:`move_across` runs.
 
     Raises:
@@ -85,7 +87,7 @@ def planned_across(current: DTensorSpec, target: DTensorSpec, memory_limit: int 
 
 
 @remembered
-def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) -> Prepared:
+def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) -> PreparedExchange:
     meshes = meshes_of(current.mesh, target.mesh, rank)
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
     before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
@@ -98,7 +100,7 @@ def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) ->
         by.groups,
         by.native,
     )
-    return Prepared(plan, Kind(partial(_moved_by, plan)), _shipment_of(plan, current))
+    return PreparedExchange(plan, Kind(partial(_moved_by, plan)), _shipment_of(plan, current))
 
 
 def _moved_by(plan: ExchangePlan) -> Moved:

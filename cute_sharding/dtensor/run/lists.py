@@ -34,7 +34,7 @@ from cute_sharding.dtensor.run.together import are_collectives, is_joined, run_t
 from cute_sharding.dtensor.run.words import say_redistributed
 
 
-class Wanted(NamedTuple):
+class LocalMove(NamedTuple):
     """A local tensor, and the specs between which to redistribute it."""
 
     local: torch.Tensor
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
     target: DTensorSpec
 
 
-def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[torch.Tensor]:
+def redistribute_all(wanted: Sequence[LocalMove], *, counted: bool = True) -> list[torch.Tensor]:
     """Redistribute each of them, together where possible."""
     return [
         redistribute_local_tensor(*one, counted=counted) if moved is None else moved
@@ -51,7 +51,7 @@ def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[
 
 
 def exchange_together(
-    wanted: Sequence[Wanted | None], *, counted: bool
+    wanted: Sequence[LocalMove | None], *, counted: bool
 ) -> list[torch.Tensor | None]:
     """The results of redistributions that share exchanges; None for None, and for one that no other
     tensor on its mesh can join.
@@ -60,7 +60,7 @@ def exchange_together(
         OtherShape: a local tensor does not have the shape that its spec gives.
     """
     results: list[torch.Tensor | None] = [None] * len(wanted)
-    joined: dict[Any, dict[int, tuple[Prepared, Wanted]]] = {}
+    joined: dict[Any, dict[int, tuple[Prepared, LocalMove]]] = {}
     for i, one in enumerate(wanted if len(wanted) > 1 else ()):
         found = None if one is None else _exchanges(one)
         if one is not None and found is not None:
@@ -74,7 +74,7 @@ def exchange_together(
     return results
 
 
-def _exchanges(one: Wanted) -> Prepared | None:
+def _exchanges(one: LocalMove) -> Prepared | None:
     """The plan, if all of its steps can run together with others and something is sent; otherwise
     None.
     """
@@ -92,7 +92,7 @@ def _exchanges(one: Wanted) -> Prepared | None:
 
 
 def _redistribute_together(
-    found: Sequence[Prepared], wanted: Sequence[Wanted], mesh: Any, *, counted: bool
+    found: Sequence[Prepared], wanted: Sequence[LocalMove], mesh: Any, *, counted: bool
 ) -> list[torch.Tensor]:
     plans = tuple([tuple(each.plan.steps) for each in found])
     dtypes = tuple([one.local.dtype for one in wanted])

@@ -62,7 +62,7 @@ class StaleView(RuntimeError):
         self.taken_at, self.writer, self.written_at = taken_at, writer, written_at
 
 
-class Way(Protocol):
+class ViewMove(Protocol):
     """How a view op has moved a tensor: the runner of a movement op, or a redistribution."""
 
     def back(self, number: int, moved: torch.Tensor, source: torch.Tensor) -> None:
@@ -74,7 +74,7 @@ class Way(Protocol):
             RuntimeError: a write to a result cannot be taken back.
         """
 
-    def is_apart(self, number: int, other: Way) -> bool:
+    def is_apart(self, number: int, other: ViewMove) -> bool:
         """Whether a result has no row in common with any result of another view of the tensor."""
 
 
@@ -93,7 +93,7 @@ class MovedView:
 
     __slots__ = ("__weakref__", "line", "source", "spec", "way", "writes", "written")
 
-    def __init__(self, way: Way, source: torch.Tensor, spec: DTensorSpec) -> None:
+    def __init__(self, way: ViewMove, source: torch.Tensor, spec: DTensorSpec) -> None:
         self.way, self.source, self.spec = way, source, spec
         self.line = codes.line_of_program(sys._getframe(1))
         self.written: tuple[str, codes.Line | None] | None = None
@@ -141,7 +141,7 @@ class MovedView:
 
 
 class Redistributed(NamedTuple):
-    """The :class:`Way` of a view op that first redistributes its operand from ``spec`` to
+    """The :class:`ViewMove` of a view op that first redistributes its operand from ``spec`` to
     ``wanted``.
     """
 
@@ -154,12 +154,12 @@ class Redistributed(NamedTuple):
     def check_back(self, writer: str, tensor: Any) -> None:
         """Do nothing: there is always a way back."""
 
-    def is_apart(self, number: int, other: Way) -> bool:
+    def is_apart(self, number: int, other: ViewMove) -> bool:
         """The whole operand is in the result."""
         return False
 
 
-class Part(NamedTuple):
+class PartView(NamedTuple):
     """The rows that a view which did not move has of a local tensor.
 
     Attributes:
@@ -169,7 +169,7 @@ class Part(NamedTuple):
     """
 
     local: weakref.ref[torch.Tensor]
-    way: Way
+    way: ViewMove
     number: int
     source: torch.Tensor
 
@@ -179,24 +179,24 @@ class Part(NamedTuple):
 
 
 # By the number (``id``) of a local tensor.
-_PARTS: dict[int, Part] = {}
+_PARTS: dict[int, PartView] = {}
 
 
-def note_parts(way: Way, local: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+def note_parts(way: ViewMove, local: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """Record a view op whose results ``parts`` are views of the local tensor ``local``."""
     for number, part in enumerate(parts):
         key = id(part)
         gone = partial(_forget_part, _PARTS, key)
-        _PARTS[key] = Part(weakref.ref(part, gone), way, number, local)
+        _PARTS[key] = PartView(weakref.ref(part, gone), way, number, local)
 
 
-def _forget_part(parts: dict[int, Part], key: int, gone: weakref.ref[torch.Tensor]) -> None:
+def _forget_part(parts: dict[int, PartView], key: int, gone: weakref.ref[torch.Tensor]) -> None:
     found = parts.get(key)
     if found is not None and found.local is gone:  # another tensor may have the number by now
         del parts[key]
 
 
-def part_of(local: torch.Tensor) -> Part | None:
+def part_of(local: torch.Tensor) -> PartView | None:
     found = _PARTS.get(id(local))
     return found if found is not None and found.local() is local else None
 
@@ -253,7 +253,7 @@ def _tensor_at(places: Sequence[_Place]) -> torch.Tensor | None:
 
 
 def note_views(
-    way: Way, local: torch.Tensor, spec: DTensorSpec, moved: Sequence[torch.Tensor]
+    way: ViewMove, local: torch.Tensor, spec: DTensorSpec, moved: Sequence[torch.Tensor]
 ) -> None:
     """Record a view op that has moved the local tensor ``local`` with that spec, if results
     ``moved`` lie in other memory.

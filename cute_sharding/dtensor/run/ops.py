@@ -25,7 +25,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     TensorMeta,
 )
 from cute_sharding.dtensor.run.in_graphs import moved_in_graph, write_back_in_graph
-from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
+from cute_sharding.dtensor.run.lists import LocalMove, redistribute_all
 from cute_sharding.dtensor.run.moved_views import note_parts
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.op_plan import as_list
@@ -34,7 +34,7 @@ from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.exchange.slices import ends_otherwise
-from cute_sharding.propagation.steps import Placed as PlacedStep
+from cute_sharding.propagation.steps import PlacedView as PlacedStep
 from cute_sharding.relations.forms import Fold, Window
 from cute_sharding.relations.moves import are_apart
 from cute_sharding.sharding.chains import chains_of
@@ -63,7 +63,7 @@ class LocalView(NamedTuple):
         return local.reshape(placed.shape_of(place(self.mesh, rank)))
 
 
-class Step(Protocol):
+class LocalStep(Protocol):
     """A function of local tensors: a :class:`Movement`, also one of any size, or a
     :class:`LocalView`.
 
@@ -97,7 +97,7 @@ class Runner:
     name: str
     specs: Sequence[DTensorSpec]
     placements: Sequence[tuple[Placement, ...]]
-    plan: Callable[[], tuple[Step, ...]]
+    plan: Callable[[], tuple[LocalStep, ...]]
     metas: TensorMeta | Sequence[TensorMeta]
     note: Callable[[Any, torch.Tensor, DTensorSpec, list[torch.Tensor]], None] | None = None
 
@@ -125,7 +125,7 @@ class Runner:
         return results[0] if isinstance(self.metas, TensorMeta) else results
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[LocalStep, ...]:
         return _steps(self)
 
     @cached_property
@@ -163,7 +163,7 @@ class Runner:
         """The operands, redistributed to where the steps start."""
         if not self._targets:
             return given
-        wanted = [Wanted(given[i], self.specs[i], to) for i, to in self._targets.items()]
+        wanted = [LocalMove(given[i], self.specs[i], to) for i, to in self._targets.items()]
         moved = dict(zip(self._targets, redistribute_all(wanted, counted=False)))
         return [moved.get(i, x) for i, x in enumerate(given)]
 
@@ -226,7 +226,7 @@ class Runner:
 
 
 @remembered
-def _steps(runner: Runner) -> tuple[Step, ...]:
+def _steps(runner: Runner) -> tuple[LocalStep, ...]:
     return runner.plan()
 
 

@@ -38,7 +38,7 @@ from cute_sharding.dtensor.run.on_symbols import run_on_symbols
 from cute_sharding.dtensor.run.order import lay_out
 from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
-from cute_sharding.exchange.foreign import Reduction, Way, cheapest
+from cute_sharding.exchange.foreign import ForeignReduction, ForeignWay, cheapest
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import (
     Held,
@@ -64,7 +64,7 @@ class Prepared(NamedTuple):
     """
 
     plan: RedistributionPlan
-    reductions: tuple[Reduction, ...]
+    reductions: tuple[ForeignReduction, ...]
     made: tuple[int, ...]
     kind: Kind
     first: RedistributionPlan | None = None
@@ -285,7 +285,7 @@ def prepare(
     return Prepared(way.then, way.reductions, changes.made, kind, way.first)
 
 
-def _moved_by(way: Way, devices: int) -> Moved:
+def _moved_by(way: ForeignWay, devices: int) -> Moved:
     reduced = sum(each.received_elements for each in way.reductions)
     by_all = received_by_all(way.steps) + devices * reduced
     count = collectives(way.steps) + len(way.reductions)

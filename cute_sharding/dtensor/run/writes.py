@@ -22,7 +22,7 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.run.moved_views import (
     MovedView,
-    Part,
+    PartView,
     Result,
     is_followed,
     is_of_view,
@@ -122,7 +122,7 @@ def _record(tensors: Sequence[Any], writer: str) -> None:
 
 
 def _record_write(
-    memory: Any, writer: str, line: codes.Line | None, by: Part | Result | None
+    memory: Any, writer: str, line: codes.Line | None, by: PartView | Result | None
 ) -> None:
     """Record a write to ``memory``, through a view of it or otherwise: the views of it that may
     have the written rows are stale. If the memory is itself a view's, the tensor that was viewed is

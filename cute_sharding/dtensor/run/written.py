@@ -14,7 +14,7 @@ import torch
 from cute_sharding.dtensor.replaced import collective_ops, local_tensors, op_schemas, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
-from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
+from cute_sharding.dtensor.run.lists import LocalMove, redistribute_all
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 
 
@@ -113,7 +113,7 @@ def _redistribute(local: Any, spec: Any, to: Any) -> Any:
     if not isinstance(spec, (list, tuple)):
         return _redistribute([local], [spec], [to])[0]
     moving = _places_moved(spec, to)
-    moved = redistribute_all([Wanted(local[i], spec[i], to[i]) for i in moving], counted=False)
+    moved = redistribute_all([LocalMove(local[i], spec[i], to[i]) for i in moving], counted=False)
     result = list(local)
     for i, x in zip(moving, moved):
         result[i] = x
@@ -139,7 +139,7 @@ def _write_to(
     back = []
     for i in moving:
         placed = [Replicate() if m in pending[i] else p for m, p in enumerate(spec[i].placements)]
-        back.append(Wanted(wrote[i], to[i], tensor_specs.placed_as(spec[i], tuple(placed))))
+        back.append(LocalMove(wrote[i], to[i], tensor_specs.placed_as(spec[i], tuple(placed))))
     for i, value in zip(moving, redistribute_all(back, counted=False)):
         local[i].copy_(_contributed(value, spec[i].mesh, pending[i]))
 

@@ -299,7 +299,7 @@ class ByRows(_Derived):
         return relation_of_move(move)
 
 
-class Step(NamedTuple):
+class RowStep(NamedTuple):
     """One step of a :class:`BySteps` op: a row, and its arguments after the tensor."""
 
     row: ByDimMap | ByRows
@@ -319,9 +319,9 @@ class BySteps(_Derived):
     def signed(self) -> tuple[str, ...]:
         return (*(self.overloads if self.is_signed else ()), *self.by_names)
 
-    def steps(self, shape: Shape, *args: Any) -> list[Step] | None:
+    def steps(self, shape: Shape, *args: Any) -> list[RowStep] | None:
         """The steps, for the operand's shape and the arguments; None: none are known."""
-        found: list[Step] | None = self.rule(shape, *args)
+        found: list[RowStep] | None = self.rule(shape, *args)
         return found
 
     def origins(self, shape: Shape, *args: Any) -> tuple[Shape, Origins] | None:
@@ -355,7 +355,7 @@ class BySteps(_Derived):
                 f"cute_sharding does not know which rows {name} reads for the arguments {args}"
             )
 
-        def then(first: Relation, step: Step) -> Relation:
+        def then(first: Relation, step: RowStep) -> Relation:
             return compose(first, step.row.relation(first.outputs[0], *step.args))
 
         return reduce(then, steps, Relation.same(shape))

@@ -7,7 +7,7 @@ from typing import Any
 
 from cute_sharding.relations.table import movement, views
 from cute_sharding.relations.table.names import Shape
-from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, Step
+from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, RowStep
 
 _ROWS: dict[str, ByDimMap | ByRows] = {
     **{row.op: row for row in views.ROWS},
@@ -15,11 +15,11 @@ _ROWS: dict[str, ByDimMap | ByRows] = {
 }
 
 
-def _step(op: str, *args: Any) -> Step:
-    return Step(_ROWS[op], args)
+def _step(op: str, *args: Any) -> RowStep:
+    return RowStep(_ROWS[op], args)
 
 
-def _regrouped(onto: Shape, order: Sequence[int], result: Shape) -> list[Step]:
+def _regrouped(onto: Shape, order: Sequence[int], result: Shape) -> list[RowStep]:
     """The last dims, viewed as ``onto``, permuted, and viewed as ``result``."""
     return [
         _step("Tensor.view", onto),
@@ -28,7 +28,7 @@ def _regrouped(onto: Shape, order: Sequence[int], result: Shape) -> list[Step]:
     ]
 
 
-def shuffled(x: Shape, factor: int) -> list[Step] | None:
+def shuffled(x: Shape, factor: int) -> list[RowStep] | None:
     """The op splits channels into (C, r, r), and moves them to rows (H, r) and columns (W, r)."""
     if len(x) < 3 or factor < 1 or x[-3] % factor**2:
         return None
@@ -41,7 +41,7 @@ def shuffled(x: Shape, factor: int) -> list[Step] | None:
     )
 
 
-def unshuffled(x: Shape, factor: int) -> list[Step] | None:
+def unshuffled(x: Shape, factor: int) -> list[RowStep] | None:
     """The op splits rows into (H, r) and columns into (W, r), and moves the dims r to channels."""
     if len(x) < 3 or factor < 1 or x[-2] % factor or x[-1] % factor:
         return None
@@ -54,7 +54,7 @@ def unshuffled(x: Shape, factor: int) -> list[Step] | None:
     )
 
 
-def interleaved(x: Shape, groups: int) -> list[Step] | None:
+def interleaved(x: Shape, groups: int) -> list[RowStep] | None:
     """The op takes the first channel of each group, then the second of each, and so on."""
     if len(x) < 3 or groups < 1 or x[1] % groups:
         return None
@@ -63,12 +63,12 @@ def interleaved(x: Shape, groups: int) -> list[Step] | None:
     return _regrouped(grouped, (0, 2, 1, *range(3, len(x) + 1)), x)
 
 
-def squeezed(x: Shape, *dims: int | Sequence[int]) -> list[Step]:
+def squeezed(x: Shape, *dims: int | Sequence[int]) -> list[RowStep]:
     """The op removes dims of which the global size is 1, even if others have local size 1."""
     return [_step("torch.squeeze", *dims)]
 
 
-def _pads(padding: Sequence[int], sign: int) -> list[Step]:
+def _pads(padding: Sequence[int], sign: int) -> list[RowStep]:
     down, right = (sign * n for n in padding)
     if not down and not right:
         return []
@@ -85,7 +85,7 @@ def columns(
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
-) -> list[Step] | None:
+) -> list[RowStep] | None:
     """Each window of the last two dims becomes one column, with its elements in all channels."""
     if len(x) < 3 or any(n > 1 and size > 1 for n, size in zip(dilation, kernel)):
         return None
@@ -110,7 +110,7 @@ def of_columns(
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
-) -> list[Step] | None:
+) -> list[RowStep] | None:
     """For each element of the result, the op adds up all windows that contain the element."""
     per = kernel[0] * kernel[1]
     if len(x) < 2 or x[-2] % per or any(n > 1 and s > 1 for n, s in zip(dilation, kernel)):

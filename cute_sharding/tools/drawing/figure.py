@@ -70,7 +70,7 @@ def _write(picture: Contents, file: Any, kind: str) -> None:
         figure.savefig(file, format=kind, dpi=150, metadata=metadata)
 
 
-def _draw_boxes(axes: Any, boxes: Sequence[Box]) -> None:
+def _draw_boxes(axes: Any, boxes: Sequence[Rectangle]) -> None:
     """One path for all boxes of a colour: a small file."""
     path = library("matplotlib.path").Path
     patch = library("matplotlib.patches").PathPatch
@@ -93,7 +93,7 @@ class Text(NamedTuple):
     bold: bool = False
 
 
-class Box(NamedTuple):
+class Rectangle(NamedTuple):
     x: float
     y: float
     width: float
@@ -101,7 +101,7 @@ class Box(NamedTuple):
     colour: str
 
 
-class Block(NamedTuple):
+class FigureBlock(NamedTuple):
     """A part of the page: its size, and what puts it at a place."""
 
     width: float
@@ -113,7 +113,7 @@ class Page:
     """The boxes and the text of a picture, and the size of it all."""
 
     def __init__(self, picture: Contents) -> None:
-        self.boxes: list[Box] = []
+        self.boxes: list[Rectangle] = []
         self.texts: list[Text] = []
         blocks = [_lines(picture.title, LINE, bold=True)]
         blocks.append(_flowed([_section(section) for section in picture.sections]))
@@ -129,7 +129,7 @@ class Page:
             self.texts.append(Text(round(x, 2), round(y, 2), text, **how))
 
 
-def _lines(text: str, most: int, **how: Any) -> Block:
+def _lines(text: str, most: int, **how: Any) -> FigureBlock:
     """Text, in lines of at most so many characters."""
     lines = textwrap.wrap(text, max(most, 24)) if text else []
 
@@ -137,10 +137,10 @@ def _lines(text: str, most: int, **how: Any) -> Block:
         for i, line in enumerate(lines):
             page.write(x, y + (i + 0.8) * HIGH, line, **how)
 
-    return Block(max(map(len, lines), default=0) * WIDE, len(lines) * HIGH, put)
+    return FigureBlock(max(map(len, lines), default=0) * WIDE, len(lines) * HIGH, put)
 
 
-def _stacked(blocks: Sequence[Block], space: float = 0.0) -> Block:
+def _stacked(blocks: Sequence[FigureBlock], space: float = 0.0) -> FigureBlock:
     blocks = [block for block in blocks if block.height]
 
     def put(page: Page, x: float, y: float) -> None:
@@ -149,22 +149,22 @@ def _stacked(blocks: Sequence[Block], space: float = 0.0) -> Block:
             y += block.height + space
 
     height = sum(block.height + space for block in blocks) - (space if blocks else 0)
-    return Block(max((block.width for block in blocks), default=0.0), height, put)
+    return FigureBlock(max((block.width for block in blocks), default=0.0), height, put)
 
 
-def _beside(blocks: Sequence[Block]) -> Block:
+def _beside(blocks: Sequence[FigureBlock]) -> FigureBlock:
     def put(page: Page, x: float, y: float) -> None:
         for block in blocks:
             block.put(page, x, y)
             x += block.width + SPACE
 
     width = sum(block.width + SPACE for block in blocks) - SPACE
-    return Block(width, max(block.height for block in blocks), put)
+    return FigureBlock(width, max(block.height for block in blocks), put)
 
 
-def _flowed(blocks: Sequence[Block]) -> Block:
+def _flowed(blocks: Sequence[FigureBlock]) -> FigureBlock:
     """Blocks side by side as far as the page goes, and then below."""
-    rows: list[list[Block]] = []
+    rows: list[list[FigureBlock]] = []
     for block in blocks:
         if rows and sum(b.width + SPACE for b in rows[-1]) + block.width <= PAGE:
             rows[-1].append(block)
@@ -173,7 +173,7 @@ def _flowed(blocks: Sequence[Block]) -> Block:
     return _stacked([_beside(row) for row in rows], 1.5 * HIGH)
 
 
-def _section(section: Section) -> Block:
+def _section(section: Section) -> FigureBlock:
     panels = _flowed([_panel(panel) for panel in section.panels])
     table = _table(section)
     most = int(max(panels.width, table.width, 40 * WIDE) / WIDE)
@@ -182,7 +182,7 @@ def _section(section: Section) -> Block:
     return _stacked([title, panels, table, captions], HIGH / 2)
 
 
-def _table(section: Section) -> Block:
+def _table(section: Section) -> FigureBlock:
     if section.table is None:
         return _stacked([])
     table = section.table
@@ -202,15 +202,15 @@ def _table(section: Section) -> Block:
                 )
                 at += width * WIDE
 
-    return Block(sum(widths) * WIDE, len(rows) * HIGH, put)
+    return FigureBlock(sum(widths) * WIDE, len(rows) * HIGH, put)
 
 
-def _legend(picture: Contents) -> Block:
+def _legend(picture: Contents) -> FigureBlock:
     each = max(len(key.label) for key in picture.legend)
     swatch = max(CELL, (each + 1) * WIDE)
     texts = [_lines(key.text, LINE - each - 4) for key in picture.legend]
 
-    def entry(i: int) -> Block:
+    def entry(i: int) -> FigureBlock:
         key = picture.legend[i]
 
         def put(page: Page, x: float, y: float) -> None:
@@ -218,7 +218,7 @@ def _legend(picture: Contents) -> Block:
             texts[i].put(page, x + swatch + WIDE, y + (CELL - HIGH) / 2)
 
         width = swatch + WIDE + max(text.width for text in texts)
-        return Block(width, max(CELL, texts[i].height) + 2, put)
+        return FigureBlock(width, max(CELL, texts[i].height) + 2, put)
 
     entries = [entry(i) for i in range(len(picture.legend))]
     # In columns, read from top to bottom.
@@ -227,7 +227,7 @@ def _legend(picture: Contents) -> Block:
     return _beside([_stacked(entries[at : at + tall]) for at in range(0, len(entries), tall)])
 
 
-def _panel(panel: Panel) -> Block:
+def _panel(panel: Panel) -> FigureBlock:
     """A grid with its labels; rows and columns that are gaps are narrow."""
     down = f"down: {panel.row_axis}" if panel.row_axis else ""
     across = f"across: {panel.column_axis}" if panel.row_axis else panel.column_axis
@@ -265,7 +265,7 @@ def _panel(panel: Panel) -> Block:
             _put_row(page, x + left, y + i * CELL, wide, cells)
 
     width = max(top.width, left + len(panel.columns) * wide)
-    return Block(width, top.height + grid, put)
+    return FigureBlock(width, top.height + grid, put)
 
 
 def _put_row(page: Page, x: float, y: float, wide: float, cells: Sequence[Cell]) -> None:
@@ -276,6 +276,6 @@ def _put_row(page: Page, x: float, y: float, wide: float, cells: Sequence[Cell])
 def _put_cell(page: Page, x: float, y: float, wide: float, cell: Cell) -> None:
     plain = cell.device is None and cell.share is None
     if not plain:
-        page.boxes.append(Box(round(x, 2), round(y, 2), wide, CELL, cell.colour))
+        page.boxes.append(Rectangle(round(x, 2), round(y, 2), wide, CELL, cell.colour))
     ink = GREY if cell.label == GAP else ink_on(cell.colour)
     page.write(x + wide / 2, y + CELL / 2, cell.label, colour=ink, align="center")

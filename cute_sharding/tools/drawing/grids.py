@@ -8,7 +8,7 @@ from math import prod
 
 from cute_sharding.sharding.digits import digits
 from cute_sharding.tools.drawing.holding import Holding
-from cute_sharding.tools.drawing.owners import Run, runs_shown
+from cute_sharding.tools.drawing.owners import OwnedRows, runs_shown
 from cute_sharding.tools.drawing.parts import GAP, Cell, Key, Panel
 
 # The most that is shown: rows and columns of a grid, of one of several grids, and grids; runs of a
@@ -29,7 +29,7 @@ def panels_of(holding: Holding) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
     if not prod(holding.shape):
         return (), ("no elements: nobody holds any",)
     small = ndim > 2
-    shown: list[list[Run]] = []
+    shown: list[list[OwnedRows]] = []
     for dim, n in enumerate(holding.shape):
         if dim < ndim - 2:
             most = PANELS if ndim == 3 else LEADING
@@ -146,7 +146,7 @@ def _left_out_of_legend(holding: Holding) -> str:
     )
 
 
-def _left_out(holding: Holding, dim: int, run: Run) -> str | None:
+def _left_out(holding: Holding, dim: int, run: OwnedRows) -> str | None:
     if run.owner is not None:
         return None
     n = holding.shape[dim]
@@ -156,11 +156,13 @@ def _left_out(holding: Holding, dim: int, run: Run) -> str | None:
     return f"dim {dim}: rows {run.start} to {run.stop - 1} of {n} {how}"
 
 
-def _panel(holding: Holding, before: tuple[Run, ...], shown: Sequence[list[Run]]) -> Panel:
+def _panel(
+    holding: Holding, before: tuple[OwnedRows, ...], shown: Sequence[list[OwnedRows]]
+) -> Panel:
     """The grid of the last two dims at those runs of rows of the others."""
     ndim = len(holding.shape)
-    rows = shown[0] if ndim > 1 else [Run(0, 1, ())]
-    columns = shown[-1] if ndim else [Run(0, 1, ())]
+    rows = shown[0] if ndim > 1 else [OwnedRows(0, 1, ())]
+    columns = shown[-1] if ndim else [OwnedRows(0, 1, ())]
     fixed: dict[int, int] = {}
     for dim, run in enumerate(before):
         fixed |= holding.owner(dim, run.owner or ())
@@ -193,7 +195,7 @@ def _axis(holding: Holding, dim: int) -> str:
     return f"dim {dim} ({holding.shape[dim]}){holding.cut_text(dim)}"
 
 
-def _rows_text(run: Run) -> str:
+def _rows_text(run: OwnedRows) -> str:
     if run.owner is None:
         return GAP
     return str(run.start) if run.stop - run.start == 1 else f"{run.start}:{run.stop}"

@@ -13,7 +13,7 @@ from cute_sharding.sharding.deal import local_size
 Cuts = Sequence[tuple[int, int, int]]
 
 
-class Run(NamedTuple):
+class OwnedRows(NamedTuple):
     """Rows ``[start, stop)`` that are side by side and of the same devices: those with the
     coordinate ``owner[i]`` on the mesh dim of the i-th cut. ``owner`` is None for rows that are
     left out.
@@ -23,12 +23,12 @@ class Run(NamedTuple):
     stop: int
     owner: tuple[int, ...] | None
 
-    def rows(self) -> list[Run]:
+    def rows(self) -> list[OwnedRows]:
         """The run, row by row."""
-        return [Run(row, row + 1, self.owner) for row in range(self.start, self.stop)]
+        return [OwnedRows(row, row + 1, self.owner) for row in range(self.start, self.stop)]
 
 
-def run_at(n: int, cuts: Cuts, row: int) -> Run:
+def run_at(n: int, cuts: Cuts, row: int) -> OwnedRows:
     """The longest run of rows around ``row``, of ``n``, that are the same devices'.
 
     One step a cut: each says who has the row, where its block begins and ends, and where the row
@@ -52,18 +52,18 @@ def run_at(n: int, cuts: Cuts, row: int) -> Run:
         whole = -(-piece // parts)
         position = number * max(0, min(whole, piece - device * whole)) + offset
         left = local_size(left, split_factor, parts, device)
-    return Run(row - before, row + after, tuple(owner))
+    return OwnedRows(row - before, row + after, tuple(owner))
 
 
-def runs_shown(n: int, cuts: Cuts, most: int, *, singly: bool) -> list[Run]:
+def runs_shown(n: int, cuts: Cuts, most: int, *, singly: bool) -> list[OwnedRows]:
     """The rows of a dim of ``n`` as at most ``most`` runs, in order.
 
     Row by row, if ``singly`` and the rows are few enough; else one for each run of rows of the same
     devices; of very many the first ones and the last, and between them one that is left out.
     """
     if singly and n <= most:
-        return [Run(row, row + 1, run_at(n, cuts, row).owner) for row in range(n)]
-    found: list[Run] = []
+        return [OwnedRows(row, row + 1, run_at(n, cuts, row).owner) for row in range(n)]
+    found: list[OwnedRows] = []
     at = 0
     while at < n and len(found) <= most:
         found.append(run_at(n, cuts, at))
@@ -72,4 +72,4 @@ def runs_shown(n: int, cuts: Cuts, most: int, *, singly: bool) -> list[Run]:
         return found
     last = run_at(n, cuts, n - 1)
     kept = found[: most - 2]
-    return [*kept, Run(kept[-1].stop, last.start, None), last]
+    return [*kept, OwnedRows(kept[-1].stop, last.start, None), last]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from cute_sharding.tools.estimate.memory import Memory
-from cute_sharding.tools.estimate.traffic import Amount, Traffic
+from cute_sharding.tools.estimate.traffic import Traffic, TrafficAmount
 
 Key = TypeVar("Key")
 
@@ -25,13 +25,13 @@ def traffic_of(layers: int, found: Mapping[int, Traffic]) -> Traffic | None:
     >>> traffic_of(126, dict.fromkeys(DEPTHS, Traffic({}))).collectives
     0
     """
-    rows = _each([found[depth].rows for depth in DEPTHS], Amount())
+    rows = _each([found[depth].rows for depth in DEPTHS], TrafficAmount())
     grown = {
         alike: _line([[*amount] for amount in amounts], layers) for alike, amounts in rows.items()
     }
     if None in grown.values():
         return None
-    return Traffic({alike: Amount(*numbers) for alike, numbers in grown.items() if numbers})
+    return Traffic({alike: TrafficAmount(*numbers) for alike, numbers in grown.items() if numbers})
 
 
 def memory_of(layers: int, found: Mapping[int, Memory]) -> Memory | None:

@@ -12,7 +12,7 @@ ACTIVATIONS = "activations"  # and all other storages
 KINDS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
 
 
-class Of(NamedTuple):
+class Purpose(NamedTuple):
     """The purpose of bytes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Moment(NamedTuple):
 
     Attributes:
         backward: whether gradients were computed.
-        layer: as in :class:`Of`.
+        layer: as in :class:`Purpose`.
         at: the position among consecutive layers: 0 for the first, 1 for any between, 2 for the
             last.
     """
@@ -62,7 +62,7 @@ class Memory:
         moments: the most memory in each part of the step: bytes by purpose.
     """
 
-    moments: Mapping[Moment, Mapping[Of, int]]
+    moments: Mapping[Moment, Mapping[Purpose, int]]
 
     @classmethod
     def of(cls, found: Sequence[tuple[bool, str, Sequence[tuple[str, str, int]]]]) -> Memory:
@@ -73,20 +73,20 @@ class Memory:
         for _, path, _ in found:
             layer, number = layer_of(path)
             last[layer] = max(last.get(layer, 0), number or 0)
-        moments: dict[Moment, Counter[Of]] = {}
+        moments: dict[Moment, Counter[Purpose]] = {}
         for backward, path, held in found:
             layer, number = layer_of(path)
             at = 0 if not number else 2 if number == last[layer] else 1
-            counted: Counter[Of] = Counter()
+            counted: Counter[Purpose] = Counter()
             for kind, owner, size in held:
-                counted[Of(kind, layer_of(owner)[0])] += size
+                counted[Purpose(kind, layer_of(owner)[0])] += size
             moment = Moment(backward, layer, at)
             if counted.total() > moments.get(moment, Counter()).total():
                 moments[moment] = counted
         return cls(moments)
 
     @property
-    def most(self) -> Mapping[Of, int]:
+    def most(self) -> Mapping[Purpose, int]:
         """The storages at the peak."""
         return max(self.moments.values(), key=lambda held: sum(held.values()), default={})
 

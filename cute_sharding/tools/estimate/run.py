@@ -14,7 +14,7 @@ from cute_sharding.tools.estimate.memory import Memory
 from cute_sharding.tools.estimate.processes import Function, results
 from cute_sharding.tools.estimate.table import Estimate
 from cute_sharding.tools.estimate.traffic import Traffic
-from cute_sharding.tools.estimate.values import SETTINGS, CommunicatingOp, Failure, Run
+from cute_sharding.tools.estimate.values import SETTINGS, CommunicatingOp, DryRun, Failure
 from cute_sharding.tools.profile.report import Place
 
 
@@ -80,11 +80,11 @@ file.py:function
 
 def _runs(
     request: Mapping[str, Any], flags: Mapping[str, Mapping[str, str]], layers: int | None
-) -> tuple[Run, ...]:
+) -> tuple[DryRun, ...]:
     """The runs of all settings."""
     depths = DEPTHS if layers is not None and layers > DEPTHS[-1] else (layers,)
 
-    def asked(layers: Sequence[int | None], settings: Sequence[str]) -> dict[str, list[Run]]:
+    def asked(layers: Sequence[int | None], settings: Sequence[str]) -> dict[str, list[DryRun]]:
         some = [flags[setting] for setting in settings]
         found = results({**request, "layers": layers}, some, os.cpu_count() or 1)
         return {setting: _read(result) for setting, result in zip(settings, found)}
@@ -128,13 +128,13 @@ def _flags(setting: str, network: str | None) -> dict[str, str]:
     return {**flags, "USE_CUTE_NETWORK": network} if flags and network else dict(flags)
 
 
-def _read(result: Mapping[str, Any]) -> list[Run]:
+def _read(result: Mapping[str, Any]) -> list[DryRun]:
     """The runs of one setting, of which the last may have failed."""
     if "import" in result:
         failure = Failure(result["import"], _place(result["place"]))
         raise ImportError(f"estimate cannot import the program that contains the step: {failure}")
     return [
-        Run(
+        DryRun(
             "",
             Traffic.from_data(found["step"]),
             Traffic.from_data(found["setup"]),
@@ -150,7 +150,7 @@ def _place(data: Sequence[Any] | None) -> Place | None:
     return None if data is None else Place(*data)
 
 
-def _counted(found: Mapping[int | None, Run], layers: int | None) -> Run | None:
+def _counted(found: Mapping[int | None, DryRun], layers: int | None) -> DryRun | None:
     """The run of all layers, computed from the runs of ``DEPTHS``; None if it does not follow from
     them.
     """

@@ -15,7 +15,7 @@ from cute_sharding._html import of_text
 from cute_sharding._words import bytes_text, counted, seconds_text
 from cute_sharding.tools.estimate.memory import KINDS
 from cute_sharding.tools.estimate.traffic import Traffic
-from cute_sharding.tools.estimate.values import ALIKE, STOCK, Run
+from cute_sharding.tools.estimate.values import ALIKE, STOCK, DryRun
 from cute_sharding.tools.profile.report import Place
 
 LINES = 8  # the most lines of the program to show, and the most layers
@@ -37,7 +37,7 @@ class Estimate:
         runs: one run for each setting, PyTorch alone first.
 
     >>> from cute_sharding.tools.estimate.memory import Memory
-    >>> empty = Run("PyTorch", Traffic({}), Traffic({}), Memory({}))
+    >>> empty = DryRun("PyTorch", Traffic({}), Traffic({}), Memory({}))
     >>> Estimate("train.py:step", (4,), None, 0, "cpu", None, None, (empty,)).best.setting
     'PyTorch'
     """
@@ -49,23 +49,23 @@ class Estimate:
     device: str
     network: str | None
     layers: int | None
-    runs: tuple[Run, ...]
+    runs: tuple[DryRun, ...]
 
-    def run(self, setting: str) -> Run:
+    def run(self, setting: str) -> DryRun:
         """The run of a setting."""
         return next(run for run in self.runs if run.setting == setting)
 
-    def seconds(self, run: Run) -> float:
+    def seconds(self, run: DryRun) -> float:
         """The seconds of the collectives of the step, by the network model."""
         return run.step.seconds(self.mesh, self.network)
 
     @property
-    def stock(self) -> Run | None:
+    def stock(self) -> DryRun | None:
         """The run without flags; None if the caller left this setting out."""
         return next((run for run in self.runs if run.setting == STOCK), None)
 
     @property
-    def best(self) -> Run | None:
+    def best(self) -> DryRun | None:
         """The run with the least time by the network; among equal times, the run with the fewest
         bytes; among equal bytes, the first run, which has the fewest flags. None if no setting
         runs.
@@ -92,7 +92,7 @@ class Estimate:
             "settings": {run.setting: self._of_run(run) for run in self.runs},
         }
 
-    def _of_run(self, run: Run) -> dict[str, Any]:
+    def _of_run(self, run: DryRun) -> dict[str, Any]:
         return {
             "failure": None if run.failure is None else str(run.failure),
             "counted": run.counted,
@@ -141,7 +141,7 @@ class Estimate:
             ValueError: a setting is not one of the columns.
 
         >>> from cute_sharding.tools.estimate.memory import Memory
-        >>> empty = Run("PyTorch", Traffic({}), Traffic({}), Memory({}))
+        >>> empty = DryRun("PyTorch", Traffic({}), Traffic({}), Memory({}))
         >>> found = Estimate("train.py:step", (4,), None, 0, "cpu", None, None, (empty,))
         >>> found.with_details("all")
         Traceback (most recent call last):
@@ -160,7 +160,7 @@ class Estimate:
         return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def of_lines(runs: Sequence[Run]) -> list[Place | None]:
+def of_lines(runs: Sequence[DryRun]) -> list[Place | None]:
     """The lines that receive bytes in any of the runs, in their order."""
     return list(dict.fromkeys(place for run in runs for place in run.step.by_line()))
 
@@ -198,7 +198,7 @@ def _table(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def _settings(estimate: Estimate) -> list[str]:
-    def row(name: str, of: Callable[[Run], str]) -> tuple[str, list[str]]:
+    def row(name: str, of: Callable[[DryRun], str]) -> tuple[str, list[str]]:
         return name, ["-" if run.failure else of(run) for run in estimate.runs]
 
     rows = [
@@ -213,16 +213,16 @@ def _settings(estimate: Estimate) -> list[str]:
     return _table(rows)
 
 
-def _held(kind: str, run: Run) -> str:
+def _held(kind: str, run: DryRun) -> str:
     return bytes_text(run.memory.by_kind()[kind])
 
 
-def _that_run(runs: Sequence[Run | None]) -> list[Run]:
+def _that_run(runs: Sequence[DryRun | None]) -> list[DryRun]:
     """The runs that did not fail, each once."""
     return list({run.setting: run for run in runs if run and not run.failure}.values())
 
 
-def _layers(runs: Sequence[Run]) -> list[str]:
+def _layers(runs: Sequence[DryRun]) -> list[str]:
     """The memory of each layer at the peak."""
     if not runs:
         return []
@@ -239,7 +239,7 @@ def _layers(runs: Sequence[Run]) -> list[str]:
     return _table(rows) + _more(len(largest) - LINES, "layer")
 
 
-def _lines(runs: Sequence[Run]) -> list[str]:
+def _lines(runs: Sequence[DryRun]) -> list[str]:
     """The bytes that each line receives, the largest first."""
     if not runs:
         return []
@@ -261,7 +261,7 @@ def _lines(runs: Sequence[Run]) -> list[str]:
     return _table(rows) + _more(len(largest) - LINES, "line")
 
 
-def _ops(run: Run) -> list[str]:
+def _ops(run: DryRun) -> list[str]:
     """The ops of DTensors that communicate with a setting; lines that receive the most first."""
     causes: dict[Place, list[str]] = {}
     for cause in run.causes:

@@ -35,7 +35,7 @@ class Alike(NamedTuple):
     itemsize: int
 
 
-class Amount(NamedTuple):
+class TrafficAmount(NamedTuple):
     """The amount of communication of equal collectives.
 
     Attributes:
@@ -48,9 +48,9 @@ class Amount(NamedTuple):
     received: int = 0
     busiest: int = 0
 
-    def plus(self, other: Amount, times: int = 1) -> Amount:
+    def plus(self, other: TrafficAmount, times: int = 1) -> TrafficAmount:
         """The sum of both amounts, with the other amount so many times."""
-        return Amount(*(a + times * b for a, b in zip(self, other)))
+        return TrafficAmount(*(a + times * b for a, b in zip(self, other)))
 
 
 def group_on(mesh: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -76,20 +76,22 @@ class Traffic:
         rows: groups of equal collectives, with their amounts.
     """
 
-    rows: dict[Alike, Amount]
+    rows: dict[Alike, TrafficAmount]
 
     @classmethod
     def of(cls, collectives: Iterable[Collective], mesh: Sequence[int]) -> Traffic:
         """The recorded collectives, on a mesh of these sizes whose ranks start at 0. Barriers
         receive nothing.
         """
-        rows: dict[Alike, Amount] = {}
+        rows: dict[Alike, TrafficAmount] = {}
         for one in collectives:
             if one.op == "barrier":
                 continue
             alike = Alike(one.place, one.backward, one.op, group_on(mesh, one.ranks), one.itemsize)
             busiest = one.received if one.busiest is None else one.busiest
-            rows[alike] = rows.get(alike, Amount()).plus(Amount(1, one.received, busiest))
+            rows[alike] = rows.get(alike, TrafficAmount()).plus(
+                TrafficAmount(1, one.received, busiest)
+            )
         return cls(rows)
 
     @property
@@ -113,7 +115,7 @@ class Traffic:
 
     def by_line(self) -> dict[Place | None, Traffic]:
         """For each line, the communication of its forward and backward pass."""
-        found: dict[Place | None, dict[Alike, Amount]] = {}
+        found: dict[Place | None, dict[Alike, TrafficAmount]] = {}
         for alike, amount in self.rows.items():
             found.setdefault(alike.place, {})[alike] = amount
         return {place: Traffic(rows) for place, rows in found.items()}
@@ -134,11 +136,11 @@ class Traffic:
                 tuple([(m, parts) for m, parts in group]),
                 itemsize,
             )
-            rows[alike] = Amount(*amount)
+            rows[alike] = TrafficAmount(*amount)
         return cls(rows)
 
 
-def seconds(alike: Alike, amount: Amount, mesh: Sequence[int], network: Chosen) -> float:
+def seconds(alike: Alike, amount: TrafficAmount, mesh: Sequence[int], network: Chosen) -> float:
     """The seconds of equal collectives, one after the other, by
     :meth:`~cute_sharding.exchange.Network.collective`. Over several mesh dims, the fastest dims
     come first, as in the times of plans. A rank receives from the ranks that differ from it on

@@ -55,7 +55,7 @@ class CommunicatingOp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class DryRun:
     """A step with one setting.
 
     Attributes:

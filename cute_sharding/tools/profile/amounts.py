@@ -18,7 +18,7 @@ from cute_sharding.exchange import collectives
 from cute_sharding.exchange.collectives import Amount
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """A call of an op that communicates: its arguments by name, the number of ranks that take part,
     and the position of this rank among them.
     """
@@ -28,7 +28,7 @@ class Call(NamedTuple):
     at: int
 
 
-class Sizes(NamedTuple):
+class SentSizes(NamedTuple):
     """The shape and the dtype of a tensor that is sent."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
         return prod(self.shape)
 
 
-class Row(NamedTuple):
+class CollectiveRow(NamedTuple):
     """A collective.
 
     Attributes:
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     kind: str
     tensors: str
-    amounts: Callable[[Call], list[Amount]]
+    amounts: Callable[[CollectiveCall], list[Amount]]
 
 
 class Sent(NamedTuple):
@@ -65,31 +65,31 @@ class Sent(NamedTuple):
 
     kind: str
     ranks: tuple[int, ...]
-    tensor: Sizes
+    tensor: SentSizes
     amount: Amount
 
 
-def _flat(tensors: Any) -> list[Sizes]:
+def _flat(tensors: Any) -> list[SentSizes]:
     """The tensors of nested lists, in one list."""
-    if isinstance(tensors, Sizes):
+    if isinstance(tensors, SentSizes):
         return [tensors]
     return [x for some in tensors for x in _flat(some)]
 
 
-def _sizes(call: Call, name: str) -> list[int]:
+def _sizes(call: CollectiveCall, name: str) -> list[int]:
     return [x.numel() for x in _flat(call.given[name])]
 
 
-def _all_reduce(name: str) -> Row:
-    return Row(
+def _all_reduce(name: str) -> CollectiveRow:
+    return CollectiveRow(
         "all-reduce",
         name,
         lambda call: [collectives.all_reduce(call.parts, n) for n in _sizes(call, name)],
     )
 
 
-def _all_gather(name: str) -> Row:
-    return Row(
+def _all_gather(name: str) -> CollectiveRow:
+    return CollectiveRow(
         "all-gather",
         name,
         lambda call: [
@@ -98,22 +98,22 @@ def _all_gather(name: str) -> Row:
     )
 
 
-def _gather_in_list(given: str, got: str) -> Row:
+def _gather_in_list(given: str, got: str) -> CollectiveRow:
     """``got`` has, for each given tensor, a list of the tensors of all ranks, or the other way
     round. The tensors of a list may have different sizes if the backend allows this.
     """
 
-    def amounts(call: Call) -> list[Amount]:
+    def amounts(call: CollectiveCall) -> list[Amount]:
         own = sum(_sizes(call, given))
         whole, blocks = sum(_sizes(call, got)), _sizes(call, got)
         least = min(blocks) if len(blocks) == call.parts else own
         return [Amount(whole - own, (call.parts - 1) * own, whole - least)]
 
-    return Row("all-gather", given, amounts)
+    return CollectiveRow("all-gather", given, amounts)
 
 
-def _reduce_scatter(name: str) -> Row:
-    return Row(
+def _reduce_scatter(name: str) -> CollectiveRow:
+    return CollectiveRow(
         "reduce-scatter",
         name,
         lambda call: [
@@ -122,24 +122,24 @@ def _reduce_scatter(name: str) -> Row:
     )
 
 
-def _scattered_lists(got: str) -> Row:
-    return Row(
+def _scattered_lists(got: str) -> CollectiveRow:
+    return CollectiveRow(
         "reduce-scatter",
         got,
         lambda call: [collectives.reduce_scatter(call.parts, n) for n in _sizes(call, got)],
     )
 
 
-def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> Row:
+def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> CollectiveRow:
     """An all-to-all of rows. ``sends`` and ``receives`` name the arguments with the number of rows
     for each rank. Without these arguments, all ranks have the same number.
     """
 
-    def amounts(call: Call) -> list[Amount]:
+    def amounts(call: CollectiveCall) -> list[Amount]:
         x = call.given[given]
         y = x if got is None else call.given[got]
 
-        def elements(splits: Any, tensor: Sizes) -> list[int]:
+        def elements(splits: Any, tensor: SentSizes) -> list[int]:
             if not splits:
                 return [tensor.numel() // call.parts] * call.parts
             row = prod(tensor.shape[1:])
@@ -148,32 +148,32 @@ def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> Row:
         received = elements(call.given[receives], y)
         return [collectives.all_to_all(received, elements(call.given[sends], x), call.at)]
 
-    return Row("all-to-all", given, amounts)
+    return CollectiveRow("all-to-all", given, amounts)
 
 
-def _all_to_all_lists(call: Call) -> list[Amount]:
+def _all_to_all_lists(call: CollectiveCall) -> list[Amount]:
     got, given = _sizes(call, "output_tensors"), _sizes(call, "input_tensors")
     return [collectives.all_to_all(got, given, call.at)]
 
 
-def _shard_to_shard(call: Call) -> list[Amount]:
+def _shard_to_shard(call: CollectiveCall) -> list[Amount]:
     (n,) = _sizes(call, "input")
     blocks = [n // call.parts] * call.parts
     return [collectives.all_to_all(blocks, blocks, call.at)]
 
 
-def _rooted(kind: str, name: str, root: str, amount: Callable[..., Amount]) -> Row:
+def _rooted(kind: str, name: str, root: str, amount: Callable[..., Amount]) -> CollectiveRow:
     """A collective with a root, in which each rank has tensors of one size."""
-    return Row(
+    return CollectiveRow(
         kind,
         name,
         lambda call: [amount(n, is_root=call.given[root] == call.at) for n in _sizes(call, name)],
     )
 
 
-def _by_block(kind: str, name: str, amount: Callable[..., Amount]) -> Row:
+def _by_block(kind: str, name: str, amount: Callable[..., Amount]) -> CollectiveRow:
     """A collective with a root, in which each other rank has a block of the root's tensor."""
-    return Row(
+    return CollectiveRow(
         kind,
         name,
         lambda call: [
@@ -183,15 +183,15 @@ def _by_block(kind: str, name: str, amount: Callable[..., Amount]) -> Row:
     )
 
 
-def _message(kind: str, name: str) -> Row:
-    def amounts(call: Call) -> list[Amount]:
+def _message(kind: str, name: str) -> CollectiveRow:
+    def amounts(call: CollectiveCall) -> list[Amount]:
         n = sum(_sizes(call, name))
         return [Amount(n, 0, None) if kind == "receive" else Amount(0, n, None)]
 
-    return Row(kind, name, amounts)
+    return CollectiveRow(kind, name, amounts)
 
 
-def _batch(call: Call) -> list[Amount]:
+def _batch(call: CollectiveCall) -> list[Amount]:
     """A batch of messages between ranks, in one op."""
     sizes = list(zip(call.given["op_list"], _sizes(call, "tensors")))
     sent = sum(n for op, n in sizes if "send" in op)
@@ -214,7 +214,7 @@ _FUNCTIONAL = {
     "broadcast_": _rooted("broadcast", "input", "src", collectives.from_root),
     "isend": _message("send", "tensor"),
     "irecv": _message("receive", "tensor"),
-    "batch_p2p_ops": Row("messages", "tensors", _batch),
+    "batch_p2p_ops": CollectiveRow("messages", "tensors", _batch),
 }
 _C10D = {
     "allreduce_": _all_reduce("tensors"),
@@ -227,7 +227,7 @@ _C10D = {
     "reduce_scatter_tensor_coalesced_": _reduce_scatter("inputs"),
     "reduce_scatter_": _scattered_lists("output_tensors"),
     "alltoall_base_": _all_to_all("input", "output", "input_split_sizes", "output_split_sizes"),
-    "alltoall_": Row("all-to-all", "input_tensors", _all_to_all_lists),
+    "alltoall_": CollectiveRow("all-to-all", "input_tensors", _all_to_all_lists),
     "broadcast_": _rooted("broadcast", "tensors", "root_rank", collectives.from_root),
     "reduce_": _rooted("reduce", "tensors", "root_rank", collectives.to_root),
     "scatter_": _by_block("scatter", "output_tensors", collectives.scatter),
@@ -235,19 +235,19 @@ _C10D = {
     "send": _message("send", "tensors"),
     "recv_": _message("receive", "tensors"),
     "recv_any_source_": _message("receive", "tensors"),
-    "barrier": Row("barrier", "tensor", lambda call: [Amount(0, 0, 0)]),
-    "monitored_barrier_": Row("barrier", "tensor", lambda call: [Amount(0, 0, 0)]),
+    "barrier": CollectiveRow("barrier", "tensor", lambda call: [Amount(0, 0, 0)]),
+    "monitored_barrier_": CollectiveRow("barrier", "tensor", lambda call: [Amount(0, 0, 0)]),
 }
 ROWS = {
     "_c10d_functional": _FUNCTIONAL,
     "c10d": _C10D,
-    "_dtensor": {"shard_dim_alltoall": Row("all-to-all", "input", _shard_to_shard)},
+    "_dtensor": {"shard_dim_alltoall": CollectiveRow("all-to-all", "input", _shard_to_shard)},
 }
 # The kinds of messages from one rank to another.
 MESSAGES = ("send", "receive")
 
 
-class Of(NamedTuple):
+class CollectiveFacts(NamedTuple):
     """The known facts about an op that communicates.
 
     Attributes:
@@ -257,16 +257,16 @@ class Of(NamedTuple):
     """
 
     op: Any
-    row: Row
+    row: CollectiveRow
     group_at: int
     group_name: str
 
 
 @lru_cache(maxsize=1)
-def ops() -> dict[Any, Of]:
+def ops() -> dict[Any, CollectiveFacts]:
     """The ops of this torch that communicate."""
     return {
-        op: Of(op, row, *observing.group_position(op))
+        op: CollectiveFacts(op, row, *observing.group_position(op))
         for namespace, by_name in ROWS.items()
         for name, row in by_name.items()
         for op in observing.overloads(namespace, name)
@@ -279,25 +279,29 @@ class Posted(NamedTuple):
 
     Attributes:
         of: the op.
-        args, kwargs: the arguments, with the :class:`Sizes` of each tensor.
+        args, kwargs: the arguments, with the :class:`SentSizes` of each tensor.
         ranks, at: the ranks of the group, and the position of this rank among them.
     """
 
-    of: Of
+    of: CollectiveFacts
     args: list[Any]
     kwargs: dict[str, Any]
     ranks: list[int]
     at: int
 
 
-def posted(of: Of, args: Any, kwargs: Any, places: dict[Any, tuple[list[int], int]]) -> Posted:
+def posted(
+    of: CollectiveFacts, args: Any, kwargs: Any, places: dict[Any, tuple[list[int], int]]
+) -> Posted:
     """A record of a call of the op, for later computations. The record keeps no tensor.
     ``places``: for each group of an earlier call, its ranks and the position of this rank.
     """
     at = of.group_at
     given = args[at] if at < len(args) else kwargs.get(of.group_name)
     group = observing.group_of_argument(given)
-    sized = [Sizes(x.shape, x.dtype) if isinstance(x, torch.Tensor) else _sized(x) for x in args]
+    sized = [
+        SentSizes(x.shape, x.dtype) if isinstance(x, torch.Tensor) else _sized(x) for x in args
+    ]
     named = kwargs and {key: _sized(value) for key, value in kwargs.items()}
     place = places.get(group)
     if place is None:
@@ -307,7 +311,7 @@ def posted(of: Of, args: Any, kwargs: Any, places: dict[Any, tuple[list[int], in
 
 def _sized(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return Sizes(value.shape, value.dtype)
+        return SentSizes(value.shape, value.dtype)
     return [*map(_sized, value)] if isinstance(value, (list, tuple)) else value
 
 
@@ -319,7 +323,9 @@ def sent_by(post: Posted) -> Sent:
         here(post.args),
         post.kwargs and dict(zip(post.kwargs, here([*post.kwargs.values()]))),
     )
-    call = Call(observing.arguments_by_name(post.of.op, args, kwargs), len(ranks), post.at)
+    call = CollectiveCall(
+        observing.arguments_by_name(post.of.op, args, kwargs), len(ranks), post.at
+    )
     amounts = row.amounts(call)
     peer = call.given.get("dst", call.given.get("src")) if row.kind in MESSAGES else None
     if isinstance(peer, int):
@@ -329,8 +335,8 @@ def sent_by(post: Posted) -> Sent:
 
 def _numbers_on(rank: int, value: Any) -> Any:
     """The arguments of a call on one rank: under LocalTensorMode, sizes differ between ranks."""
-    if isinstance(value, Sizes):
-        return Sizes(tuple(_numbers_on(rank, [*value.shape])), value.dtype)
+    if isinstance(value, SentSizes):
+        return SentSizes(tuple(_numbers_on(rank, [*value.shape])), value.dtype)
     if isinstance(value, (list, tuple)):
         return [_numbers_on(rank, each) for each in value]
     return local_tensors.int_on(value, rank)

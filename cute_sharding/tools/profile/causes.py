@@ -16,12 +16,12 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, MaskPartial, Placement
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
 from cute_sharding.tools.profile.profiler import PLAIN, Asked, Call, Ran
-from cute_sharding.tools.profile.report import Cause, Moved
+from cute_sharding.tools.profile.report import Cause, MovedTensor
 
 
 def of_asked(asked: Asked) -> Cause:
     """The cause of communication that the program asks for, or that no op of a DTensor asks for."""
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[MovedTensor, ...] = ()
     if asked.before is not None and asked.after is not None:
         moved = (moved_of(asked.before, asked.after),)
     rule = "" if asked.kind == "compiled" else "program"
@@ -59,13 +59,13 @@ def name_of(source: Call | Asked) -> str:
     return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
 
 
-def moved_of(before: DTensorSpec, after: DTensorSpec) -> Moved:
+def moved_of(before: DTensorSpec, after: DTensorSpec) -> MovedTensor:
     """A redistribution as plain values."""
     mesh: Any = before.mesh
     sizes = tuple(map(int, mesh.shape))
     names = mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(len(sizes))])
     placements = [tuple(map(_text, spec.placements)) for spec in (before, after)]
-    return Moved(tuple(map(int, before.shape)), sizes, tuple(names), *placements)
+    return MovedTensor(tuple(map(int, before.shape)), sizes, tuple(names), *placements)
 
 
 def spec_text(spec: DTensorSpec) -> str:

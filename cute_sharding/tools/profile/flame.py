@@ -17,7 +17,7 @@ NARROWEST = 0.002
 HEIGHT = 26
 
 
-class Box(NamedTuple):
+class Bar(NamedTuple):
     """A part of the flame: from left to right a share of the whole, in a row from the top."""
 
     label: str
@@ -27,10 +27,10 @@ class Box(NamedTuple):
     received: int
 
 
-def boxes(lines: Sequence[Line]) -> list[Box]:
+def boxes(lines: Sequence[Line]) -> list[Bar]:
     """The boxes of what communicates; none where nothing was received."""
     total = sum(line.received for line in lines)
-    found: list[Box] = []
+    found: list[Bar] = []
     if not total:
         return found
     keys: list[Callable[[Line], str]] = [
@@ -50,7 +50,7 @@ def boxes(lines: Sequence[Line]) -> list[Box]:
             received = sum(line.received for line in group)
             width = received / total
             if width >= NARROWEST:
-                found.append(Box(label, left, width, row, received))
+                found.append(Bar(label, left, width, row, received))
                 add(group, row + 1, left)
             left += width
 

@@ -8,7 +8,7 @@ from math import prod
 
 from cute_sharding._words import bytes_text, seconds_text
 from cute_sharding.tools.profile import flame
-from cute_sharding.tools.profile.report import Line, Moved, Report
+from cute_sharding.tools.profile.report import Line, MovedTensor, Report
 from cute_sharding.tools.profile.table import callers_text, head, kinds_text, place_text, source
 
 _STYLE = """
@@ -124,7 +124,7 @@ MOST = 8
 DEVICES = 64
 
 
-def pictures(lines: Sequence[Line]) -> list[tuple[Moved, str]]:
+def pictures(lines: Sequence[Line]) -> list[tuple[MovedTensor, str]]:
     """(redistribution, its picture as the text of an SVG) of the lines that receive the most; none
     without matplotlib. Partial placements of other kinds than torch's own make none.
     """
@@ -137,7 +137,7 @@ def pictures(lines: Sequence[Line]) -> list[tuple[Moved, str]]:
     return found
 
 
-def _drawn(moved: Moved) -> str | None:
+def _drawn(moved: MovedTensor) -> str | None:
     from cute_sharding import dtensor
     from cute_sharding.tools.drawing import draw
 

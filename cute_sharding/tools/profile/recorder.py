@@ -14,7 +14,7 @@ from cute_sharding.dtensor.replaced import observing, watching
 from cute_sharding.dtensor.replaced.codes import Line
 from cute_sharding.tools.profile.amounts import (
     MESSAGES,
-    Of,
+    CollectiveFacts,
     Posted,
     Sent,
     ops,
@@ -127,7 +127,7 @@ class Recorder:
         made = observing.nodes_made()
         self._lines.note(made - 1, self._lines.here(observing.current_node())[0], made)
 
-    def sends(self, of: Of, args: Any, kwargs: Any) -> None:
+    def sends(self, of: CollectiveFacts, args: Any, kwargs: Any) -> None:
         lines = self._lines
         found = lines.found(sys._getframe(1))
         made = observing.nodes_made()

@@ -100,7 +100,7 @@ class Collective(NamedTuple):
         }
 
 
-class Moved(NamedTuple):
+class MovedTensor(NamedTuple):
     """A tensor that was redistributed.
 
     Attributes:
@@ -175,7 +175,7 @@ class Cause(NamedTuple):
     op: str
     kind: str
     rule: str = ""
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[MovedTensor, ...] = ()
     operands: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
 
@@ -183,7 +183,7 @@ class Cause(NamedTuple):
     def text(self) -> str:
         """The cause in a sentence.
 
-        >>> moved = Moved((4, 6), (2,), ("tp",), ("S(1)",), ("R",))
+        >>> moved = MovedTensor((4, 6), (2,), ("tp",), ("S(1)",), ("R",))
         >>> Cause(None, False, "slice", "op", "PyTorch", (moved,)).text
         "slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule"
         """

@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run import groups
-from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
+from cute_sharding.dtensor.run.lists import LocalMove, redistribute_all
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -51,7 +51,7 @@ def of(shape, mesh, before, dtype):
 def wanted(tensor, after):
     spec = tensor._spec
     target = DTensorSpec(spec.mesh, tuple(after), tensor_meta=spec.tensor_meta)
-    return Wanted(tensor._local_tensor, spec, target)
+    return LocalMove(tensor._local_tensor, spec, target)
 
 
 def draw(rng, mesh):

@@ -17,8 +17,8 @@ from cute_sharding.tools.estimate import Estimate
 from cute_sharding.tools.estimate.layers import DEPTHS, memory_of, traffic_of
 from cute_sharding.tools.estimate.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, Memory
 from cute_sharding.tools.estimate.processes import Function
-from cute_sharding.tools.estimate.traffic import Alike, Amount, Traffic, group_on, seconds
-from cute_sharding.tools.estimate.values import CommunicatingOp, Failure, Run
+from cute_sharding.tools.estimate.traffic import Alike, Traffic, TrafficAmount, group_on, seconds
+from cute_sharding.tools.estimate.values import CommunicatingOp, DryRun, Failure
 from cute_sharding.tools.profile.report import Collective, Place
 
 HERE, THERE = Place("model.py", 3, "forward"), Place("train.py", 9, "step")
@@ -45,7 +45,7 @@ def test_collectives_that_are_alike_are_counted_together():
     )
     assert found.collectives == 5
     assert (found.received_bytes, found.busiest_bytes) == (4 * 105, 4 * 125)
-    assert found.rows[Alike(HERE, False, "all-gather", ((1, 4),), 4)] == Amount(2, 80, 100)
+    assert found.rows[Alike(HERE, False, "all-gather", ((1, 4),), 4)] == TrafficAmount(2, 80, 100)
     assert {place: of.collectives for place, of in found.by_line().items()} == {HERE: 4, None: 1}
     assert Traffic.from_data(found.to_data()) == found
 
@@ -84,7 +84,7 @@ def test_seconds_are_those_of_plans(source, target, network):
     for step in steps:
         op = "all-gather" if step.gathers else "all-to-all"
         alike = Alike(HERE, False, op, tuple([(m, mesh[m]) for m in sorted(step.mesh_dims)]), 4)
-        found = seconds(alike, Amount(3, 0, 3 * step.received_elements), mesh, network)
+        found = seconds(alike, TrafficAmount(3, 0, 3 * step.received_elements), mesh, network)
         assert found == pytest.approx(3 * step.seconds(chosen))
 
 
@@ -165,7 +165,7 @@ def test_bad_arguments(given, said):
         estimate("no_such_module:step", **{"mesh": (2, 4), **given})
 
 
-STOCK = Run(
+STOCK = DryRun(
     "PyTorch",
     traffic(
         *4 * [collective("all-gather", (0, 1, 2, 3), 3_000_000)],
