@@ -97,8 +97,9 @@ def assign(
             names must not be cut.
         linear: the operands whose pending reductions may stay; positions: of sums and averages.
         filled: the names of which every device must have rows; True: all names.
-        spare: whether mesh dims that cannot keep any cut may cut a free name instead, if fewer
-            elements are received then: each device receives a part and not the whole.
+        spare: whether, of sharded operands, mesh dims that cannot keep any cut may cut a free name
+            instead, if fewer elements are received then: each device receives a part and not the
+            whole.
         empty: whether the op's result on no rows is neutral for the pending reduction.
         assume_rows: whether to assume that every device has rows of each name that is cut.
         shares: whether averages of blocks of any sizes may be pending, weighted by their shares.
@@ -211,12 +212,14 @@ def _search(
         return least(options, weighed, whole)
 
     found = cheapest(question, options)
-    if spare and found[1].received:
+    # Of operands that are not sharded the results are whole: all that read them have them.
+    is_sharded = any(isinstance(part, tuple) for operand in operands for part in operand.parts)
+    if spare and is_sharded and found[1].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
         wider = [
-            [*some, *cuts] if n > 1 and some == [_Choice()] and _may_be_cut(operands, m) else some
-            for m, (some, n) in enumerate(zip(options, mesh))
+            [*some, *cuts] if n > 1 and some == [_Choice()] else some
+            for some, n in zip(options, mesh)
         ]
         filled = cheapest(replace(question, filled=True), wider)
         found = min(found, filled, key=itemgetter(0))
@@ -272,14 +275,6 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         owed = 0  # an op that needs no communication has none
     cost = Cost(received + later + owed, received, pending, held)
     return cost, Assignment(targets, results, sum(elements), differ)
-
-
-def _may_be_cut(operands: tuple[Operand, ...], m: int) -> bool:
-    """Whether a mesh dim may cut another name than operands are cut by. Not if one is pending there
-    and none is cut: a replica costs twice as much, but once, and all that read it have it.
-    """
-    parts = [operand.parts[m] for operand in operands]
-    return any(isinstance(part, tuple) for part in parts) or not any(parts)
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:

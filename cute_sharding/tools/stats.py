@@ -27,9 +27,9 @@ def stats(*, reset: bool = False) -> Stats:
     as ``redistribution`` of the view.
 
     Keys of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, blocks of
-    different sizes), ``redistribution`` (the input is redistributed first), ``refused`` (an error)
-    and ``stock`` (PyTorch decides: on meshes of one device, on which PyTorch also derives rules of
-    other ops, and for sizes that differ between ranks).
+    different sizes), ``redistribution`` (the input is redistributed first) and ``stock`` (PyTorch
+    decides: on meshes of one device, on which PyTorch also derives rules of other ops, and for
+    sizes that differ between ranks).
 
     Keys of other ops: ``signature`` (the op's signature) and ``gate`` (the fallback). Keys of a
     movement op on a sharded dim: ``free``, ``exchanged`` (one exchange of the missing elements) and

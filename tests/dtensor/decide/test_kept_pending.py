@@ -217,7 +217,7 @@ def test_what_is_pending_of_one_of_them_is_finished(op):
         y = distribute(other, MESH, [Replicate(), _StridedShard(1, split_factor=2)])
         for given, wanted in (((x, y), (full, other)), ((y, x), (other, full))):
             result = TWO[op](*given)
-            assert result.placements[0] == Replicate()
+            assert isinstance(result.placements[0], Shard)  # of a free dim: less is received
             with plain():
                 expected = TWO[op](*wanted)
             assert_close(result, expected, op)
@@ -233,7 +233,7 @@ def test_of_several_dtypes_it_is_finished(op):
         result = TWO[op](x, y)
         with plain():
             expected = TWO[op](full, other)
-        assert result.placements[0] == Replicate()
+        assert isinstance(result.placements[0], Shard)  # of a free dim: less is received
         assert_close(result, expected, op)
 
 

@@ -90,7 +90,7 @@ def test_strided_shards_are_not_gathered():
     with ranks_of((2, 1, 2)), cute_sharding.enabled():
         x = distribute(torch.ones(6, 8), (2, 1, 2), [S(1), Shard(0), Partial()])
         y = distribute(torch.ones(6, 8), (2, 1, 2), [Replicate(), S(0), S(0)])
-        assert list(x.relu().placements) == [S(1), Shard(0), Replicate()], "reduced"
+        assert list(x.relu().placements) == [S(1), Shard(0), Shard(0)], "reduced, and scattered"
         assert S(1) in torch.where(x > 0, x, y).placements
 
 

@@ -187,13 +187,18 @@ def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
 @pytest.mark.costly
 @pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_each_flag_that_nobody_knows_is_one_warning(program, rank):
-    """With the nearest flag, by the first rank; the known ones are in force."""
+    """With the nearest flag, by the first rank, and so is one of earlier versions; the known ones
+    are in force.
+    """
     code = "import torch.distributed.tensor, cute_sharding; print(cute_sharding.is_enabled())"
     of_rank = {} if rank is None else {"RANK": rank}
-    result = program(code, "1", USE_CUTE_VIEWS="1", USE_CUTE_MOVMENT="1", **of_rank)
+    of_old = "USE_CUTE_IMPLICIT_REDISTRIBUTION"
+    flags = {"USE_CUTE_VIEWS": "1", "USE_CUTE_MOVMENT": "1", of_old: "error"}
+    result = program(code, "1", **flags, **of_rank)
     assert succeeds(result).split() == ["True"]
-    assert result.stderr.count("RuntimeWarning") == 2 * (rank != "1")
+    assert result.stderr.count("RuntimeWarning") == 3 * (rank != "1")
     if rank != "1":
+        assert f"the environment variable {of_old} has no effect" in result.stderr
         for name, near in (("MOVMENT", "MOVEMENT"), ("VIEWS", "VIEW_PROPAGATION")):
             said = f"USE_CUTE_{name}, which is not a flag. Did you mean USE_CUTE_{near}?"
             assert said in result.stderr
