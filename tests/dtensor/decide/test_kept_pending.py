@@ -12,7 +12,7 @@ from op_programs import assert_close
 from received import Received
 from simulation import distribute, mesh_of, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
