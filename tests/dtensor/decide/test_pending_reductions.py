@@ -99,7 +99,7 @@ OF_THE_SUM = {
     "sum of all, rounded": lambda x: x.sum(dtype=torch.int32),
     "nansum": lambda x: x.nansum(0),
 }
-if release() < (2, 15):  # that refuses it of any DTensor, also by itself
+if release() < (2, 14):  # which refuses it of any DTensor, also by itself
     OF_THE_SUM["any, into a tensor"] = lambda x: torch.any(x, 0, out=flags_like(x))
 
 
