@@ -185,7 +185,8 @@ def _keep_choice(
             shapes.append(tuple(meta.shape))
             numbers.append(number)
     _keep_order(now, numbers, shapes)
-    _keep_order([*now, *later], numbers, shapes)
+    if chosen.received:  # what is free is taken whatever it leaves pending
+        _keep_order([*now, *later], numbers, shapes)
 
 
 def _keep_order(

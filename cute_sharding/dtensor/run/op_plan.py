@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -120,7 +121,7 @@ class OpPlan:
             return self
         return self.kernel or self.wanted.op
 
-    @property
+    @cached_property
     def keywords(self) -> Mapping[str, tuple[DTensorSpec, DTensorSpec]]:
         """The keyword arguments, such as a mask, that are redistributed: name -> (spec, wanted
         spec). torch redistributes positional arguments only. (``out=`` only says where results go.)
