@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.placed import standing_for_all
 from cute_sharding.relations.moves import Link

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from cute_sharding.relations.dim_map import DimMap, DimSpec, InputDim, Split
-from cute_sharding.relations.moves import Move, Shape
-from cute_sharding.relations.table.names import text
+from cute_sharding.relations.moves import Move
+from cute_sharding.relations.table.names import Shape, text
 
 # For each dim of a result, the operand's dim that it is unchanged; None: there is no such dim.
 Origins: TypeAlias = "Sequence[int | None]"

@@ -17,9 +17,9 @@ from cute_sharding.relations.dim_map import normalize_dim
 from cute_sharding.relations.moves import Link, Move, Pairs, Shape
 from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.signature import COPIES, COPIES_ALL
-from cute_sharding.relations.table import pads
 from cute_sharding.relations.table.by_rows import gradient, line, moved, pairs_but, with_sizes
 from cute_sharding.relations.table.names import is_whole
+from cute_sharding.relations.table.pads import ROWS as PADS
 from cute_sharding.relations.table.row import ByRows as Row
 
 # -- parts of a dim --------------------------------------------------------------------------------
@@ -243,5 +243,5 @@ ROWS: tuple[Row, ...] = (
         note="also for torch.fliplr and torch.flipud",
     ),
     Row(("rot90.default",), rotated, op="torch.rot90", made_of="flip.default"),
-    *pads.ROWS,
+    *PADS,
 )
