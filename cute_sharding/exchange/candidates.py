@@ -217,8 +217,8 @@ def _ordered_parts(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[tuple[in
     """The mesh dims, divided into parts with a group each, in every order."""
     if not dims:
         yield ()
-    for count in range(len(dims), 0, -1):
-        for part in combinations(dims, count):
+    for size in range(len(dims), 0, -1):
+        for part in combinations(dims, size):
             if task.admits(part):
                 others = tuple([m for m in dims if m not in part])
                 yield from ((part, *rest) for rest in _ordered_parts(task, others))
@@ -229,8 +229,8 @@ def _sums_of_sums(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[Step, ...
     receives less than all contributions at once.
     """
     source, target = task.source.chains, task.target
-    for count in range(1, len(dims)):
-        for first_dims in combinations(dims, count):
+    for size in range(1, len(dims)):
+        for first_dims in combinations(dims, size):
             last_dims = [m for m in dims if m not in first_dims]
             middle = tuple([tuple([c for c in chain if c[0] not in last_dims]) for chain in target])
             if (

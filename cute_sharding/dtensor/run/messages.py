@@ -242,10 +242,10 @@ def _point_to_point(
 ) -> partial[torch.Tensor]:
     received = buffer.new_empty(sum(part.receives)) if into is None else into
     letters = []
-    for is_sent, flat, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
+    for is_sent, tensor, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
         for peer, start, n in zip(part.peers, accumulate(sizes, initial=0), sizes):
             if n:
-                letters.append(Letter(flat.narrow(0, start, n), peer, is_sent))
+                letters.append(Letter(tensor.narrow(0, start, n), peer, is_sent))
     return partial(_wait, [received], [buffer], post_messages(letters, tag=tag))
 
 
