@@ -35,8 +35,8 @@ def install_propagation(
     live: set[Any],
     finished: Callable[..., Any],
 ) -> None:
-    """Make ``propagate`` the propagator's function, for schemas that name what tells calls apart
-    (:mod:`.keys`). ``handler(op, torch's)`` replaces torch's function for an op that skips the
+    """Make ``propagate`` the propagator's function, for schemas that name what tells calls apart.
+    ``handler(op, torch's)`` replaces torch's function for an op that skips the
     propagator. ``writing`` runs ops that write without torch's dispatcher noticing, and
     ``others`` are functions of single ops. While there are ``live`` copies,
     ``reach(op, args, kwargs)`` is called after each op that writes. ``finished(found, op, args,
