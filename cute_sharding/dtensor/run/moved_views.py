@@ -133,9 +133,9 @@ class MovedView:
             raise RuntimeError(
                 f"{writer} writes to a view of shape {tuple(tensor.shape)} and placements "
                 f"{text(tensor.placements)}, taken at {codes.line_text(self.line)}. The "
-                f"view is a copy of rows of a DTensor of shape {tuple(self.spec.shape)}. After it "
-                "was taken, the program wrote to the local tensor of this DTensor, and the view does "
-                "not have the written values. Take the view again."
+                f"view is a copy of rows of a DTensor of shape {tuple(self.spec.shape)}. After "
+                "it was taken, the program wrote to the local tensor of this DTensor, and the view "
+                "does not have the written values. Take the view again."
             )
         self.way.check_back(writer, tensor)
 
