@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from cute_sharding.sharding.meeting import rows
+from cute_sharding.sharding.rows import rows
 
 RIGHT, WRONG, RAISES = "right", "wrong", "raises"
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 
 from cute_sharding.exchange import received_elements
-from cute_sharding.propagation.carry import carry, unblocked
-from cute_sharding.propagation.targets import cheapest
+from cute_sharding.propagation.views import carry, cheapest, unblocked
 from cute_sharding.relations.table import BY_OP
 
 

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map_only
 
 import cute_sharding
 from benchmarks.op_database import database, distributed, drawn, leaves_of, run
-from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
+from cute_sharding.dtensor.replaced import op_schemas, tensor_specs
 
 PATIENCE = 10  # seconds
 _LIKE = lru_cache(lambda: None)
@@ -95,15 +95,15 @@ def schemas_met(shape: tuple[int, ...], only: list[str], samples: int) -> dict[s
     found: dict[str, Any] = {}
     world = prod(shape)
     with LocalTensorMode(world), cute_sharding.enabled():
-        ours = registry.propagation()
+        ours = op_schemas.propagation()
 
         def noted(schema: Any) -> Any:
             result = ours(schema)
             if any(map(tensor_specs.split_factors, op_schemas.specs_of(schema))):
-                found.setdefault(registry.name_of(schema.op), schema)
+                found.setdefault(op_schemas.name_of(schema.op), schema)
             return result
 
-        registry.propagator().propagate_op_sharding_non_cached = noted
+        op_schemas.propagator().propagate_op_sharding_non_cached = noted
         mesh = DeviceMesh("cpu", torch.arange(world).reshape(shape))
         for info in database(only):
             if torch.float64 not in info.dtypes:
@@ -129,7 +129,7 @@ def compared(torchs: Callable[[Any], Any], schemas: dict[str, Any], calls: int) 
             with cute_sharding.enabled():
                 theirs, own = (
                     seconds(propagate, schema, emptied, calls)
-                    for propagate in (torchs, registry.propagation())
+                    for propagate in (torchs, op_schemas.propagation())
                 )
         except Exception as error:
             print(f"{name:50} {type(error).__name__}")
@@ -153,7 +153,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     shape = tuple(options.mesh)
     dist.init_process_group("fake", rank=0, world_size=prod(shape), store=FakeStore())
-    torchs = registry.propagation()
+    torchs = op_schemas.propagation()
     ratios = compared(torchs, schemas_met(shape, options.only, options.samples), options.calls)
     print(
         f"{len(ratios)} ops, ours over torch's, cold: geometric mean "

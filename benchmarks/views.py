@@ -24,8 +24,8 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 import cute_sharding.layout as algebra
 from benchmarks.timing import geometric_mean, ratio
 from cute_sharding.dtensor import propagate_shape_and_sharding
-from cute_sharding.relations import dim_map
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.relations import view
+from cute_sharding.sharding.rows import local_size
 
 S, R = Shard, Replicate()
 
@@ -77,7 +77,7 @@ def rule_and_propagation() -> list[float]:
 
         def ours(shape=shape, target=target, mesh=mesh, placements=placements):
             return propagate_shape_and_sharding(
-                placements, shape, dim_map.reshape(shape, target), mesh, True
+                placements, shape, view.reshape(shape, target), mesh, True
             )
 
         def theirs(shape=shape, target=target, mesh=mesh, placements=placements):
@@ -176,7 +176,7 @@ MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (2, 2, 2)]
 
 # name -> (propagation, whether strict, rules), as the table's columns.
 PROPAGATIONS = {
-    "ours": (propagate_shape_and_sharding, True, dim_map.reshape),
+    "ours": (propagate_shape_and_sharding, True, view.reshape),
     "strict": (torch_views.propagate_shape_and_sharding, True, torch_views.view_groups),
     "non-strict": (torch_views.propagate_shape_and_sharding, False, torch_views.view_groups),
 }

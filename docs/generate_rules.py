@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_sharding.relations import Diagonal, Fold, Link, Move, Window
-from cute_sharding.relations.dim_map import DimSpec
-from cute_sharding.relations.forms import Form
+from cute_sharding.relations.moves import Form
 from cute_sharding.relations.table import (
     TABLE,
     ByDimMap,
@@ -25,8 +24,8 @@ from cute_sharding.relations.table import (
     torchs,
     views,
 )
-from cute_sharding.relations.view import View
-from cute_sharding.sharding.meeting import Run
+from cute_sharding.relations.view import DimSpec, View
+from cute_sharding.sharding.rows import Run
 
 PAGE = Path(__file__).with_name("rules.md")
 

@@ -11,10 +11,9 @@ import torch
 from enumeration import cuts_on, devices, rows_after, rows_of
 from torch.nn import functional as F
 
-from cute_sharding.exchange.meetings import side_of
-from cute_sharding.propagation.choose import chosen
-from cute_sharding.relations.forms import Diagonal, Fold, Window
-from cute_sharding.relations.rows import held_rows
+from cute_sharding.exchange.flow import side_of
+from cute_sharding.propagation.movements import chosen
+from cute_sharding.relations.moves import Diagonal, Fold, Window, held_rows
 from cute_sharding.relations.table import BY_OP
 
 MESHES = [(2,), (4,), (2, 2), (2, 3), (2, 2, 2), (8,), (1, 3)]

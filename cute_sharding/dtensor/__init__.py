@@ -27,7 +27,7 @@ from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_en
 
 if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.checkpoints.load import Loaded, load_checkpoint
-    from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
+    from cute_sharding.dtensor.decide.views import propagate_shape_and_sharding
     from cute_sharding.dtensor.door.held import local_boxes
     from cute_sharding.dtensor.models.plan import plan_reshard
     from cute_sharding.dtensor.models.reshard import reshard
@@ -61,7 +61,7 @@ __all__ = [
 _WHERE = {
     "Loaded": "checkpoints.load",
     "load_checkpoint": "checkpoints.load",
-    "propagate_shape_and_sharding": "decide.view_placements",
+    "propagate_shape_and_sharding": "decide.views",
     "local_boxes": "door.held",
     "plan_reshard": "models.plan",
     "reshard": "models.reshard",

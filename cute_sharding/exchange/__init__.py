@@ -24,16 +24,13 @@ A redistribution is an exchange of the identity relation, and reductions of what
   another mesh.
 """
 
-from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item
-from cute_sharding.exchange.cost import local_elements, received_elements
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Link, Network
 from cute_sharding.exchange.part import Part
-from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.placed import Mesh, Placed, local_elements, received_elements
 from cute_sharding.exchange.plan import MemoryLimitError, RedistributionPlan
-from cute_sharding.exchange.reduction import Reduction
-from cute_sharding.exchange.step import Step
+from cute_sharding.exchange.step import AllToAll, Reduction, Step
 
 __all__ = [
     "AllToAll",

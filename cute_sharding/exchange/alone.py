@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.copies import Copy, fold, run_of
 from cute_sharding.exchange.exchange import Exchange
-from cute_sharding.exchange.flow import Message
+from cute_sharding.exchange.flow import Copy, Message, fold, run_of
 from cute_sharding.exchange.part import Shape
 from cute_sharding.layout.layout import row_major
 

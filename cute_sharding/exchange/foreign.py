@@ -8,12 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from math import lcm, prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.collectives import all_reduced, of_blocks
-from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.placed import most_local
 from cute_sharding.exchange.plan import Held, RedistributionPlan, received_by
-from cute_sharding.exchange.step import Step
-from cute_sharding.sharding.chains import Chains, cutting
+from cute_sharding.exchange.step import Step, all_reduced, of_blocks
+from cute_sharding.sharding.rows import Chains, cutting
 
 Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
 

@@ -11,15 +11,13 @@ from math import prod
 from typing import Any, cast
 
 from cute_sharding._memory import remembered
-from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Network, messages
-from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.placed import Placed, most_local
 from cute_sharding.exchange.plan import Held, Plan, peak_of, within_memory
-from cute_sharding.exchange.planner import plan_steps
-from cute_sharding.exchange.routes import Groups
+from cute_sharding.exchange.planner import Groups, plan_steps
 from cute_sharding.exchange.step import Stage, Step
-from cute_sharding.sharding.chains import Chains, appended
+from cute_sharding.sharding.rows import Chains, appended
 
 __all__ = ["ExchangePlan", "plan_exchange"]
 

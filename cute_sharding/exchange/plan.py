@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange.cost import most_local, received
 from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.placed import most_local, received
 from cute_sharding.exchange.step import Stage, Step
-from cute_sharding.sharding.chains import Chains
+from cute_sharding.sharding.rows import Chains
 
 
 class MemoryLimitError(ValueError):

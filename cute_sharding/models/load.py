@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.bundle import own_part
-from cute_sharding.exchange.copies import Copy, run_of
+from cute_sharding.exchange.flow import Copy, run_of
 from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.exchange.plan import MemoryLimitError
 from cute_sharding.layout.layout import row_major
@@ -25,8 +25,7 @@ from cute_sharding.models.needs import Needs, needs_of
 from cute_sharding.models.refit import NamedTensor, Refit, wire_of
 from cute_sharding.models.stored import Chunk, Read, Shape, Stored
 from cute_sharding.models.tensor import PlacedTensor
-from cute_sharding.relations.piece import Piece, through
-from cute_sharding.relations.relation import Relation
+from cute_sharding.relations.relation import Piece, Relation, through
 
 
 class Unit(NamedTuple):

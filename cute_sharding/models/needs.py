@@ -8,13 +8,11 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
+from cute_sharding.exchange.by_pieces import Wants
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.exchange.wants import Wants
 from cute_sharding.models.stored import Chunk, Stored
-from cute_sharding.relations.elements import read_once
-from cute_sharding.relations.piece import Piece, identity_pieces, through
-from cute_sharding.relations.relation import Relation
-from cute_sharding.sharding.meeting import Run, count_rows, meet_on_x, rows_held
+from cute_sharding.relations.relation import Piece, Relation, identity_pieces, read_once, through
+from cute_sharding.sharding.rows import Run, count_rows, meet_on_x, rows_held
 
 # Of the ranks that need something, how many elements.
 Needs: TypeAlias = "dict[int, int]"

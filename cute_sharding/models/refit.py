@@ -20,10 +20,8 @@ from cute_sharding.models.buckets import Bucket, Loads, buckets, peak
 from cute_sharding.models.plan import Packed
 from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.models.way import Load
-from cute_sharding.relations.elements import read_once
-from cute_sharding.relations.piece import Piece
-from cute_sharding.relations.relation import Relation, inverse
-from cute_sharding.sharding.meeting import count_rows
+from cute_sharding.relations.relation import Piece, Relation, inverse, read_once
+from cute_sharding.sharding.rows import count_rows
 
 
 class NamedTensor(NamedTuple):

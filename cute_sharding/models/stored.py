@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cute_sharding._words import counted
 from cute_sharding.layout.layout import row_major
-from cute_sharding.relations.piece import Piece, piece
+from cute_sharding.relations.relation import Piece, piece
 
 Shape = tuple[int, ...]
 

@@ -17,7 +17,7 @@ from cute_sharding.sharding import (
     Sharding,
     parse_placements,
 )
-from cute_sharding.sharding.chains import placements_text
+from cute_sharding.sharding.rows import placements_text
 
 
 @cache

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from cute_sharding.exchange import Item, Mesh
 from cute_sharding.exchange.bundle import own_part, size_of
-from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.meshes import ExchangePlan
+from cute_sharding.exchange.placed import most_local
 from cute_sharding.exchange.plan import peak_of
 from cute_sharding.models.tensor import PlacedTensor
 

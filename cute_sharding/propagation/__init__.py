@@ -9,12 +9,10 @@
   and the cost of redistributing them.
 """
 
-from cute_sharding.propagation.assign import Assignment, assign
-from cute_sharding.propagation.carry import Carried, carry
-from cute_sharding.propagation.choose import Choice, chosen
-from cute_sharding.propagation.operands import Operand
+from cute_sharding.propagation.movements import Choice, chosen
+from cute_sharding.propagation.signatures import Assignment, Operand, assign
 from cute_sharding.propagation.solver import Budget, Cost, carried, least
-from cute_sharding.propagation.targets import Target, cheapest
+from cute_sharding.propagation.views import Carried, Target, carry, cheapest
 
 __all__ = [
     "Assignment",

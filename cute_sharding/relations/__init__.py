@@ -16,20 +16,29 @@ Element by element, in a form that composes:
 - :mod:`.read`: the relations of views and of maps of rows.
 """
 
-from cute_sharding.relations.devices import held, needed
-from cute_sharding.relations.forms import Diagonal, Fold, Window
-from cute_sharding.relations.moves import Link, Move
-from cute_sharding.relations.piece import Piece, piece
-from cute_sharding.relations.read import NotOnlyMoved, relation_of_move, relation_of_view
+from cute_sharding.relations.moves import (
+    Diagonal,
+    Fold,
+    Link,
+    Move,
+    NotOnlyMoved,
+    Rows,
+    Window,
+    relation_of_move,
+    relation_of_view,
+)
 from cute_sharding.relations.relation import (
+    Piece,
     ReadTwice,
     Relation,
     beside,
     compose,
     filled,
+    held,
     inverse,
+    needed,
+    piece,
 )
-from cute_sharding.relations.rows import Rows
 from cute_sharding.relations.signature import Linear, Signature, parse
 from cute_sharding.relations.view import View, view_of
 

@@ -1,25 +1,397 @@
-"""Relations: which operand element each result element is; and their algebra."""
+"""Relations: which operand element each result element is; and their algebra, on pieces that are
+two layouts of one shape.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import prod
-from operator import attrgetter
-from typing import Any, TypeAlias
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.relations.elements import on_both_sides, read_once, subtract
-from cute_sharding.relations.piece import (
-    Piece,
-    identity_pieces,
-    join_pieces,
-    ladders,
-    meet,
-    piece,
-    through,
+from cute_sharding._memory import remembered
+from cute_sharding.layout.layout import row_major
+from cute_sharding.sharding import Partial, Sharding
+from cute_sharding.sharding.rows import (
+    Chain,
+    Run,
+    chain_of,
+    chains_of,
+    count_rows,
+    join,
+    meet_on_x,
+    rows_held,
+    turns_of_loops,
 )
-from cute_sharding.sharding.meeting import Run, count_rows
+
+# -- piece -----------------------------------------------------------------------------------------
+# One piece of a relation: two layouts of one shape, into the elements of a source and of a target.
+#
+# Elements are numbered row-major, so that a view is one piece whatever its shapes are. A piece is
+# given by its modes ``(size, step in the source, step in the target)``. The composition of two
+# pieces is a meeting of strided runs (sharding/rows.py), at a cost that grows with the number of
+# modes and not of elements.
+
+# (size, step in the source, step in the target)
+Mode: TypeAlias = "tuple[int, int, int]"
+Modes: TypeAlias = "tuple[Mode, ...]"
+
+
+class Piece(NamedTuple):
+    """Element ``y + i·dy + ...`` of a target is element ``x + i·dx + ...`` of a source, for each
+    mode ``(size, dx, dy)``, i < size.
+
+    In normal form sizes are at least 2, steps in the target are positive, largest first, and modes
+    that can be joined are. A step of 0 in the source reads an element again and again; a negative
+    step is a flip.
+
+    Attributes:
+        source, target: their numbers. Sources below 0 are constants: -1 is the first.
+        x, y: the first element.
+        modes: none for a piece of one element.
+
+    >>> transposed = piece(0, 0, 0, 0, [(2, 3, 1), (3, 1, 2)])  # of a (2, 3)
+    >>> transposed == Piece(0, 0, 0, 0, ((3, 1, 2), (2, 3, 1))), transposed.size
+    (True, 6)
+    """
+
+    source: int
+    target: int
+    x: int
+    y: int
+    modes: Modes
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the target."""
+        return prod(n for n, _, _ in self.modes)
+
+    @property
+    def turned(self) -> Piece:
+        """The piece from the target to the source; it must read each source element once."""
+        modes = [(n, dy, dx) for n, dx, dy in self.modes]
+        return piece(self.target, self.source, self.y, self.x, modes)
+
+    def __str__(self) -> str:
+        sides = [
+            _side(self.x, [(n, dx) for n, dx, _ in self.modes]),
+            _side(self.y, [(n, dy) for n, _, dy in self.modes]),
+        ]
+        name = f"operand {self.source}" if self.source >= 0 else f"constant {-1 - self.source}"
+        return f"{name} {sides[0]} -> result {self.target} {sides[1]}"
+
+
+def _side(first: int, modes: Sequence[tuple[int, int]]) -> str:
+    """A layout with its first element, as CuTe writes it."""
+    sizes, steps = (",".join(map(str, column)) for column in zip(*modes)) if modes else ("1", "0")
+    layout = f"({sizes}):({steps})" if len(modes) > 1 else f"{sizes}:{steps}"
+    return f"{first} + {layout}" if first else layout
+
+
+def piece(source: int, target: int, x: int, y: int, modes: Iterable[Mode]) -> Piece:
+    """A piece in normal form, from modes in any order and of any size but 0.
+
+    >>> print(piece(0, 0, 0, 5, [(3, 1, -2), (2, 9, 1), (1, 7, 7)]))
+    operand 0 2 + (3,2):(-1,9) -> result 0 1 + (3,2):(2,1)
+    """
+    upward = []
+    for n, dx, dy in modes:
+        if n == 1:
+            continue
+        if dy < 0:
+            x, y, dx, dy = x + (n - 1) * dx, y + (n - 1) * dy, -dx, -dy
+        upward.append((n, dx, dy))
+    upward.sort(key=lambda mode: mode[2], reverse=True)
+    result: list[Mode] = []
+    for n, dx, dy in upward:
+        if result and result[-1][1] == n * dx and result[-1][2] == n * dy:
+            n *= result.pop()[0]
+        result.append((n, dx, dy))
+    return Piece(source, target, x, y, tuple(result))
+
+
+def identity_pieces(source: int, target: int, size: int) -> tuple[Piece, ...]:
+    """All elements, each at its own number; no piece if there are none."""
+    return (piece(source, target, 0, 0, [(size, 1, 1)]),) if size else ()
+
+
+# -- composition -----------------------------------------------------------------------------------
+
+
+class Ladder(NamedTuple):
+    """Elements in ascending order, in modes whose turns do not overlap.
+
+    Attributes:
+        run: x is the element, y its position in the order.
+        other: the first element on the other side.
+        modes: (size, step, step on the other side), the largest step first.
+    """
+
+    run: Run
+    other: int
+    modes: tuple[Mode, ...]
+
+    def at(self, number: int) -> int:
+        """The distance, on the other side, from the first element to the one at position
+        ``number``; also the distance of two elements ``number`` positions apart within one mode.
+        """
+        total = 0
+        for n, _, beside in reversed(self.modes):
+            number, digit = divmod(number, n)
+            total += digit * beside
+        return total
+
+
+@remembered
+def ladders(first: int, other: int, modes: tuple[Mode, ...]) -> tuple[Ladder, ...]:
+    """The elements of a layout as ladders, as few as overlapping turns allow. ``modes``: (size,
+    step, step on the other side), no step 0.
+    """
+    upward = []
+    for n, step, beside in modes:
+        if step < 0:
+            first, other = first + (n - 1) * step, other + (n - 1) * beside
+            step, beside = -step, -beside
+        upward.append((n, step, beside))
+    upward.sort(key=lambda mode: mode[1], reverse=True)
+    return tuple([_ladder(*parts) for parts in _apart(first, other, upward)])
+
+
+def _ladder(first: int, other: int, modes: Sequence[Mode]) -> Ladder:
+    loops, below = [], 1
+    for n, step, _ in reversed(modes):
+        loops.append((n, step, below))
+        below *= n
+    length = loops.pop(0)[0] if loops and loops[0][1] == 1 else 1
+    return Ladder(Run(first, 0, tuple(reversed(loops)), length), other, tuple(modes))
+
+
+def _apart(first: int, other: int, modes: list[Mode]) -> Iterator[tuple[int, int, list[Mode]]]:
+    """Layouts without overlapping turns. Overlapping windows are divided into parts of as many rows
+    as the windows are apart; other overlaps turn by turn of the mode with the fewest turns.
+    """
+    k = _reaching(modes)
+    if k is None:
+        yield first, other, modes
+        return
+    (_, step, _), inner = modes[k], modes[k + 1]
+    turns, j = min((modes[j][0], j) for j in range(k, len(modes)))
+    each = step // inner[1] if step % inner[1] == 0 else 0
+    if each and -(-inner[0] // each) < turns:
+        turns, j = -(-inner[0] // each), k + 1
+    else:
+        each = 1
+    n, step, beside = modes[j]
+    for i in range(turns):
+        left = min(each, n - i * each)
+        rest = [*modes[:j], *([(left, step, beside)] if left > 1 else []), *modes[j + 1 :]]
+        yield from _apart(first + i * each * step, other + i * each * beside, rest)
+
+
+def _reaching(modes: Sequence[Mode]) -> int | None:
+    """The innermost mode whose turns overlap; None: there is none."""
+    reach = 1
+    for k in reversed(range(len(modes))):
+        n, step, _ = modes[k]
+        if step < reach:
+            return k
+        reach += (n - 1) * step
+    return None
+
+
+def bounds(first: int, modes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The least and the greatest element of a layout, given by its modes (size, step)."""
+    low = high = first
+    for n, step in modes:
+        if step < 0:
+            low += (n - 1) * step
+        else:
+            high += (n - 1) * step
+    return low, high
+
+
+@remembered
+def source_bounds(one: Piece) -> tuple[int, int]:
+    """The least and the greatest element of the source."""
+    return bounds(one.x, [(n, dx) for n, dx, _ in one.modes])
+
+
+@remembered
+def target_bounds(one: Piece) -> tuple[int, int]:
+    """The least and the greatest element of the target."""
+    return bounds(one.y, [(n, dy) for n, _, dy in one.modes])
+
+
+def meet(one: Piece, other: Piece) -> list[Piece]:
+    """The pieces from ``one``'s source to ``other``'s target, through the elements that are in
+    ``one``'s target and in ``other``'s source.
+    """
+    (low, high), (first, last) = target_bounds(one), source_bounds(other)
+    if high < first or last < low:
+        return []
+    again = [(n, 0, dy) for n, dx, dy in other.modes if not dx]
+    ones = ladders(one.y, one.x, tuple([(n, dy, dx) for n, dx, dy in one.modes]))
+    others = ladders(other.x, other.y, tuple([mode for mode in other.modes if mode[1]]))
+    result = []
+    for a in ones:
+        for b in others:
+            for run in meet_on_x([a.run], [b.run]):
+                loops = [(n, a.at(dx), b.at(dy)) for n, dx, dy in run.loops]
+                if run.length > 1:
+                    loops.append((run.length, a.at(1), b.at(1)))
+                x, y = a.other + a.at(run.x), b.other + b.at(run.y)
+                result.append(piece(one.source, other.target, x, y, [*again, *loops]))
+    return result
+
+
+def through(ones: Iterable[Piece], others: Iterable[Piece]) -> tuple[Piece, ...]:
+    """All compositions of a piece of ``ones`` with one of ``others``, in normal form."""
+    by_number: dict[int, list[Piece]] = {}
+    for one in ones:
+        by_number.setdefault(one.target, []).append(one)
+    return join_pieces(
+        found
+        for other in others
+        for one in by_number.get(other.source, ())
+        for found in meet(one, other)
+    )
+
+
+# -- fewer pieces ----------------------------------------------------------------------------------
+
+
+def join_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The same relation in fewer pieces, ordered by target. Pieces of one form at equal distances
+    become turns of a mode; two pieces that differ in the size of one mode only, and continue each
+    other there, become one.
+    """
+    found = sorted(pieces, key=_order)
+    while len(found) > 1:
+        fewer = sorted(_beside(_in_turns(found)), key=_order)
+        if len(fewer) == len(found):
+            break
+        found = fewer
+    return tuple(found)
+
+
+# By target, and by the first element in it.
+_order = itemgetter(1, 3)
+
+
+def _in_turns(found: Sequence[Piece]) -> list[Piece]:
+    forms: dict[tuple[int, int, Modes], list[Piece]] = {}
+    for one in found:
+        forms.setdefault((one.source, one.target, one.modes), []).append(one)
+    return [
+        first
+        if step is None
+        else piece(first.source, first.target, first.x, first.y, [(count, *step), *first.modes])
+        for alike in forms.values()
+        for first, count, step in turns_of_loops(alike, _step_between)
+    ]
+
+
+def _step_between(last: Piece, following: Piece) -> tuple[int, int]:
+    return following.x - last.x, following.y - last.y
+
+
+def _beside(found: Sequence[Piece]) -> list[Piece]:
+    result: list[Piece] = []
+    for one in sorted(found, key=_order):
+        both = _one_of(result[-1], one) if result else None
+        if both is None:
+            result.append(one)
+        else:
+            result[-1] = both
+    return result
+
+
+def _one_of(one: Piece, other: Piece) -> Piece | None:
+    """Two pieces as one, if they have the same modes but for the size of one, along which ``other``
+    continues ``one``; else None.
+    """
+    if (one.source, one.target) != (other.source, other.target):
+        return None
+    sizes, others = ({(dx, dy): n for n, dx, dy in each.modes} for each in (one, other))
+    differ = [step for step in {**sizes, **others} if sizes.get(step, 1) != others.get(step, 1)]
+    if len(differ) != 1:
+        return None
+    (dx, dy), n = differ[0], sizes.get(differ[0], 1)
+    if (other.x, other.y) != (one.x + n * dx, one.y + n * dy):
+        return None
+    more = {**sizes, differ[0]: n + others.get(differ[0], 1)}
+    modes = [(count, *step) for step, count in more.items()]
+    return piece(one.source, one.target, one.x, one.y, modes)
+
+
+# -- elements --------------------------------------------------------------------------------------
+# Sets of elements: each element of several layouts once, and differences of such sets.
+
+
+def read_once(pieces: Iterable[Piece]) -> list[Run]:
+    """The elements of the source that the pieces read, each once, ascending in each run; x and y
+    are both the element's number.
+
+    >>> from cute_sharding.relations.relation import piece
+    >>> twice = [piece(0, 0, 2, 0, [(4, 1, 1)]), piece(0, 0, 4, 4, [(4, 1, 1)])]  # 2 to 5, 4 to 7
+    >>> read_once(twice)
+    [Run(x=2, y=2, loops=(), length=6)]
+    """
+    result: list[Run] = []
+    for one in pieces:
+        modes = tuple([mode for mode in one.modes if mode[1]])
+        for ladder in ladders(one.x, 0, modes):
+            result += subtract([on_both_sides(ladder.run)], result)
+    return join(result)
+
+
+def on_both_sides(run: Run) -> Run:
+    """The elements x of a run, as x and as y."""
+    return Run(run.x, run.x, tuple([(n, dx, dx) for n, dx, _ in run.loops]), run.length)
+
+
+def subtract(some: Sequence[Run], others: Iterable[Run]) -> list[Run]:
+    """The elements that are in ``some`` runs and in none of the ``others``. In all runs x and y
+    must be equal.
+    """
+    left = list(some)
+    for other in others:
+        if not left:
+            break
+        if meet_on_x(left, [other]):
+            first, stop = min(run.x for run in left), max(run.reach for run in left)
+            left = meet_on_x(left, gaps(other, first, stop))
+    return left
+
+
+def gaps(run: Run, first: int, stop: int) -> list[Run]:
+    """The elements from ``first`` to ``stop``, exclusive, that are not in the run.
+
+    >>> gaps(Run(2, 2, ((3, 4, 4),), 2), 0, 13)  # 2 3, 6 7, 10 11
+    [Run(x=0, y=0, loops=(), length=2), Run(x=4, y=4, loops=((2, 4, 4),), length=2), \
+Run(x=12, y=12, loops=(), length=1)]
+    """
+    if not run.loops:
+        return [*_range(first, min(run.x, stop)), *_range(max(run.reach, first), stop)]
+    (count, step, _), turn = run.loops[0], run.turn(0)
+    result = _range(first, min(run.x, stop))
+    for gap in gaps(turn, turn.x, turn.x + step):
+        loops = ((count - 1, step, step),) if count > 2 else ()
+        result.append(Run(gap.x, gap.x, (*loops, *gap.loops), gap.length))
+    last = run.turn(count - 1)
+    result += gaps(last, last.x, max(stop, last.reach))
+    return meet_on_x(result, _range(first, stop))
+
+
+def _range(first: int, stop: int) -> list[Run]:
+    return [Run(first, first, (), stop - first)] if stop > first else []
+
+
+# -- relation --------------------------------------------------------------------------------------
+# Relations: which operand element each result element is; and their algebra.
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -276,3 +648,92 @@ def _only(one: Piece, elements: Iterable[Run]) -> list[Piece]:
 def of_run(source: int, target: int, run: Run) -> Piece:
     """The piece from a run's x to its y."""
     return piece(source, target, run.x, run.y, [*run.loops, (run.length, 1, 1)])
+
+
+# -- devices ---------------------------------------------------------------------------------------
+# The part of a relation's results that a device holds, and the operands that it needs for them.
+
+
+@remembered
+def local(shape: tuple[int, ...], chains: tuple[Chain, ...]) -> tuple[Piece, ...]:
+    """The part of a tensor that a device holds: pieces from its local tensor (0) to the tensor (0).
+
+    Args:
+        shape: the tensor's global shape.
+        chains: for each dim, (split factor, devices, the device's coordinate) of each mesh dim that
+            cuts it, in order.
+
+    >>> [str(each) for each in local((4, 6), ((), ((1, 2, 1),)))]  # the last three columns
+    ['operand 0 (4,3):(3,1) -> result 0 3 + (4,3):(6,1)']
+    """
+    held = [rows_held(n, chain) for n, chain in zip(shape, chains, strict=True)]
+    below = row_major(shape)
+    beside = row_major(tuple([sum(run.size for run in runs) for runs in held]))
+    found = []
+    for box in product(*held):
+        modes = [
+            (n, dy * step, dx * stride)
+            for run, stride, step in zip(box, below, beside)
+            for n, dx, dy in (*run.loops, (run.length, 1, 1))
+        ]
+        x = sum(run.y * step for run, step in zip(box, beside))
+        y = sum(run.x * stride for run, stride in zip(box, below))
+        found.append(piece(0, 0, x, y, modes))
+    return join_pieces(found)
+
+
+def held(
+    relation: Relation, sharding: Sharding, device: Sequence[int], operand: int = 0
+) -> Relation:
+    """The relation from a device's local tensor of one operand, which lies as ``sharding`` says, to
+    the results. Only the result elements that the device has are in it.
+
+    Raises:
+        ValueError: the sharding is of another shape, or has something pending.
+
+    >>> from cute_sharding.relations.table import relation_of
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> flat = relation_of("Tensor.view", (4, 6), (24,))
+    >>> print(held(flat, Sharding((4, 6), (2,), (Shard(1),)), (1,)))
+    (4, 3) -> (24,)
+      operand 0 (4,3):(3,1) -> result 0 3 + (4,3):(6,1)
+    """
+    shape = relation.inputs[operand]
+    mine = _of_device(sharding, device, shape, f"operand {operand}")
+    pieces = [each._replace(source=0) for each in relation.pieces if each.source == operand]
+    return Relation((sharding.local_shape(device),), relation.outputs, through(mine, pieces))
+
+
+def needed(
+    relation: Relation, sharding: Sharding, device: Sequence[int], result: int = 0
+) -> Relation:
+    """The relation from the operands to a device's local tensor of one result, which is to lie as
+    ``sharding`` says.
+
+    Raises:
+        ValueError: the sharding is of another shape, or has something pending.
+
+    >>> from cute_sharding.relations.table import relation_of
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> turned = relation_of("torch.transpose", (4, 6), 0, 1)
+    >>> print(needed(turned, Sharding((6, 4), (2,), (Shard(0),)), (1,)))
+    (4, 6) -> (3, 4)
+      operand 0 3 + (3,4):(1,6) -> result 0 (3,4):(4,1)
+    """
+    shape = relation.outputs[result]
+    mine = _of_device(sharding, device, shape, f"result {result}")
+    wanted = [each.turned for each in mine]
+    return with_results(relation.of(result), (sharding.local_shape(device),), wanted)
+
+
+def _of_device(
+    sharding: Sharding, device: Sequence[int], shape: tuple[int, ...], name: str
+) -> tuple[Piece, ...]:
+    if sharding.shape != shape:
+        raise ValueError(
+            f"{name} has shape {shape}, but the sharding is for shape {sharding.shape}"
+        )
+    if any(isinstance(p, Partial) for p in sharding.placements):
+        raise ValueError(f"{sharding} has a Partial: reduce the Partial first")
+    chains = chains_of(sharding.cuts, len(shape), sharding.mesh)
+    return local(shape, tuple([chain_of(chain, sharding.mesh, device) for chain in chains]))

@@ -1,6 +1,6 @@
 """The elements that a device holds of a tensor, and those that two devices both hold, as boxes.
 
-A device holds a few strided runs (:mod:`.meeting`) of a dim's rows, however many rows there are; a
+A device holds a few strided runs (:mod:`.rows`) of a dim's rows, however many rows there are; a
 box is one run of each dim. So a ``_StridedShard`` is one box and not thousands; where sizes do not
 divide there are a few more.
 """
@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 
 from cute_sharding._memory import remembered
-from cute_sharding.sharding.meeting import Chain, Loop, Run, each_turn, rows_held, same_rows
+from cute_sharding.sharding.rows import Chain, Loop, Run, each_turn, rows_held, same_rows
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from cute_sharding._memory import remembered
 from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.chains import Chains, up_to
-from cute_sharding.sharding.deal import pieces_of
+from cute_sharding.sharding.rows import Chains, pieces_of, up_to
 
 Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
 

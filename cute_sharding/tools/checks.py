@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from cute_sharding.dtensor.bookkeeping import versions
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, local_tensors
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, local_tensors
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.switch import adapter
 
@@ -90,7 +90,7 @@ def _from_parts(
 
 
 def _holds(tensor: Any, parts: list[torch.Tensor]) -> bool:
-    local = collective_ops.wait_for(tensor.to_local())
+    local = communication.wait_for(tensor.to_local())
     with dispatch_modes.no_modes():
         return all(
             torch.equal(local_tensors.local_of(local, rank), part)
@@ -140,6 +140,6 @@ class CollectiveCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its own ops come by here as well
-        if collective_ops.communicates(func):
+        if communication.communicates(func):
             self.count += 1
         return func(*args, **(kwargs or {}))

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor.door.cuts import is_of_views
-from cute_sharding.dtensor.replaced import (
-    op_schemas,
-    redistribution_hook,
-    registry,
-    tensor_specs,
-)
+from cute_sharding.dtensor.replaced import op_schemas, redistribution_hook, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -30,9 +25,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.exchange import Mesh
-from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.network import Network
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.exchange.step import all_reduced, of_blocks
+from cute_sharding.sharding.rows import local_size
 
 # torch lists every rank of a mesh.
 MOST_DEVICES = 1 << 20
@@ -340,10 +335,10 @@ def _answered(
     times: int | None,
 ) -> dict[str, Any]:
     spec = tensor_specs.unbound_spec(tuple(shape), tuple(mesh), placements)
-    op: Any = registry.overload(name)
+    op: Any = op_schemas.overload(name)
     given: Any = spec if times is None else [spec] * times
-    schema = OpSchema(op, (given, *arguments), {}, registry.schema_info(op))
-    rule = registry.propagation()
+    schema = OpSchema(op, (given, *arguments), {}, op_schemas.schema_info(op))
+    rule = op_schemas.propagation()
     try:
         found = rule(schema)
     except Exception as error:  # whatever torch raises is what it says to this op

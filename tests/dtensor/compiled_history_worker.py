@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 
 def read(graph):
@@ -94,7 +94,7 @@ def run(seed, settings):
 @contextmanager
 def emptying():
     """With all that is kept emptied before each decision."""
-    propagator = registry.propagator()
+    propagator = op_schemas.propagator()
     stock = propagator.propagate_op_sharding_non_cached
 
     def propagate(schema):
@@ -102,12 +102,12 @@ def emptying():
         return stock(schema)
 
     propagator.propagate_op_sharding_non_cached = propagate
-    registry.clear_propagation_caches()
+    op_schemas.clear_propagation_caches()
     try:
         yield
     finally:
         propagator.propagate_op_sharding_non_cached = stock
-        registry.clear_propagation_caches()
+        op_schemas.clear_propagation_caches()
 
 
 def run_emptied(seed, settings):

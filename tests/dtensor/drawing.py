@@ -13,9 +13,8 @@ from enumeration import devices, shapes_of
 from simulation import is_partial, placement_of, plain
 from torch.distributed.tensor import Partial
 
-from cute_sharding.propagation.carry import carry
-from cute_sharding.relations.dim_map import reshape
-from cute_sharding.relations.view import view_of
+from cute_sharding.propagation.views import carry
+from cute_sharding.relations.view import reshape, view_of
 
 EMPTY = [(0,), (0, 1), (5, 0), (0, 4), (1, 0, 3), (2, 0, 2), (0, 0), (3, 1, 0, 2)]
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from writing_programs import drawn_program, program_to_compile
 
 import cute_sharding
-from cute_sharding.dtensor.run.moved_views import StaleView
+from cute_sharding.dtensor.run.ops import StaleView
 
 
 def movements(ranks, count):

@@ -20,12 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 
 def empty():
     kept.empty()
-    registry.clear_propagation_caches()
+    op_schemas.clear_propagation_caches()
 
 
 def run(seed, settings, between=lambda: None):

@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor.replaced.collective_ops import communicates
+from cute_sharding.dtensor.replaced.communication import communicates
 
 
 class Scheduled(Exception):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from cute_sharding.dtensor.bookkeeping import kept
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 # Of each aten op, so many calls of the samples, with so many other values for each argument.
 CALLS, OTHERS, SAMPLES = 3, 3, 8
@@ -236,5 +236,5 @@ def answer_of_second(calls, mesh, wanted):
 
 
 def empty_caches():
-    registry.clear_propagation_caches()
+    op_schemas.clear_propagation_caches()
     kept.empty()

@@ -226,7 +226,7 @@ def natively(ranks, count):
     little; on the groups at hand, then with those of all mesh dims together.
     """
     with patch(
-        "cute_sharding.dtensor.replaced.process_groups.backend_name",
+        "cute_sharding.dtensor.replaced.communication.backend_name",
         lambda group, device_type: "nccl",
     ):
         redistributions(ranks, count)

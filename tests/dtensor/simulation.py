@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import collective_ops
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.run.redistribute import planned_for
 from cute_sharding.layout.layout import row_major
 
@@ -167,7 +167,7 @@ def assert_close(actual, expected, case):
         reduced = [Replicate() if is_partial(p) else p for p in actual.placements]
         with cute_sharding.enabled(redistribution=True):
             actual = actual.redistribute(placements=reduced)
-    local = collective_ops.wait_for(actual.to_local())
+    local = communication.wait_for(actual.to_local())
     mesh, ranks = tuple(actual.device_mesh.shape), ranks_in(actual.device_mesh)
     for at, part in locals_of(expected, mesh, cuts_of(actual.placements)).items():
         got = local._local_tensors[ranks[at]] if isinstance(local, LocalTensor) else local
@@ -203,7 +203,7 @@ def watched_wire(monkeypatch):
     """For each exchange, the dtype on the wire and the elements of it that every rank is sent by
     others.
     """
-    wire, all_to_all, all_gather = [], collective_ops.all_to_all, collective_ops.all_gather
+    wire, all_to_all, all_gather = [], communication.all_to_all, communication.all_gather
 
     def from_others(ints, rank, group):
         """Of one int for each rank of the group, those of the others. The group at hand is that of
@@ -236,8 +236,8 @@ def watched_wire(monkeypatch):
         return all_gather(buffer, group, dim, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(collective_ops, "all_to_all", watched_all_to_all)
-        patch.setattr(collective_ops, "all_gather", watched_all_gather)
+        patch.setattr(communication, "all_to_all", watched_all_to_all)
+        patch.setattr(communication, "all_gather", watched_all_gather)
         yield wire
 
 

@@ -6,10 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from cute_sharding.exchange import AllToAll, all_to_all
-from cute_sharding.exchange.all_peers import edges
-from cute_sharding.sharding.chains import chains_of
-from cute_sharding.sharding.meeting import near, rows_held
+from cute_sharding.exchange import AllToAll
+from cute_sharding.exchange.part import edges
+from cute_sharding.sharding.rows import chains_of, near, rows_held
 
 
 def rows_of(runs):
@@ -98,10 +97,10 @@ def test_all_at_once_is_one_by_one(first):
         peers = step.group(rank)
         own = step.flow.kept_by(rank)
         for kept in (own, None):
-            with patch.object(all_to_all, "MANY", 1):
+            with patch.object(step, "MANY", 1):
                 found = step._buffers(rank, peers, kept, 0)
                 at_once += step._at_once(rank, peers, kept, into=False) is not None
-            with patch.object(all_to_all, "MANY", 1 << 30):
+            with patch.object(step, "MANY", 1 << 30):
                 slowly = step._buffers(rank, peers, kept, 0)
             for into in (False, True):
                 one, other = elements(found[into], into), elements(slowly[into], into)

@@ -11,7 +11,7 @@ import pytest
 from cute_sharding.exchange import Exchange, Mesh, Placed, identity
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
-from cute_sharding.sharding.meeting import rows_held
+from cute_sharding.sharding.rows import rows_held
 
 
 def drawn_sharding(draw, shape, ranks):

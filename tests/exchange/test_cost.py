@@ -8,12 +8,7 @@ import pytest
 from enumeration import devices, held
 from on_numpy import MESHES, drawn, lacking
 
-from cute_sharding.exchange.cost import (
-    local_elements,
-    most_local,
-    received,
-    received_elements,
-)
+from cute_sharding.exchange.placed import local_elements, most_local, received, received_elements
 from cute_sharding.sharding.digits import common, digits
 
 

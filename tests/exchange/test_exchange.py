@@ -22,7 +22,7 @@ from on_numpy import (
     shuffled,
 )
 
-from cute_sharding.exchange.all_to_all import AllToAll
+from cute_sharding.exchange.step import AllToAll
 from cute_sharding.sharding.digits import digits
 
 

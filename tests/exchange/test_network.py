@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from cute_sharding.exchange import Link, Network
-from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.plan import Held, received_by
 from cute_sharding.exchange.planner import plan_steps
-from cute_sharding.sharding.chains import chains_of
+from cute_sharding.exchange.step import AllToAll
+from cute_sharding.sharding.rows import chains_of
 
 OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
 

@@ -6,9 +6,9 @@ from math import prod
 import numpy as np
 import pytest
 
-from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.exchange import Exchange, identity
-from cute_sharding.exchange.pieces import MOST, in_order, join_copies
+from cute_sharding.exchange.flow import Copy
+from cute_sharding.exchange.part import MOST, in_order, join_copies
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Replicate, Shard, Sharding

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, shuffled
 
-from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.cost import holds_all
 from cute_sharding.exchange.network import Link, Network
+from cute_sharding.exchange.placed import holds_all
 from cute_sharding.exchange.plan import Held, collectives, received_by
 from cute_sharding.exchange.planner import plan_steps
-from cute_sharding.exchange.reduction import Reduction
-from cute_sharding.sharding.chains import cutting
+from cute_sharding.exchange.step import AllToAll, Reduction
+from cute_sharding.sharding.rows import cutting
 
 FLAT = Network.flat(alpha=0, beta=1)
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max}

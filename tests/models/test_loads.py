@@ -14,7 +14,7 @@ from cute_sharding.models.load import LoadPlan
 from cute_sharding.models.refit import NamedTensor
 from cute_sharding.models.stored import Chunk, Stored, in_chunks
 from cute_sharding.relations import Relation
-from cute_sharding.relations.piece import identity_pieces
+from cute_sharding.relations.relation import identity_pieces
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 

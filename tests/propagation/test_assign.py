@@ -13,8 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cute_sharding import plan_redistribution
-from cute_sharding.propagation.assign import assign
-from cute_sharding.propagation.operands import Operand, Part, received_for
+from cute_sharding.propagation.signatures import Operand, Part, assign, received_for
 from cute_sharding.relations.signature import parse
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]

@@ -11,10 +11,9 @@ import pytest
 from enumeration import cuts_on, devices, held, shapes_of, signature
 
 from cute_sharding.layout import LayoutError, composition, make_layout, right_inverse
-from cute_sharding.propagation.carry import carry
-from cute_sharding.relations.dim_map import permute, reshape
+from cute_sharding.propagation.views import carry
 from cute_sharding.relations.table import BY_OP
-from cute_sharding.relations.view import view_of
+from cute_sharding.relations.view import permute, reshape, view_of
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 # Elements, with the meshes small enough to write down every placement.
@@ -81,7 +80,7 @@ def test_carry_answers_where_placements_exist_and_nowhere_else(n, mesh):
 @pytest.mark.parametrize("mesh", [(2,), (3,), (4, 2), (2, 3, 2)], ids=str)
 def test_the_short_way_of_even_blocks_is_the_deal(mesh, monkeypatch):
     rng = random.Random(f"even {mesh}")
-    module = sys.modules["cute_sharding.propagation.carry"]
+    module = sys.modules["cute_sharding.propagation.views"]
     short_way, taken = module._place_even, []
 
     def noted(*args):

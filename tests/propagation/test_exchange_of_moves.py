@@ -21,7 +21,7 @@ from movements import (
 )
 
 from cute_sharding.exchange import Exchange
-from cute_sharding.propagation.choose import chosen
+from cute_sharding.propagation.movements import chosen
 from cute_sharding.propagation.solver import Budget, carried
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.table.movement import ROWS

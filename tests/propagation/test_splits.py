@@ -2,7 +2,7 @@
 
 import pytest
 
-from cute_sharding.propagation.splits import parts_that_do_not_divide
+from cute_sharding.propagation.views import parts_that_do_not_divide
 from cute_sharding.relations.table import BY_OP
 
 

@@ -13,7 +13,7 @@ from enumeration import devices, rows_of
 
 from cute_sharding.layout import Size, Undecided, asking, assuming, symbol
 from cute_sharding.layout.size import expression
-from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.views import carry
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 

@@ -9,7 +9,7 @@ import torch
 from drawn_moves import carried_out
 
 from cute_sharding.relations import NotOnlyMoved
-from cute_sharding.relations.read import relation_of_move
+from cute_sharding.relations.moves import relation_of_move
 from cute_sharding.relations.table import MOVEMENTS, STEPS, relation_of
 from cute_sharding.relations.table.movement import ROWS
 

@@ -13,9 +13,9 @@ from movements import DRAWN, SIZES, TOGETHER, draw
 from cute_sharding.relations import Link, Move, Rows
 from cute_sharding.relations.signature import LINEAR, Linear, parse
 from cute_sharding.relations.table import SIGNATURES, TABLE
-from cute_sharding.relations.table.derived import pattern_of_move
 from cute_sharding.relations.table.names import ThisCall
-from cute_sharding.sharding.meeting import Run
+from cute_sharding.relations.table.row import pattern_of_move
+from cute_sharding.sharding.rows import Run
 
 DERIVED = [row for row in TABLE if row.is_moved and row.signed]
 ROWS = {name: row for row in DERIVED for name in row.signed}

@@ -13,7 +13,9 @@ from enumeration import shapes_of
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops import _view_ops
 
-from cute_sharding.relations.dim_map import (
+from cute_sharding.relations.table import BY_OP, VIEWS
+from cute_sharding.relations.table.views import ROWS
+from cute_sharding.relations.view import (
     expand,
     flatten,
     movedim,
@@ -23,10 +25,8 @@ from cute_sharding.relations.dim_map import (
     reshape,
     squeeze,
     unflatten,
+    view_of,
 )
-from cute_sharding.relations.table import BY_OP, VIEWS
-from cute_sharding.relations.table.views import ROWS
-from cute_sharding.relations.view import view_of
 
 # OpInfo name -> row. Names that OpInfo has and the table has not are listed for what they are.
 ROW_OF = {

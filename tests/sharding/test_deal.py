@@ -10,15 +10,16 @@ import pytest
 from enumeration import dealt, rows_after
 
 from cute_sharding.layout import Size, asking, symbol
-from cute_sharding.sharding.deal import (
+from cute_sharding.sharding.rows import (
     deal,
     dim_of,
     kinds_of_device,
     local_size,
+    row_at,
+    rows,
     runs,
     smallest_factor,
 )
-from cute_sharding.sharding.meeting import row_at, rows
 
 
 def divisors(n):

@@ -8,8 +8,8 @@ from itertools import pairwise, product
 import pytest
 from enumeration import rows_after
 
-from cute_sharding.sharding import meeting
-from cute_sharding.sharding.meeting import count_rows, meet, rows_held, span
+from cute_sharding.sharding import rows
+from cute_sharding.sharding.rows import count_rows, meet, rows_held, span
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 12, 24, 31, 36, 60, 64, 97, 120, 210)
 
@@ -123,7 +123,7 @@ def steps(monkeypatch):
     (count, runs).
     """
     looked = 0
-    original = meeting._meet_runs
+    original = rows._meet_runs
 
     def counted(one, other):
         nonlocal looked
@@ -138,7 +138,7 @@ def steps(monkeypatch):
         found = meet(n, one, other)
         return looked, found
 
-    monkeypatch.setattr(meeting, "_meet_runs", counted)
+    monkeypatch.setattr(rows, "_meet_runs", counted)
     return run
 
 

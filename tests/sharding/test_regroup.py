@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from enumeration import devices, held
 
-from cute_sharding.sharding.regroup import regrouped
+from cute_sharding.sharding.sharding import regrouped
 
 MESHES = {
     1: [(1,), (1, 1)],

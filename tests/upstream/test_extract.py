@@ -85,5 +85,5 @@ def test_two_definitions_of_one_name_are_refused():
     """The later would stand for both."""
     with pytest.raises(LookupError, match=r"are in this file already: .'deal'"):
         extract.expanded(
-            "#: sharding/deal.py: deal\n\n#: sharding/deal.py: dim_of, deal\n", extract.Form()
+            "#: sharding/rows.py: deal\n\n#: sharding/rows.py: dim_of, deal\n", extract.Form()
         )

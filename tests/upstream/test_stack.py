@@ -19,7 +19,7 @@ sys.path.insert(0, str(REPOSITORY))  # `upstream` and `benchmarks` are no part o
 
 from benchmarks.views import MODEL_VIEWS, drawn_case, held  # noqa: E402
 from cute_sharding.dtensor import propagate_shape_and_sharding  # noqa: E402
-from cute_sharding.relations import dim_map  # noqa: E402
+from cute_sharding.relations import view  # noqa: E402
 from cute_sharding.relations.table import BY_OP  # noqa: E402
 from upstream import conformance  # noqa: E402
 from upstream.edits import Hook, either  # noqa: E402
@@ -195,7 +195,7 @@ def package_answer(case):
     shape, mesh = tuple(case["shape"]), tuple(case["mesh"])
     placements = tuple(map(conformance.placement, case["placements"]))
     if case["op"] == "Tensor.view":
-        rule = dim_map.reshape(shape, *case["args"])
+        rule = view.reshape(shape, *case["args"])
     else:
         rule = BY_OP[case["op"]].rule(shape, *case["args"])
     try:

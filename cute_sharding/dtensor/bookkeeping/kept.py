@@ -33,27 +33,27 @@ class Kept(NamedTuple):
 
 TABLE = (
     Kept("switch.adapter._installed", "what of torch is replaced"),
-    Kept("replaced.keys._made", "what tells calls apart, by the rules that there are"),
+    Kept("replaced.op_schemas._made", "what tells calls apart, by the rules that there are"),
     Kept("replaced.patch.CALLED", "what runs in place of functions that a compiler traces"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.in_graphs._meshes", "the meshes that compiled graphs name"),
     Kept("extras.wrappers._EMPTY", "empty tensors, of which DTensors are made", True),
-    Kept("run.moved_views.LIVE", "views that are copies, while the program has them"),
-    Kept("run.moved_views._PARTS", "the rows of views that are no copies, while they exist"),
-    Kept("run.moved_views._STALE", "those of them that miss a write"),
+    Kept("run.ops.LIVE", "views that are copies, while the program has them"),
+    Kept("run.ops._PARTS", "the rows of views that are no copies, while they exist"),
+    Kept("run.ops._STALE", "those of them that miss a write"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
     Kept("bookkeeping.stats._received", "what ops received, for stats()"),
     Kept("bookkeeping.stats._moves", "counts, for stats()"),
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
-    Kept("replaced.watching._everyone", "who is told of what runs, while a program asks"),
+    Kept("replaced.observing._everyone", "who is told of what runs, while a program asks"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
-    Kept("bookkeeping.telling._told", "what the log has told of", True),
-    Kept("replaced.codes.OWN", "which codes of frames are the program's own", True),
-    Kept("replaced.codes.OTHERS", "which are not", True),
-    Kept("replaced.codes.KNOWN", "what each of them is", True),
+    Kept("bookkeeping.stats._told", "what the log has told of", True),
+    Kept("replaced.observing.OWN", "which codes of frames are the program's own", True),
+    Kept("replaced.observing.OTHERS", "which are not", True),
+    Kept("replaced.observing.KNOWN", "what each of them is", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
-    Kept("replaced.process_groups._stood_for", "the backend that a dry run's stands for"),
+    Kept("replaced.communication._stood_for", "the backend that a dry run's stands for"),
 )
 
 
@@ -69,7 +69,7 @@ def caches() -> Iterator[Any]:
 
 def empty() -> None:
     """Empty all caches of the package. (Those of torch's propagator are torch's:
-    replaced/registry.py.)
+    replaced/op_schemas.py.)
     """
     _memory.forget()
     for cache in caches():

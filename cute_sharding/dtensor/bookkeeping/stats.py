@@ -1,18 +1,59 @@
 """Counts of how propagations were answered and of what redistributions moved, and the logger that
-explains each one. (:func:`cute_sharding.stats` shows them.)
+writes each thing once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from typing import NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
+
+# -- telling ---------------------------------------------------------------------------------------
+# What the log has written, each thing once in a process.
+
+MOST_TOLD = 1 << 12
+_told: set[Hashable] = set()
+
+
+def is_new(what: Hashable) -> bool:
+    """Whether ``what`` was not logged yet; it counts as logged from now on. After ``MOST_TOLD``
+    things the log may repeat one.
+    """
+    if what in _told:
+        return False
+    if len(_told) >= MOST_TOLD:
+        _told.clear()
+    _told.add(what)
+    return True
+
+
+# -- names -----------------------------------------------------------------------------------------
+# Names of tensors in errors.
+
+# The most names that an error writes out.
+NAMES_SHOWN = 8
+
+
+def as_text(names: Sequence[str]) -> str:
+    """Names as an error writes them; only the first if there are many.
+
+    >>> as_text(["a", "b"]), as_text([])
+    ("'a', 'b'", 'none')
+    """
+    shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{shown}{more}" or "none"
+
+
+# -- stats -----------------------------------------------------------------------------------------
+# Counts of how propagations were answered and of what redistributions moved, and the logger that
+# explains each one. (``cute_sharding.stats`` shows them.)
 
 logger = logging.getLogger("cute_sharding")
 

@@ -24,7 +24,7 @@ from cute_sharding.models.buckets import LEAST
 from cute_sharding.models.load import LoadPlan
 from cute_sharding.models.stored import Stored
 from cute_sharding.relations import Relation
-from cute_sharding.relations.piece import Piece
+from cute_sharding.relations.relation import Piece
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

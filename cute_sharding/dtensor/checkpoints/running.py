@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.names import as_text
+from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
 from cute_sharding.dtensor.checkpoints.wanted import Wanted
 from cute_sharding.dtensor.models.moving import device_of
 from cute_sharding.dtensor.refit.running import Running
-from cute_sharding.dtensor.replaced import collective_ops, process_groups
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.models.load import LoadPart, LoadPlan
 from cute_sharding.models.stored import Read
 
@@ -183,14 +183,14 @@ def _run(
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return collective_ops.wait_for(getattr(tensor, "_local_tensor", tensor)).detach()
+    return communication.wait_for(getattr(tensor, "_local_tensor", tensor)).detach()
 
 
 def _kind(wanted: Wanted, ranks: Ranks) -> Any:
     """The kind of devices that exchanges: that of the tensors, rather one that is not the CPU."""
     kinds = sorted(wanted.devices, key=lambda kind: (kind == "cpu", kind)) or ["cpu"]
     for kind in kinds:
-        if process_groups.backend_name(ranks.group, kind) is not None:
+        if communication.backend_name(ranks.group, kind) is not None:
             return DeviceKind(kind)
     raise ValueError(
         f"the process group of load_checkpoint has no backend for {' or '.join(kinds)} tensors: "

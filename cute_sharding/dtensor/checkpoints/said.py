@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.names import as_text
+from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.wanted import Wanted
 from cute_sharding.dtensor.refit.trace import Generator, trace
 from cute_sharding.relations import Relation

@@ -17,16 +17,15 @@ from torch.distributed.tensor import DTensor
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.checkpoints.leaves import Leaf
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
-from cute_sharding.dtensor.replaced import collective_ops, process_groups
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
+from cute_sharding.dtensor.run.groups import slice_with
 from cute_sharding.dtensor.run.packing import in_shape
-from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.ranks import slice_with
-from cute_sharding.dtensor.run.reading import chains_of_spec
+from cute_sharding.dtensor.run.placements import chains_of_spec, text
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.models import PlacedTensor
 from cute_sharding.models.refit import NamedTensor
-from cute_sharding.sharding.chains import Chains
+from cute_sharding.sharding.rows import Chains
 
 
 class Want(NamedTuple):
@@ -100,7 +99,7 @@ def want_of(leaf: Leaf) -> Want | None:
         )
     if not isinstance(tensor, DTensor):
         return Want(leaf.name, shape, tensor.dtype, None, None, ((),) * len(shape), device)
-    rank, mesh, spec = process_groups.this_rank(), tensor.device_mesh, tensor._spec
+    rank, mesh, spec = communication.this_rank(), tensor.device_mesh, tensor._spec
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(
             f"load_checkpoint cannot load into a Partial, and {leaf.name!r} has placements "
@@ -108,7 +107,7 @@ def want_of(leaf: Leaf) -> Want | None:
         )
     if mesh.get_coordinate() is None:
         return None
-    local = collective_ops.wait_for(tensor._local_tensor)
+    local = communication.wait_for(tensor._local_tensor)
     found = Want(
         leaf.name,
         shape,

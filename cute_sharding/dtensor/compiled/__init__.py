@@ -9,7 +9,7 @@ Functions in place of the compiler's own are in :mod:`..replaced` (:mod:`.tracin
   :func:`..replaced.symints.is_truly`. :mod:`..replaced.compiler` turns torch's own guards to global
   sizes.
 - The size of a local tensor, also of uneven blocks: :mod:`.local_sizes`, by the rule of
-  :mod:`cute_sharding.sharding.deal`.
+  :mod:`cute_sharding.sharding.rows`.
 - Waits for collectives: in a graph, torch's functional collectives add the op that waits
   themselves, and :mod:`..run.executor` adds no other; :mod:`..run.in_graphs` waits for the op of an
   exchange. If a program asks for it (``reorder_for_compute_comm_overlap``), Inductor moves waits

@@ -1,11 +1,5 @@
-"""The sizes of a program that is being compiled: torch's SymInts as sizes of the layout algebra,
-and back.
-
-A SymInt carries a sympy expression, so a Size needs only torch's own functions rewritten as
-sympy's. What the algebra cannot prove, it asks (cute_sharding/layout/size.py): the answer holds for
-the call that is being compiled, and becomes a guard of torch's ShapeEnv, by evaluating the fact as
-a SymBool. For sizes that have no value yet (unbacked ones) only what torch knows for sure counts;
-otherwise the algebra raises Undecided.
+"""The sizes of a program that is being compiled, global and local: torch's SymInts as sizes of the
+layout algebra, and back.
 """
 
 from __future__ import annotations
@@ -14,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import logger
-from cute_sharding.dtensor.replaced.symints import assert_at_run_time
+from cute_sharding.dtensor.replaced.symints import assert_at_run_time, is_empty, is_truly
+from cute_sharding.layout import Undecided
 from cute_sharding.layout.size import Size, asking, expression, size
 from cute_sharding.layout.symbolic import (
     Fact,
@@ -31,6 +26,17 @@ from cute_sharding.layout.symbolic import (
     remainder,
     symbol,
 )
+from cute_sharding.sharding.rows import Chains, kinds_of_device, local_size
+
+# -- symbols ---------------------------------------------------------------------------------------
+# The sizes of a program that is being compiled: torch's SymInts as sizes of the layout algebra, and
+# back.
+#
+# A SymInt carries a sympy expression, so a Size needs only torch's own functions rewritten as
+# sympy's. What the algebra cannot prove, it asks (cute_sharding/layout/size.py): the answer holds
+# for the call that is being compiled, and becomes a guard of torch's ShapeEnv, by evaluating the
+# fact as a SymBool. For sizes that have no value yet (unbacked ones) only what torch knows for sure
+# counts; otherwise the algebra raises Undecided.
 
 
 class Symbols:
@@ -322,3 +328,74 @@ def _symbols_here() -> Symbols:
     if symbols is None:
         raise RuntimeError("a symbolic size outside of symbols_of(...)")
     return symbols
+
+
+# -- local sizes -----------------------------------------------------------------------------------
+# The sizes of local tensors in a compiled program.
+#
+# The rule is that of ``cute_sharding.sharding.rows.local_size``, for even and uneven blocks; here
+# it is applied to symbolic sizes. Facts that it has to know become guards (``symbols``). Callers:
+# ``replaced.compiler`` (tensors that enter a graph, and shapes and sizes that torch computes),
+# ``run.in_graphs`` (results of the op that exchanges). ``symbols.equate`` adds the guard that the
+# local tensor of a graph's input has the size of the rule.
+
+Cut: TypeAlias = tuple[Any, int, int]  # split factor, devices, this device's coordinate
+
+
+def local_size_of(n: Any, *cuts: Cut) -> Any:
+    """The number of rows, of ``n``, that a device holds after ``cuts``, each (split factor,
+    devices, its coordinate); a number or a SymInt, like the arguments.
+
+    Raises:
+        Undecided: it depends on sizes that have no value yet.
+    """
+    given = n, *(split_factor for split_factor, _, _ in cuts)
+    with symbols_of(*given):
+        rows = to_sizes(n)
+        if isinstance(n, torch.SymInt):
+            now = hints_of(to_sizes(given))  # None: no value yet
+            if None not in now:
+                kinds = _by_kind(rows, now, cuts)
+                # A size of 0 or 1 becomes a constant, and the compiler then solves for the global
+                # size. It does not if it has a fact about the fullest device.
+                is_truly(to_symints(kinds[max(kinds)]) >= 2)
+        for split_factor, parts, coordinate in cuts:
+            rows = local_size(rows, to_sizes(split_factor), parts, coordinate)
+        local = to_symints(rows, local=True)
+        # In a graph, no rows are the number 0, as they are for an empty tensor that enters one.
+        return 0 if is_empty(local) else local
+
+
+def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]:
+    """The sizes of this rank's part of a tensor with these chains of cuts."""
+    device = mesh.get_coordinate()
+    return [
+        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
+        for n, chain in zip(shape, chains)
+    ]
+
+
+def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, Any]:
+    """The rows of one device of each kind, keyed by their present number, of ``rows``, which are
+    ``now[0]`` at present; the rest of ``now`` are the split factors.
+
+    Every question about a device's own rows is asked for all kinds of device. It becomes a guard on
+    the global size, and such facts decide what is a symbol or a constant, free or moved: devices
+    that learn different facts would wait in different collectives.
+    """
+    kinds = {now[0]: rows}
+    for factor, (split_factor, parts, _) in zip(now[1:], cuts):
+        parents, kinds = kinds, {}
+        for n, whole in parents.items():
+            for device in kinds_of_device(n, factor, parts):
+                mine = local_size(whole, to_sizes(split_factor), parts, device)
+                kinds.setdefault(local_size(n, factor, parts, device), mine)
+    return kinds
+
+
+def local_size_if_known(n: Any, *cuts: Cut) -> Any:
+    """:func:`local_size_of`; None if it cannot be computed."""
+    try:
+        return local_size_of(n, *cuts)
+    except Undecided:
+        return None

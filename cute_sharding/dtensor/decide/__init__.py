@@ -25,10 +25,10 @@ Bugs of torch on placements that its own rules accept are in :mod:`..fixes`.
 """
 
 from cute_sharding.dtensor.decide.decide import propagation
-from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
-from cute_sharding.dtensor.decide.losses import loss_handler
+from cute_sharding.dtensor.decide.movement import slices_together
+from cute_sharding.dtensor.decide.question import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.redistributions import redistribute, redistribution_of_arguments
-from cute_sharding.dtensor.decide.splits import slices_together
+from cute_sharding.dtensor.decide.values import loss_handler
 
 __all__ = [
     "gated_handler",

@@ -1,17 +1,21 @@
-"""The plan for a movement op that touches a sharded dim."""
+"""The plan for a movement op that touches a sharded dim: eager, and with symbolic sizes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
+
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_received, logger
+from cute_sharding.dtensor.compiled.symbols import local_shape_of
 from cute_sharding.dtensor.decide.question import Question
-from cute_sharding.dtensor.door.cuts import some_device_is_empty
-from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
-from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
+from cute_sharding.dtensor.door.cuts import are_read_as_order, are_understood, some_device_is_empty
+from cute_sharding.dtensor.replaced import op_schemas, symints, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -21,22 +25,32 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run import in_graphs
-from cute_sharding.dtensor.run.moved_views import note_views
+from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.in_graphs import MovementOfAnySize, move_of
 from cute_sharding.dtensor.run.moving import Movement, comes_back
-from cute_sharding.dtensor.run.op_plan import OpPlan, by_function, with_metas
-from cute_sharding.dtensor.run.ops import LocalView, Runner
-from cute_sharding.dtensor.run.order import lying_apart
-from cute_sharding.dtensor.run.placements import cut_of, placement_of, replaced, text
-from cute_sharding.dtensor.run.reading import agree
+from cute_sharding.dtensor.run.op_plan import (
+    OpPlan,
+    by_function,
+    made_of,
+    plan_for,
+    shapes_of_results,
+    with_metas,
+)
+from cute_sharding.dtensor.run.ops import LocalView, Runner, note_views
+from cute_sharding.dtensor.run.packing import lying_apart
+from cute_sharding.dtensor.run.placements import agree, cut_of, placement_of, replaced, text
 from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.exchange import Exchange
-from cute_sharding.exchange.slices import is_view
-from cute_sharding.propagation.choose import Choice, ShardedMove, chosen
-from cute_sharding.propagation.free import Cuts
-from cute_sharding.propagation.steps import Way, place_steps
+from cute_sharding.exchange.exchange import is_view
+from cute_sharding.layout import Undecided
+from cute_sharding.propagation.movements import Choice, Cuts, ShardedMove, Way, chosen, place_steps
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, BySteps
+from cute_sharding.relations.table import BY_OP, MOVEMENTS, STEPS, ByRows, BySteps
+from cute_sharding.relations.view import normalize_dim
+
+# -- movement --------------------------------------------------------------------------------------
+# The plan for a movement op that touches a sharded dim.
 
 # Pending reduction -> the values of rows that are filled in, so that they reduce to the fill: on
 # the first device of the mesh dim, and on the others. True: the fill itself.
@@ -63,7 +77,6 @@ def by_movement(question: Question) -> OpPlan | None:
         if not isinstance(row, ByRows):
             return None
         # Only compiled programs have symbolic sizes: eager programs do not import this.
-        from cute_sharding.dtensor.decide.any_sizes import way_for_any_size
 
         anew = way_for_any_size(name, schema, specs)
         given = [tuple(spec.placements) for spec in specs]
@@ -83,7 +96,7 @@ def by_movement(question: Question) -> OpPlan | None:
         else LocalView(step, mesh)
         for step in way.steps
     ]
-    metas = registry.output_metas(schema)
+    metas = op_schemas.output_metas(schema)
     if None in steps or metas is None:
         count(name, "stock")
         return None
@@ -179,7 +192,7 @@ def _move_of(schema: OpSchema) -> Move | None:
     """The op's map of rows; None if it has none for its arguments."""
     shapes = [tuple(spec.shape) for spec in op_schemas.specs_of(schema)]
     args, kwargs = op_schemas.arguments_with(schema, shapes)
-    return in_graphs.move_of(registry.name_of(schema.op), args, kwargs)
+    return in_graphs.move_of(op_schemas.name_of(schema.op), args, kwargs)
 
 
 def _choice(
@@ -190,7 +203,7 @@ def _choice(
     # shards, or gathers if devices are without rows; and for strided shards beside a Partial, which
     # a signature would reduce.
     anyway = (
-        registry.is_derived(op)
+        op_schemas.is_derived(op)
         or (row.gathers and any(cut for some in cuts for cut in some))
         or any(map(some_device_is_empty, specs))
         or {Partial, StridedShard} <= {type(p) for spec in specs for p in spec.placements}
@@ -214,7 +227,7 @@ def _choice(
 
 def _left_to_right(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
     """The cuts of a result. If a dim's strided cuts, at this size, are not left to right
-    (run/reading.py), torch would read them as an order of shards: the dim then gets plain cuts.
+    (run/placements.py), torch would read them as an order of shards: the dim then gets plain cuts.
     """
     if agree(shape, spec, [placement_of(cut) for cut in cuts]):
         return cuts
@@ -320,3 +333,192 @@ def _count_received(question: Question, way: Way, given: Sequence[tuple[Placemen
         return total
 
     count_received(question.name, received)
+
+
+# -- any sizes -------------------------------------------------------------------------------------
+# Movement ops in a compiled program whose sizes are symbolic.
+#
+# If only dims that the op does not touch are symbolic, the map of rows is known in numbers. The op
+# is then decided as in an eager program, and is a slice of the local tensor where it is free.
+# Otherwise the result keeps the operand's placements, because any other decision would depend on
+# sizes that another call does not have; and the exchange is planned in each call
+# (run/in_graphs.py).
+
+
+def way_for_any_size(
+    name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
+) -> tuple[Way, Movement | MovementOfAnySize, Any] | None:
+    """The op as a movement for any sizes: the way for the sizes at hand, its step, and the results'
+    TensorMetas. None if no such movement is known.
+    """
+    given = op_schemas.arguments_with(schema, [tuple(spec.shape) for spec in specs])
+    mesh, row = specs[0].mesh, MOVEMENTS[name]
+    if any(isinstance(p, Partial) for spec in specs for p in spec.placements):
+        return None
+    now = symints.numbers_at_hand(given)
+    move = None if now is None else move_of(name, *now)
+    if move is None or not any(map(move.bound, range(len(specs)))):
+        return None
+    cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
+    sizes = tuple(mesh.shape)
+    # Also ops without any other rule, and ops for which torch gathers whatever is sharded.
+    anyway = not row.is_signed or (row.gathers and any(map(any, cuts)))
+    sharded = ShardedMove(move, cuts, sizes)
+    if not sharded.open and not anyway:
+        return None
+    metas = op_schemas.output_metas(schema)
+    if _goes_by_numbers(move, schema, specs):
+        choice = chosen(move, cuts, sizes, anyway=True)
+        assert choice is not None
+        if not all(
+            agree(shape, specs[0], [placement_of(cut) for cut in some])
+            for shape, some in zip(move.outputs, choice.cuts)
+        ):
+            return None  # torch would read these placements as an order of shards
+        is_free = is_view(choice.exchange) and schema.op._schema._is_view_op()
+    elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
+        choice, is_free = sharded.to(sharded.own), False
+    else:
+        return None
+    step: Movement | MovementOfAnySize
+    if is_free:
+        step = Movement(choice.exchange, mesh, ())
+    else:
+        onto = [shape for shape in shapes_of_results(metas) if shape is not None]
+        if not (_have_groups(sharded.open, mesh) and _are_known(onto, choice.exchange, mesh)):
+            return None
+        step = MovementOfAnySize(name, given, choice.exchange, onto, mesh)
+    return Way(cuts, move.outputs, choice.cuts, (choice.exchange,)), step, metas
+
+
+def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether the op does the same to the dims that it touches whatever values the symbols have.
+
+    Symbolic sizes among its arguments are allowed if they are sizes of dims that it does not touch.
+    """
+    others: set[str] = set()
+    for i, spec in enumerate(specs):
+        touched = move.touched(i)
+        if move.triangle is not None:
+            touched |= {len(spec.shape) - 2, len(spec.shape) - 1}
+        if symints.is_symbolic(*(spec.shape[d] for d in touched)):
+            return False
+        others.update(symints.size_text(n) for d, n in enumerate(spec.shape) if d not in touched)
+    for given in (*schema.args_schema, *schema.kwargs_schema.values()):
+        if isinstance(given, torch.SymInt):
+            return False
+        some = given if isinstance(given, (list, tuple)) else ()
+        if any(isinstance(n, torch.SymInt) and symints.size_text(n) not in others for n in some):
+            return False
+    return True
+
+
+def _have_groups(dims: Sequence[int], mesh: Any) -> bool:
+    """Whether every set of ranks that differ on some of ``dims``, and for some sizes have to
+    exchange rows, has a group.
+    """
+    return all(
+        dims_of_group(mesh, some) is not None
+        for count in range(2, len(dims) + 1)
+        for some in combinations(dims, count)
+    )
+
+
+def _are_known(onto: Sequence[tuple[Any, ...]], exchange: Exchange, mesh: Any) -> bool:
+    """Whether the local shapes of this rank's results can be computed."""
+    try:
+        for shape, placed in zip(onto, exchange.targets):
+            local_shape_of(shape, placed.chains, mesh)
+    except Undecided:
+        return False
+    return True
+
+
+# -- splits ----------------------------------------------------------------------------------------
+# ``tensor_split``, with its parts in one exchange.
+#
+# torch decomposes ``tensor_split`` (and hsplit, vsplit, dsplit) into slices before DTensor sees it.
+# They stay slices: to autograd and to writes each part is a view of the tensor, with the placements
+# of any slice. But slices that lack rows on some devices become one movement with several results.
+# It runs with the first of these slices, and the others take their results from it.
+
+_SLICE = BY_OP["Tensor.__getitem__"].overloads[0]
+
+
+def slices_together(args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """A function that answers the slices of a ``tensor_split`` one after the other; those that lack
+    rows share one exchange. None if fewer than two do.
+    """
+    slices = _slices(*args)
+    lacking = [each.runner.movement for each in slices if each]
+    if len(lacking) < 2:
+        return None
+    exchange = _joined_exchange(tuple([movement.exchange for movement in lacking]))
+    joined = Movement.on(exchange, lacking[0].mesh, lacking[0].pending)
+    if joined is None:  # the ranks have no common process group
+        return None
+    (x, *_), remaining, results = args, iter(slices), list[torch.Tensor]()
+
+    def take(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The next result, as a list of one; the first call moves all of them."""
+        results[:] = results or joined(operands)
+        return [results.pop(0)]
+
+    def answer(op: Any, *given: Any) -> Any:
+        each = next(remaining) if given[0] is x else None
+        if each is None:
+            return op(*given)
+        return made_of(each.runner.run([x._local_tensor], take), each.spec)
+
+    return answer
+
+
+class _Slice(NamedTuple):
+    """A slice that lacks rows: the function that would run it alone, and the spec of its result."""
+
+    runner: Runner
+    spec: Any
+
+
+def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | None]:
+    """One entry for each part; None for a slice that lacks no rows."""
+    spec = x._spec
+    shape = tuple(spec.shape)
+    if symints.is_symbolic(shape, parts) or not spec.mesh._is_current_rank_part_of_mesh():
+        return []
+    try:
+        d = normalize_dim(dim, len(shape))
+        bounds = _bounds(shape[d], parts)
+    except IndexError:
+        return []  # torch raises the error
+    if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
+        return []
+    plans = [plan_for(op_schemas.overload(_SLICE), x, d, *b) for b in bounds]
+    return [
+        _Slice(plan.kernel, plan.results)
+        if plan and isinstance(plan.kernel, Runner) and plan.kernel.movement.dims
+        else None
+        for plan in plans
+    ]
+
+
+@remembered
+def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
+    """One exchange to all results, from exchanges of the same operand to one result each."""
+    moves = [exchange.move for exchange in exchanges]
+    links = [link._replace(target=k) for k, move in enumerate(moves) for link in move.links]
+    outputs = tuple([move.outputs[0] for move in moves])
+    targets = tuple([exchange.targets[0] for exchange in exchanges])
+    move = moves[0]._replace(outputs=outputs, links=tuple(links))
+    return replace(exchanges[0], relation=move, targets=targets)
+
+
+def _bounds(n: int, parts: int | Sequence[int]) -> list[tuple[int, int | None]]:
+    """The slices that ``torch.tensor_split`` takes of a dim of ``n`` rows: ``parts`` of them, some
+    of the first a row longer; or one up to each index, and one after the last.
+    """
+    if not isinstance(parts, int):
+        return [*zip([0, *parts], [*parts, None])]
+    size, more = divmod(n, max(parts, 1))
+    firsts = [k * size + min(k, more) for k in range(parts + 1)]
+    return [*pairwise(firsts)]

@@ -4,13 +4,15 @@ torch, by the signature, and by the gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.decide.gate import gated
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.door.cuts import (
     is_of_views,
@@ -18,13 +20,232 @@ from cute_sharding.dtensor.door.cuts import (
     is_uneven,
     some_device_is_empty,
 )
-from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, Replicate
-from cute_sharding.dtensor.run.op_plan import OpPlan, of_torch, shapes_of_results
+from cute_sharding.dtensor.fixes import table
+from cute_sharding.dtensor.replaced import (
+    communication,
+    dispatch_modes,
+    op_schemas,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema, name_of
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from cute_sharding.dtensor.run.op_plan import OpPlan, of_torch, run_slowly, shapes_of_results
+from cute_sharding.dtensor.run.ops import LIVE, reach
+from cute_sharding.dtensor.run.placements import text, without
 from cute_sharding.relations.table import OF_TORCH, SIGNATURES, VIEWS, OfTorch, Row
 from cute_sharding.relations.table.along import ADDITIONS, COMMUTING, POINTWISE
 from cute_sharding.relations.table.indexing import BY_MASK
+
+# -- refusals --------------------------------------------------------------------------------------
+# Errors for ops without a rule, which say what to do instead.
+
+
+def in_words(error: Exception, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Exception:
+    """torch's error for an op without a rule, or one that writes results whose shape depends on
+    values; the message says what to do. The class stays the same: torch decomposes some ops on this
+    error.
+    """
+    given = ", ".join(f"{tuple(spec.shape)} as {text(spec.placements)}" for spec in specs)
+    if not isinstance(error, NotImplementedError):
+        told = (
+            f"{name_of(schema.op)} of {given} is not possible, because the op writes to a tensor, "
+            "and what it writes has a shape that depends on values. Use the op that returns a new "
+            "tensor. Or call the op on .full_tensor() on each rank."
+        )
+    else:
+        told = (
+            f"{error} The operands are {given}. Call the op on the whole tensor, .full_tensor(), "
+            "on each rank. Or redistribute to Replicate, call the op on .to_local(), and pass the "
+            "result to DTensor.from_local. Or register a rule: "
+            "torch.distributed.tensor.experimental.register_sharding."
+        )
+    found = type(error)(told)
+    vars(found).update(vars(error))
+    return found
+
+
+# -- gate ------------------------------------------------------------------------------------------
+# The gate: an op about which nothing is known runs as in torch, on operands without strided shards.
+# And functions in place of torch's own ones for ops that skip the propagator.
+
+
+def gated(
+    plain_plan: Callable[[OpSchema], OpPlan],
+    name: str,
+    schema: OpSchema,
+    kinds: tuple[type, ...] = (StridedShard,),
+) -> OpPlan:
+    """The plan after the mesh dims with placements of these ``kinds`` are replicated: that of
+    ``plain_plan`` for the op on such operands. If the op then writes in place to a replica,
+    :mod:`.redistributions` has that copied back.
+
+    Raises:
+        RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and
+            batch norms do: it would write to the replica, and the write would be lost.
+    """
+    written = op_schemas.written(schema.op, schema)
+    is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
+    if (
+        (is_out or not op_schemas.writes_unsaid(schema.op))
+        and any(tensor_specs.split_factors(spec) for _, spec in written)
+        and not (len(written) == 1 and op_schemas.is_in_place(schema.op))
+    ):
+        if not dispatch_modes.is_tracing() and all(
+            op_schemas.is_out(schema.op, argument) for argument, _ in written
+        ):
+            replicas = op_schemas.replaced_specs(
+                schema, lambda spec: (Replicate(),) * spec.mesh.ndim
+            )
+            count(name, "gate")
+            return OpPlan(schema, None, replicas, by_plan=True)
+        argument, spec = next(
+            (argument, spec) for argument, spec in written if tensor_specs.split_factors(spec)
+        )
+        raise RuntimeError(
+            f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
+            f"{text(spec.placements)} (the argument {argument}), and the result could be wrong. "
+            f"First call .redistribute(placements={list(without(kinds, spec.placements))!r}) and "
+            "write to the result, or use the op that returns a new tensor."
+        )
+    plain = op_schemas.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
+    found = plain_plan(plain)
+    count(name, "gate")
+    logger.debug(
+        "%s: no signature; inputs are redistributed to placements without _StridedShard", name
+    )
+    return found.asked(schema)
+
+
+def placed_by_search(found: OpPlan, schema: OpSchema) -> OpPlan:
+    """torch's plan for ``argmax`` or ``argmin``, with the placements that torch's function for
+    them gives: it reduces a Partial, searches each shard, and compares the results if need be.
+    """
+    searched: Any = schema.args_schema[0]
+    dim = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim")
+    keeps = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "keepdim")
+    dim = None if dim is None else dim % max(searched.ndim, 1)
+
+    def left(p: Any) -> Any:
+        if not isinstance(p, Shard) or dim is None or p.dim == dim:
+            return Replicate()
+        return Shard(p.dim - (p.dim > dim and not keeps))
+
+    placements = tuple(map(left, searched.placements))
+    return found.placed(lambda _: placements)
+
+
+def gated_handler(op: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in place of torch's for an op that skips the propagator, which asks the propagator
+    as for any other op. Only ``argmax`` and ``argmin`` are torch's where that is right: it compares
+    what each device finds.
+    """
+    place = op_schemas.place_of(op, "dim")
+    return run_slowly if place is None else _search(stock, place)
+
+
+def _search(stock: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Of ``argmax`` and ``argmin``, whose dim is argument ``place``."""
+
+    def search(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dim, spec = args[place] if place < len(args) else None, args[0]._spec
+        known = not symints.is_symbolic(spec.shape)
+        is_right, along = (_along if known else _along.__wrapped__)(spec, dim)
+        if not is_right:
+            return run_slowly(op, args, kwargs)
+        if along != dim:
+            args = (args[0], along, *args[2:])
+        return stock(op, args, kwargs)
+
+    return search
+
+
+@remembered
+def _along(spec: Any, dim: int | None) -> tuple[bool, Any]:
+    """Whether torch's search along ``dim`` is right, and the dim counted from the front: torch
+    compares it with dims that are. A dim that the tensor does not have is torch's to report.
+    """
+    ndim = max(spec.ndim, 1)
+    if dim is not None and not -ndim <= dim < ndim:
+        return True, dim
+    is_right = symints.are_without_factors(spec.placements) and not table.searches_nothing(
+        spec, dim
+    )
+    return is_right, None if dim is None else dim % ndim
+
+
+def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op that writes to some of its arguments without torch's dispatcher noticing, and
+    update the copies of these arguments.
+    """
+    results = run_slowly(op, args, kwargs)
+    if LIVE:
+        reach(op, args, kwargs)
+    return results
+
+
+# -- stock -----------------------------------------------------------------------------------------
+# Which redistributions torch itself does rightly. (Reports say what it does and what that costs:
+# ``reports.stock``.)
+
+
+def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:
+    """Whether torch runs the redistribution of ``spec`` to ``target``: all those that a program
+    without our views may reach, except those that torch is known to get wrong.
+
+    It does not if several mesh dims shard a dim that they do not divide. If a program has flattened
+    these mesh dims, torch runs one collective in place of one for each, as if the flattened mesh
+    sharded the dim: 5 rows on (2, 2) are blocks of 2, 1, 1, 1 rows, and on 4 devices 2, 2, 1, 0.
+    And it asks each rank's own sizes whether it may. (Whether there is such a mesh does not count
+    here: it is not what a program says of the tensor.)
+
+    It does not with _StridedShard placements, or an order of shards. For those torch searches steps
+    among states that an earlier search in this process has left, which other ranks may not have; by
+    each rank's own sizes, if they do not divide; and it misreads split factors that encode no
+    order.
+    """
+    plain = symints.are_without_factors(spec.placements + target.placements)
+    if not plain or tensor_specs.says_an_order(spec) or tensor_specs.says_an_order(target):
+        return spec.placements == target.placements and spec.shard_order == target.shard_order
+    return communication.is_ascending(spec.mesh) and _nests_evenly(spec) and _nests_evenly(target)
+
+
+def _nests_evenly(spec: tensor_specs.DTensorSpec) -> bool:
+    """Whether each dim that several mesh dims shard divides by all of these together."""
+    parts: dict[int, list[int]] = {}
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        if isinstance(placement, tensor_specs.Shard) and n > 1:
+            parts.setdefault(placement.dim, []).append(n)
+    return all(
+        len(some) == 1 or symints.is_truly(spec.shape[d] % prod(some) == 0)
+        for d, some in parts.items()
+    )
+
+
+def is_torchs_alone(current: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:
+    """Whether torch redistributes rightly and without a message, so that one rank alone may leave
+    it to torch. torch slices the local tensor of a replica, whatever shape the spec has; programs
+    that shard a local tensor over one more mesh dim (torchtitan's SimpleFSDP) rely on it.
+    """
+    cuts = [tensor_specs.cut_of(placement) for placement in target.placements]
+    dims = [cut[0] for cut in cuts if cut is not None]
+    # If several mesh dims shard a dim, its rows may have to move.
+    return is_torchs(current, target) and all(
+        before == after or (before.is_replicate() and (cut is None or dims.count(cut[0]) == 1))
+        for before, after, cut in zip(current.placements, target.placements, cuts)
+    )
+
+
+# -- question --------------------------------------------------------------------------------------
+# Facts about an op that its decision depends on, and the plans of which decisions are made: by
+# torch, by the signature, and by the gate.
 
 _UNKNOWN = OfTorch(())
 
@@ -48,7 +269,7 @@ class Question:
 
     @cached_property
     def name(self) -> str:
-        return registry.name_of(self.schema.op)
+        return op_schemas.name_of(self.schema.op)
 
     @cached_property
     def is_strided(self) -> bool:
@@ -114,8 +335,8 @@ class Question:
         return (
             (self.settings.ops or op._schema._is_view_op())
             and self.name not in SIGNATURES
-            and registry.is_composite(op)
-            and registry.is_derived(op)
+            and op_schemas.is_composite(op)
+            and op_schemas.is_derived(op)
             and all(spec.mesh.size() > 1 for spec in self.specs)
         )
 
@@ -137,7 +358,7 @@ class Question:
         if self.schema.op._schema._is_view_op() or (info is not None and info.needs_pytree):
             return True
         try:
-            shapes = shapes_of_results(registry.output_metas(self.schema) or ())
+            shapes = shapes_of_results(op_schemas.output_metas(self.schema) or ())
         except op_schemas.DataDependentOutputException:
             return True
         return () in shapes

@@ -14,16 +14,16 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.decide.local_arguments import in_their_place
-from cute_sharding.dtensor.decide.picks import by_picks
-from cute_sharding.dtensor.decide.shares import by_shares, of_results
-from cute_sharding.dtensor.door.cuts import last_of, parts_of, placements_of
-from cute_sharding.dtensor.door.understood import (
+from cute_sharding.dtensor.decide.local import by_picks, by_shares, in_their_place, of_results
+from cute_sharding.dtensor.door.cuts import (
     are_read_as_order,
     are_understood,
     keeps_the_only_shards,
+    last_of,
+    parts_of,
+    placements_of,
 )
-from cute_sharding.dtensor.replaced import op_schemas, registry, symints
+from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, is_masked
 from cute_sharding.dtensor.run.op_plan import (
@@ -34,8 +34,14 @@ from cute_sharding.dtensor.run.op_plan import (
     shapes_of_results,
 )
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.propagation.assign import Assignment, assign
-from cute_sharding.propagation.operands import Operand, Part, owed_for, received_for
+from cute_sharding.propagation.signatures import (
+    Assignment,
+    Operand,
+    Part,
+    assign,
+    owed_for,
+    received_for,
+)
 from cute_sharding.relations.signature import UNREAD, Linear, Signature, parse
 from cute_sharding.relations.table import Row
 
@@ -59,7 +65,7 @@ def by_signature(
     if row.is_moved:
         args, kwargs = symints.with_numbers(args, kwargs)
     pattern = row.pattern(*args, **kwargs)
-    metas = None if pattern is None else registry.output_metas(schema)
+    metas = None if pattern is None else op_schemas.output_metas(schema)
     if pattern is None or metas is None:
         return None
     operands = [

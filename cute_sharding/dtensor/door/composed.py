@@ -22,12 +22,11 @@ from math import prod
 from cute_sharding.dtensor.door.cuts import sizes_of_devices
 from cute_sharding.dtensor.replaced import symints, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
-from cute_sharding.dtensor.run.placements import placement_of, text
-from cute_sharding.dtensor.run.reading import chains_of_spec, hold_the_same
+from cute_sharding.dtensor.run.placements import chains_of_spec, hold_the_same, placement_of, text
 from cute_sharding.layout import LayoutError
 from cute_sharding.sharding import Sharding
-from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.digits import layout_of
+from cute_sharding.sharding.rows import Chains
 
 __all__ = ["sharded_again"]
 

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced import (
-    collective_ops,
+    communication,
     dispatch_modes,
     local_tensors,
-    process_groups,
     symints,
     tensor_specs,
 )
@@ -24,11 +23,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.dtensor.run.reading import chains_of_spec
+from cute_sharding.dtensor.run.placements import chains_of_spec
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.sharding import Box
 from cute_sharding.sharding.boxes import boxes
-from cute_sharding.sharding.chains import Device
+from cute_sharding.sharding.rows import Device
 
 
 def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
@@ -134,7 +133,7 @@ def _place(mesh: Any, rank: int | None) -> Device | None:
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
     here = _this_rank()
-    every = process_groups.slices(mesh)
+    every = communication.slices(mesh)
     some = [on for on in every if here is not None and on.coordinates(here) is not None]
     places = [on.coordinates(rank) for on in some or every]
     return next((place for place in places if place is not None), None)
@@ -142,7 +141,7 @@ def _place(mesh: Any, rank: int | None) -> Device | None:
 
 def _this_rank() -> int | None:
     """This process's rank; None without process groups."""
-    return process_groups.this_rank() if dist.is_initialized() else None
+    return communication.this_rank() if dist.is_initialized() else None
 
 
 def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device: Device) -> None:
@@ -153,7 +152,7 @@ def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device
         return
     if dispatch_modes.local_tensor_mode() is not None:
         assert rank is not None
-        local = local_tensors.local_of(collective_ops.wait_for(local), rank)
+        local = local_tensors.local_of(communication.wait_for(local), rank)
     elif rank not in (None, _this_rank()):
         return
     mesh, sizes = tuple(spec.mesh.shape), _placed(spec).shape_of(device)

@@ -16,10 +16,10 @@ from zlib import crc32
 import torch
 
 from cute_sharding.dtensor.door.held import local_shape
-from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
+from cute_sharding.dtensor.replaced import communication, tensor_specs
+from cute_sharding.dtensor.replaced.communication import is_ascending
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
-from cute_sharding.dtensor.replaced.process_groups import is_ascending
 from cute_sharding.dtensor.replaced.scatters import scatter_parts
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -35,12 +35,12 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     may_be_uneven,
     placed_as,
 )
+from cute_sharding.dtensor.run.groups import on_each_rank, place
 from cute_sharding.dtensor.run.packing import CHUNKS
 from cute_sharding.dtensor.run.placements import counted_from_0, text
-from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
-from cute_sharding.sharding.chains import chains_of
+from cute_sharding.sharding.rows import chains_of
 
 
 def gather_to_distribute(tensor: Any, mesh: Any, placements: Any) -> Any:
@@ -244,9 +244,9 @@ def _gathered(
     """Coordinates -> the numbers of that rank, for each rank of the mesh."""
     found = torch.tensor(numbers, dtype=torch.int64, device=device)
     for m in reversed(range(mesh.ndim)):
-        group = process_groups.group_of_dim(mesh, m)
-        parts = collective_ops.all_gather(found.unsqueeze(0), group)
-        order = process_groups.coordinates_in_groups(mesh, m)[process_groups.this_rank()]
+        group = communication.group_of_dim(mesh, m)
+        parts = communication.all_gather(found.unsqueeze(0), group)
+        order = communication.coordinates_in_groups(mesh, m)[communication.this_rank()]
         found = parts[[order.index(k) for k in range(len(order))]]
     return {
         where: found[where].tolist() for where in product(*[range(n) for n in tuple(mesh.shape)])

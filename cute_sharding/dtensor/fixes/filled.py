@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.observing import current_node
-from cute_sharding.dtensor.replaced.registry import overload
+from cute_sharding.dtensor.replaced.op_schemas import overload
 from cute_sharding.dtensor.replaced.tensor_specs import as_replica
-from cute_sharding.dtensor.run.calls import run_slowly
+from cute_sharding.dtensor.run.op_plan import run_slowly
 
 __all__ = ["handlers_in_nodes"]
 

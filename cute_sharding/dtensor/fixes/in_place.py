@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.replaced.dispatch import return_and_correct_aliasing
-from cute_sharding.dtensor.replaced.registry import name_of, overload
+from cute_sharding.dtensor.replaced.op_schemas import name_of, overload
 from cute_sharding.dtensor.replaced.tensor_specs import Shard, StridedShard, mesh_dim_text
 
 __all__ = ["views_in_place"]

@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from cute_sharding.dtensor.run.packing import read, write
-from cute_sharding.exchange.copies import Copy, cut_up, flat
+from cute_sharding.exchange.flow import Copy, cut_up, flat
 
 BLOCK = 1 << 16
 # So many elements are compared at a time.

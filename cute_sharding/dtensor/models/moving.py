@@ -16,19 +16,18 @@ import torch
 from cute_sharding._words import counted
 from cute_sharding.dtensor.models.buffers import Buffers, KeptMemory, room_for
 from cute_sharding.dtensor.models.straight import Straight
-from cute_sharding.dtensor.replaced import collective_ops, process_groups, watching
+from cute_sharding.dtensor.replaced import communication, observing
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
 from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.packing import own_view
+from cute_sharding.dtensor.run.packing import lay_out, own_view
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Network
 from cute_sharding.exchange.alone import in_a_row
 from cute_sharding.exchange.bundle import own_part
-from cute_sharding.exchange.copies import Copy
+from cute_sharding.exchange.flow import Copy
 from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.models.plan import Packed
 from cute_sharding.models.way import SpecWay
@@ -87,7 +86,7 @@ class LocalBucket:
     @cached_property
     def is_mine(self) -> bool:
         """Whether this rank is on one of the meshes."""
-        return process_groups.this_rank() in self.packed.bundle
+        return communication.this_rank() in self.packed.bundle
 
     @cached_property
     def is_told(self) -> bool:
@@ -107,12 +106,12 @@ class LocalBucket:
     @property
     def part(self) -> BundlePart:
         """What this rank does."""
-        return self.shipment.part(process_groups.this_rank(), self.group)
+        return self.shipment.part(communication.this_rank(), self.group)
 
     @cached_property
     def ends(self) -> tuple[End, ...]:
         """What becomes of each of the tensors here."""
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         return tuple(
             [
                 End(way.target.placed.local_shape(rank), _dtype(way.target.dtype), _on_the_way(way))
@@ -131,7 +130,7 @@ class LocalBucket:
         sent: dict[int, list[SentPiece]] = {}
         taken: dict[int, list[SentPiece]] = {}
         for k, item in enumerate(self.packed.bundle.items):
-            mine = own_part(item.exchange, process_groups.this_rank())
+            mine = own_part(item.exchange, communication.this_rank())
             for side, found in ((mine.sent, sent), (mine.taken, taken)):
                 for peer, messages in side.items():
                     copies = in_a_row(messages, is_sent=found is sent)
@@ -181,7 +180,7 @@ class LocalBucket:
         buffers = Buffers(kept)
         part, device, to = self.part, self.device, self.shipment
         straight = Straight(part, to.dtypes, finished, there, self._made, buffers.take)
-        with watching.exchange(lambda: self.packed.bundle.received_bytes):
+        with observing.exchange(lambda: self.packed.bundle.received_bytes):
             straight.post(self.group, self.number, is_run=True)
             straight.post(self.group, self.number, is_run=False)
             buffer = buffers.take(sum(part.sends), device)
@@ -265,7 +264,7 @@ def _finished(local: torch.Tensor, way: SpecWay, spec: DTensorSpec) -> torch.Ten
     """What a rank has, with nothing pending."""
     if not spec.mesh._is_current_rank_part_of_mesh():
         return None
-    local = collective_ops.wait_for(local)
+    local = communication.wait_for(local)
     local, _ = by_elements(local, spec)
     if way.source.pending:
         by, placed = means(spec.mesh), way.source.placed

@@ -12,10 +12,10 @@ from cute_sharding.dtensor.models.moving import Specs
 from cute_sharding.dtensor.models.nests import LeafPlace, Nest, State, memory_of
 from cute_sharding.dtensor.models.running import RunnablePlan
 from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
-from cute_sharding.dtensor.replaced import compiler, process_groups, tensor_specs
+from cute_sharding.dtensor.replaced import communication, compiler, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import pending_sums
-from cute_sharding.dtensor.run.reading import chains_of_spec
+from cute_sharding.dtensor.run.placements import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of
 from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.exchange import Network, Placed
@@ -140,12 +140,12 @@ def _grouped(places: Sequence[LeafPlace], targets: Targets) -> list[Group]:
 
 
 def _ranks(spec: DTensorSpec) -> list[int]:
-    return [rank for ranks in process_groups.rank_lists(spec.mesh) for rank in ranks]
+    return [rank for ranks in communication.rank_lists(spec.mesh) for rank in ranks]
 
 
 def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[PlacedTensor, PlacedTensor]:
     """How a tensor lies before and after, in words of the algebra."""
-    meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
+    meshes = meshes_of(current.mesh, target.mesh, communication.this_rank())
     shape = tuple(current.shape)
     if current == target:  # what is pending stays so
         stays = PlacedTensor(Placed(shape, meshes.source, chains_of_spec(current)), _name(current))

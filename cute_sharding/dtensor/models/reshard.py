@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cute_sharding.dtensor.models.nests import State
 from cute_sharding.dtensor.models.plan import planned
 from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
-from cute_sharding.dtensor.replaced import compiler, process_groups
+from cute_sharding.dtensor.replaced import communication, compiler
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def reshard(
     bar_of: Any = tqdm_of("reshard") if progress else None
     whole = State(state)
     plan = planned(whole, Targets(placements, mesh, dtype), memory_limit)
-    is_first = bar_of is not None and plan.ranks[:1] == (process_groups.this_rank(),)
+    is_first = bar_of is not None and plan.ranks[:1] == (communication.this_rank(),)
     if not is_first:
         result: T = plan.run_with(whole)
         return result

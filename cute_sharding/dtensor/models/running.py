@@ -12,17 +12,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.bookkeeping.names import as_text
-from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, as_text, count_moves
 from cute_sharding.dtensor.models.buffers import KeptMemory
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Flight, LocalBucket, Specs
 from cute_sharding.dtensor.models.nests import LeafPlace, State, check_movable, put_in_places
 from cute_sharding.dtensor.models.since import Update
-from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
-from cute_sharding.dtensor.run.apart import lie_alike, meetings
-from cute_sharding.dtensor.run.messages import in_flight
-from cute_sharding.dtensor.run.packing import in_shape, own_view
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, tensor_specs
+from cute_sharding.dtensor.run.packing import in_flight, in_shape, lie_alike, meetings, own_view
 from cute_sharding.dtensor.run.specs import OfThisProcess
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
@@ -251,7 +248,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
                     bucket.pass_by(arrived)
             mine = [bucket for bucket in self._buckets if bucket.is_mine]
             in_flight(mine, start, land, lambda bucket: bucket.packed.follows_at_once)
-        if process_groups.this_rank() in self.ranks:
+        if communication.this_rank() in self.ranks:
             count_moves(Kind(partial(_moved_by, self)))
 
     def _groups(self, state: State, *, after: bool = False) -> list[list[LeafPlace]]:
@@ -297,7 +294,7 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
     @cached_property
     def _shapes(self) -> list[_Shapes]:
         """Of each tensor here, before and after."""
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         known = {
             way: _Shapes(way.source.placed.local_shape(rank), way.target.placed.local_shape(rank))
             for way in self.ways
@@ -343,14 +340,14 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         return lie_alike(own_view(bucket.part.parts[n], 0, [given]), onto)
 
     def _moved_and_left(self, moved: Collection[int]) -> tuple[list[str], list[str]]:
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         moving = [i for each in self.packed if rank in each.bundle for i in each.members]
         some = [name for i in moving if i in moved for name in self.names[i]]
         return some, [name for i in moving if i not in moved for name in self.names[i]]
 
     def _check_side(self, what: str, other: str, meshes: Sequence[DeviceMesh]) -> None:
         _check_ranks_are_real()
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
                 f"{what} cannot run on rank {rank}, because rank {rank} is on a {other} mesh of "

@@ -15,8 +15,7 @@ import torch
 from cute_sharding.dtensor.models.changes import bytes_of, changes, write_changes
 from cute_sharding.dtensor.models.moving import LocalBucket, SentPiece
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
-from cute_sharding.dtensor.run.messages import Letter, in_group, post_messages, start_exchange
-from cute_sharding.dtensor.run.packing import write
+from cute_sharding.dtensor.run.packing import Letter, in_group, post_messages, start_exchange, write
 from cute_sharding.exchange import BundlePart
 
 # The bytes of a number that says how much has changed.

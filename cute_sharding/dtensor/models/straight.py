@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.run.messages import Letter, post_messages
-from cute_sharding.dtensor.run.packing import write
+from cute_sharding.dtensor.run.packing import Letter, post_messages, write
 from cute_sharding.exchange import BundlePart
 from cute_sharding.exchange.alone import Single
 

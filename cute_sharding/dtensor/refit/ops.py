@@ -10,7 +10,7 @@ import torch
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations import NotOnlyMoved, Relation, compose, piece
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.piece import join_pieces
+from cute_sharding.relations.relation import join_pieces
 from cute_sharding.relations.table import BY_OP, TABLE
 
 # From the op's arguments, with shapes in the place of tensors; of tensors of indices these.

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.bookkeeping.names import as_text
+from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.running import ReshardError
 from cute_sharding.dtensor.refit.running import Running
 from cute_sharding.dtensor.refit.specs import (
@@ -23,8 +23,8 @@ from cute_sharding.dtensor.refit.specs import (
     target_of,
 )
 from cute_sharding.dtensor.refit.trace import Generator, trace
-from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
-from cute_sharding.dtensor.run.apart import lie_alike, meetings
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, tensor_specs
+from cute_sharding.dtensor.run.packing import lie_alike, meetings
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.specs import OfThisProcess, Spec
 from cute_sharding.models.refit import Refit
@@ -79,7 +79,7 @@ class RefitPlan(OfThisProcess, Refit):
                 are completely written, and ``left`` names all others.
         """
         self._check_meshes()
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         locals_ = [self._local(state or {}, name, spec) for name, spec in self.source.items()]
         given = [
             None
@@ -192,7 +192,7 @@ class RefitPlan(OfThisProcess, Refit):
     def _moved_and_left(
         self, written: Collection[int], onto: Sequence[torch.Tensor | None]
     ) -> tuple[list[str], list[str]]:
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         waiting = {
             result
             for number, each in enumerate(self.packed)
@@ -229,7 +229,7 @@ class RefitPlan(OfThisProcess, Refit):
         ValueError: some of those tensors are on this rank.
         """
         self._check_meshes()
-        rank = process_groups.this_rank()
+        rank = communication.this_rank()
         if any(rank in spec.ranks.ranks for spec in specs.values()):
             raise ValueError(
                 f"{what} cannot run on rank {rank}, because rank {rank} has {others} of the "
@@ -237,7 +237,7 @@ class RefitPlan(OfThisProcess, Refit):
             )
 
     def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:
-        is_ours = process_groups.this_rank() in spec.ranks.ranks
+        is_ours = communication.this_rank() in spec.ranks.ranks
         tensor = _as_planned("the state", state, name, spec, is_ours, spec.dtype)
         if tensor is None:
             mesh: Any = spec.mesh

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, observing
 from cute_sharding.dtensor.run.bundles import Shipment
-from cute_sharding.dtensor.run.messages import in_flight
-from cute_sharding.dtensor.run.packing import in_shape, own_view
-from cute_sharding.dtensor.run.ranks import on_each_rank
+from cute_sharding.dtensor.run.groups import on_each_rank
+from cute_sharding.dtensor.run.packing import in_flight, in_shape, own_view
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.models.refit import Member, Refit
 
@@ -65,7 +64,7 @@ class Running:
             OtherShape: one is not of the shape that its placements give.
         """
         return [
-            on_each_rank(lambda rank, x, k=k: self._checked(k, x, rank), collective_ops.wait_for(x))
+            on_each_rank(lambda rank, x, k=k: self._checked(k, x, rank), communication.wait_for(x))
             for k, x in enumerate(locals_)
         ]
 
@@ -113,7 +112,7 @@ class Running:
         return (
             self.group is not None
             or dispatch_modes.local_tensor_mode() is not None
-            or process_groups.this_rank() in self.refit.packed[number].bundle
+            or communication.this_rank() in self.refit.packed[number].bundle
         )
 
     @cached_property
@@ -143,7 +142,7 @@ class Running:
         for number in range(len(self.refit.packed)):
             for i, member in enumerate(self._members(number)):
                 if result in member.results and self._is_mine(number):
-                    this, group = process_groups.this_rank(), self._group_of(number)
+                    this, group = communication.this_rank(), self._group_of(number)
                     part = self._shipments[number].part(this, group).parts[i]
                     operands = self._operands(member, given)
                     return own_view(part, member.results.index(result), operands)
@@ -155,7 +154,7 @@ class Running:
         """Send what a rank has of a bucket; what is returned waits for what it gets, in bytes."""
         bundle = self.refit.packed[number].bundle
         operands = [self._operands(member, given) for member in self._members(number)]
-        with watching.exchange(lambda: bundle.received_bytes):
+        with observing.exchange(lambda: bundle.received_bytes):
             return self._shipments[number].start(operands, self._group_of(number))
 
     def _operands(self, member: Member, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
 )
-from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
+from cute_sharding.dtensor.run.placements import chains_of_placements, chains_of_spec, text
 from cute_sharding.dtensor.run.specs import OnMesh, Spec
 from cute_sharding.models.refit import NamedTensor
 

@@ -18,9 +18,9 @@ from cute_sharding.dtensor.refit.unwritten import ALLOCATES, Unwritten
 from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
-from cute_sharding.dtensor.replaced.registry import decomposition
+from cute_sharding.dtensor.replaced.op_schemas import decomposition
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose, filled
-from cute_sharding.relations.piece import identity_pieces
+from cute_sharding.relations.relation import identity_pieces
 
 Generator: TypeAlias = "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]"
 

@@ -16,8 +16,8 @@ import torch
 from cute_sharding.dtensor.replaced.local_tensors import leaves, storage_of
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations import piece
-from cute_sharding.relations.elements import read_once, subtract
-from cute_sharding.sharding.meeting import Run, count_rows, join
+from cute_sharding.relations.relation import read_once, subtract
+from cute_sharding.sharding.rows import Run, count_rows, join
 
 # Ops that give memory without values, and those that may make a tensor's memory longer.
 ALLOCATES = frozenset(

@@ -33,7 +33,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from cute_sharding.dtensor.replaced.collective_ops import OURS, WAIT, communicates
+from cute_sharding.dtensor.replaced.communication import OURS, WAIT, communicates
 from cute_sharding.dtensor.replaced.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
 

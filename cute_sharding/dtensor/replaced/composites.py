@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.observing import current_node
+from cute_sharding.dtensor.replaced.op_schemas import name_of, overload
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.replaced.registry import name_of, overload
 from cute_sharding.dtensor.replaced.tensor_specs import as_replica
 from cute_sharding.relations.strided import calls_of_strided
 

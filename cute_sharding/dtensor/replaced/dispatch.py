@@ -1,7 +1,7 @@
 """The running dispatcher (torch/distributed/tensor/_dispatch.py): the arguments of the current call
 of an op, and ops that run as it runs them.
 
-Only the local arguments of the current call may be replaced here; :mod:`.op_hooks` and
+Only the local arguments of the current call may be replaced here; :mod:`.op_schemas` and
 :mod:`.redistribution_hook` change the dispatcher itself.
 """
 

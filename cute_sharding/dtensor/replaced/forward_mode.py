@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
+from cute_sharding.dtensor.replaced.op_schemas import name_of
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.replaced.registry import name_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Shard,

@@ -16,7 +16,7 @@ from torch.distributed._local_tensor import LocalIntNode, LocalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.replaced.collective_ops import in_flight
+from cute_sharding.dtensor.replaced.communication import in_flight
 
 __all__ = [
     "FakeTensor",

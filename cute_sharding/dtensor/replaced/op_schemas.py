@@ -1,14 +1,13 @@
-"""Ops and their schemas (torch._ops.OpOverload; torch/distributed/tensor/_op_schema.py, _ops):
-the arguments of an op, what it writes to, and whether it draws random numbers.
-
-Schemas are only read; one with other specs is a new one.
+"""Ops and their schemas (torch._ops.OpOverload; torch/distributed/tensor/_op_schema.py, _ops), the
+propagator's registries and caches, and what tells two calls of an op apart (_sharding_prop.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -16,20 +15,23 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.distributed.tensor import DTensor, _sharding_prop
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, OutputSharding
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import (
+    OpSchema,
+    OpStrategy,
+    OutputSharding,
+    RuntimeSchemaInfo,
+)
+from torch.distributed.tensor._ops import _view_ops
+from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.replaced.registry import (
-    is_derived,
-    name_of,
-    overload,
-    propagator,
-    propagator_of,
-)
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.patch import Installed, calling
 from cute_sharding.dtensor.replaced.tensor_specs import placed_as
-from cute_sharding.relations.table import ROWS
+from cute_sharding.relations.table import ROWS, VIEWS
 
 __all__ = [
     "DataDependentOutputException",
@@ -40,28 +42,219 @@ __all__ = [
     "argument",
     "arguments",
     "arguments_with",
+    "clear_propagation_caches",
+    "decomposition",
     "draws",
     "draws_apart",
+    "infer_schema_info",
+    "install_keys",
+    "install_propagation",
     "is_by_mask",
+    "is_derived",
     "is_in_place",
     "is_mean",
     "is_of_lists",
+    "is_of_the_program",
     "is_out",
     "is_pointwise",
     "is_pointwise_on_lists",
     "is_written",
     "keeps_any_cut",
+    "name_of",
+    "naming",
     "new_form",
     "of_sum",
+    "op_handlers",
+    "output_metas",
+    "overload",
     "place_of",
+    "propagation",
+    "propagator",
+    "propagator_of",
+    "registries",
     "replaced_specs",
+    "schema_info",
     "specs_of",
+    "stock_propagation",
+    "tables",
+    "takes_local_sizes",
     "unseen_writers",
     "with_keywords_of_rule",
     "with_specs",
     "writes_unsaid",
     "written",
 ]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+# What tells two calls of an op apart (torch/distributed/tensor/_op_schema.py: RuntimeSchemaInfo).
+#
+# torch keeps what the propagator answers, in C++ and in Python, under a key of the specs of an op's
+# tensors and of those other arguments that the op's schema info names. An argument that the info
+# does not name does not count: a call with another value of it gets the answer of the first call.
+#
+# Schema infos are replaced here, also while programs run; nothing else is.
+
+# A keyword that no call ever passes.
+_OURS = "cute_sharding"
+
+# The kinds of arguments by which a rule may decide, beside tensors, which always count. (Others
+# cannot be in a key, as C++ cannot hash them: generators, objects of C++ classes.)
+_DECIDING = frozenset(
+    (
+        *("BoolType", "IntType", "SymIntType", "StringType"),
+        *("ScalarTypeType", "DeviceObjType", "LayoutType", "MemoryFormatType"),
+    )
+)
+_NUMBERS = frozenset(("FloatType", "NumberType"))
+
+
+class _Naming(RuntimeSchemaInfo):
+    """An info of ours, in place of ``of``: torch's, the program's, or none."""
+
+    of: RuntimeSchemaInfo | None = None
+
+
+def install_keys(installed: Installed) -> Callable[[OpSchema], OpSchema]:
+    """Have every op's schema info name whatever may decide a shape, a stride, a dtype or a
+    placement: now for the ops that torch has a rule or an info for, and for any other when it is
+    first called. Returns the function that does so for the op of a schema, and that returns the
+    schema with our info.
+
+    Our infos name all arguments of the kinds by which a rule may decide: integers, flags, texts,
+    dtypes, layouts, devices, and lists of them. A real number is mostly a value that results are
+    computed with, as a learning rate is, and may be another in every step. So it is named only
+    where a rule may read it: where torch's info names it (the order of a norm), where torch has no
+    rule, and where the program has one. (torch counts positional arguments from the first that is
+    named, so numbers behind it are named too.)
+
+    C++ keeps a cache for each thread, and a thread cannot clear another's. So our infos of ops that
+    have a rule name a keyword that no call ever passes: this keeps our entries apart from torch's
+    in every thread, and torch's are found again once its infos are back. (C++ tells an info without
+    keywords from one with some, whichever these are. So where torch's names keywords of the op,
+    entries are apart only if ours names more.) It does not keep one setting of ours apart from
+    another. A rule that torch derives is not derived again for its sake.
+
+    What was answered by one rule does not hold once the program registers another: the op's info is
+    then made anew, and this thread's caches are cleared.
+    """
+    of_one_dim = patches.SCHEMA_INFOS_OF_ONE_DIM.found()
+
+    def put(op: Any, info: RuntimeSchemaInfo) -> None:
+        installed.put(patches.SCHEMA_INFOS, {op: info})
+        if op in of_one_dim:
+            installed.put(patches.SCHEMA_INFOS_OF_ONE_DIM, {op: info})
+
+    def complete(schema: OpSchema) -> OpSchema:
+        if isinstance(schema.schema_info, _Naming):
+            return schema
+        op = schema.op
+        info = schema_info(op)
+        if not isinstance(info, _Naming):
+            # torch does so in an op's first call, whose answer it keeps under a key of the tensors
+            # alone. Without any info, once ours is gone, calls would be looked up under that key.
+            infer_schema_info(op)
+            info = naming(op, info)
+            put(op, info)
+        return OpSchema(op, schema.args_schema, schema.kwargs_schema, info)
+
+    def registering(stock: Callable[..., None]) -> Callable[..., None]:
+        def register(op_overload: Any, *args: Any, **kwargs: Any) -> None:
+            stock(op_overload, *args, **kwargs)
+            info = schema_info(op_overload)
+            put(op_overload, naming(op_overload, info.of if isinstance(info, _Naming) else info))
+            clear_propagation_caches()
+
+        return register
+
+    infos = _infos()
+    installed.put(patches.SCHEMA_INFOS, infos)
+    installed.put(patches.SCHEMA_INFOS_OF_ONE_DIM, {op: infos[op] for op in of_one_dim})
+    for patch in (patches.RULES, patches.STRATEGIES, patches.STRATEGIES_OF_ONE_DIM):
+        installed.replace(patch, registering)
+    return complete
+
+
+class _Made(NamedTuple):
+    """Our infos, and the registries of the propagator that they were made for."""
+
+    registries: tuple[dict[Any, Any], ...]
+    infos: dict[Any, RuntimeSchemaInfo]
+
+
+_made = _Made((), {})
+
+
+def _infos() -> dict[Any, RuntimeSchemaInfo]:
+    """Our infos for all ops that have a rule or an info. They depend on the registries alone, and
+    take ten times as long as to see that these are as they were.
+    """
+    global _made
+    found = tuple([registry.copy() for registry in registries()])
+    if found != _made.registries:
+        ops = set[Any]().union(*found)
+        _made = _Made(found, {op: naming(op, schema_info(op)) for op in ops})
+    return _made.infos
+
+
+def naming(op: torch._ops.OpOverload, info: RuntimeSchemaInfo | None) -> RuntimeSchemaInfo:
+    """Our info for the op, in place of ``info``."""
+    arguments = _arguments(op)
+    stock = info or RuntimeSchemaInfo()
+    has_rule = not is_derived(op)
+    kinds = _DECIDING
+    if not has_rule or is_of_the_program(op):
+        kinds |= _NUMBERS
+    by_place = [i for i, kind in enumerate(arguments.by_place) if kind in kinds]
+    keywords = [name for name, kind in arguments.by_name.items() if kind in kinds]
+    named = stock.static_kwargkey or ()
+    keywords += [
+        name for name, kind in arguments.by_name.items() if name in named and kind in _NUMBERS
+    ]
+    # Without any keyword, C++ would also leave out tensors that are passed by keyword.
+    has_keywords = keywords or "TensorType" in arguments.by_name.values()
+    is_apart = has_keywords or (has_rule and stock.static_kwargkey is None)
+    made = _Naming(
+        min([stock.static_argnum, *by_place]),
+        [*keywords, _OURS] if is_apart else None,
+        info.needs_pytree if info is not None and has_rule else arguments.has_lists,
+    )
+    made.of = info
+    return made
+
+
+class _Arguments(NamedTuple):
+    """The kinds of an op's arguments, of those in lists and options too."""
+
+    by_place: tuple[str, ...]
+    by_name: dict[str, str]
+    has_lists: bool
+
+
+@lru_cache(maxsize=1 << 13)
+def _arguments(op: torch._ops.OpOverload) -> _Arguments:
+    kinds = [(each, *_kind(each.real_type)) for each in op._schema.arguments]
+    return _Arguments(
+        tuple([kind for each, kind, _ in kinds if not each.kwarg_only]),
+        {each.name: kind for each, kind, _ in kinds if each.kwarg_only},
+        any(is_list and kind == "TensorType" for _, kind, is_list in kinds),
+    )
+
+
+def _kind(declared: Any) -> tuple[str, bool]:
+    """The kind of an argument's type or of its elements, and whether it is a list."""
+    is_list = False
+    while isinstance(declared, torch.OptionalType | torch.ListType):
+        is_list |= isinstance(declared, torch.ListType)
+        declared = declared.getElementType()
+    return declared.kind(), is_list
+
+
+# -- op schemas ------------------------------------------------------------------------------------
+# Ops and their schemas (torch._ops.OpOverload; torch/distributed/tensor/_op_schema.py, _ops): the
+# arguments of an op, what it writes to, and whether it draws random numbers.
+#
+# Schemas are only read; one with other specs is a new one.
 
 
 def specs_of(schema: OpSchema) -> list[DTensorSpec]:
@@ -431,3 +624,245 @@ def is_by_mask(schema: OpSchema) -> bool:
 def is_in_place(op: torch._ops.OpOverload) -> bool:
     """Whether the op writes to its first argument and returns it, as ``add_`` does."""
     return op._opname.endswith("_") and not op._opname.endswith("__")
+
+
+# -- registry --------------------------------------------------------------------------------------
+# The sharding propagator's registries and caches (torch/distributed/tensor/_sharding_prop.py), and
+# torch's own rules in them.
+#
+# Caches may be cleared here; nothing else of the propagator is changed.
+
+
+def propagator() -> Any:
+    return DTensor._op_dispatcher.sharding_propagator
+
+
+def tables() -> tuple[dict, ...]:
+    """The propagator's registries, in the order in which it looks up an op."""
+    p = propagator()
+    return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules, p.op_to_schema_info
+
+
+def overload(name: str) -> torch._ops.OpOverload | None:
+    """``torch.ops.aten.<packet>.<overload>``, or None if this torch has no such op."""
+    packet, _, which = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), which, None)
+
+
+def schema_info(op: torch._ops.OpOverload) -> Any:
+    """torch's schema info for the op: the arguments that its rule depends on, and whether they are
+    lists; None without one.
+    """
+    p = propagator()
+    return p.op_to_schema_info.get(op) or p.op_to_schema_info_for_single_dim_strategy.get(op)
+
+
+def name_of(op: torch._ops.OpOverload) -> str:
+    """The inverse of :func:`overload`, for aten ops."""
+    return op.name().removeprefix("aten::") + (".default" if op._overloadname == "default" else "")
+
+
+def is_derived(op: torch._ops.OpOverload) -> bool:
+    """Whether torch has no rule for the op, so that it derives one, or raises."""
+    return not any(op in table for table in tables()[:3])
+
+
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether torch decomposes the op before a DTensor sees it, except where autograd's keys are
+    excluded, as in inference mode.
+    """
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    )
+
+
+def registries() -> tuple[dict, ...]:
+    """All that have an entry for an op with a rule or a schema info, torch's or the program's."""
+    return *tables(), propagator().op_to_schema_info_for_single_dim_strategy
+
+
+def infer_schema_info(op: torch._ops.OpOverload) -> None:
+    """Give the op the schema info that torch infers for an op without a rule, unless it has one."""
+    if schema_info(op) is None:
+        propagator().decomp_strategy.ensure_schema_info(op)
+
+
+def is_of_the_program(op: torch._ops.OpOverload) -> bool:
+    """Whether the program has registered a rule for the op, in any of torch's ways, before or after
+    the import of this package. torch's own rules are all in one package.
+    """
+    return any(not _is_torchs(table[op]) for table in tables()[:3] if op in table)
+
+
+def _is_torchs(rule: Any) -> bool:
+    while hasattr(rule, "func"):  # what is registered for one mesh dim, and partials
+        rule = rule.func
+    return str(getattr(rule, "__module__", "")).startswith(_TORCHS_RULES)
+
+
+_TORCHS_RULES = _view_ops.__name__.rpartition(".")[0] + "."
+
+
+def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
+    """Whether torch passes the op local sizes that it computes from the output's placements, left
+    to right.
+    """
+    return op in propagator().op_to_shape_and_stride_idx
+
+
+def clear_propagation_caches() -> None:
+    """Clear the Python cache of propagations in all threads (with a fresh cache object), and this
+    thread's C++ cache.
+
+    For other threads' C++ caches see :func:`.op_schemas.install_propagation`.
+    """
+    p = propagator()
+    p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)
+    torch._C._clear_DTensor_sharding_propagator_cache()
+
+
+def op_handlers() -> dict[Any, Any]:
+    """op -> torch's own function, for ops that skip the propagator."""
+    return DTensor._op_dispatcher._custom_op_handlers
+
+
+def output_metas(schema: OpSchema) -> Any:
+    """The global shapes, strides and dtypes of the op's results.
+
+    torch runs the op in a FakeTensorMode, which takes most of an op's first run. A view depends on
+    sizes and strides alone: run on meta tensors it gives the same.
+    """
+    if is_tracing() or not _is_view(schema.op):
+        return propagator()._propagate_tensor_meta_non_cached(schema)
+    with torch._C._DisableTorchDispatch():  # in none of the program's modes
+        args, kwargs = tree_map(_on_meta, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+        found = schema.op(*args, **kwargs)
+    return _meta_of(found) if isinstance(found, torch.Tensor) else [*map(_meta_of, found)]
+
+
+@cache
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    return op._schema._is_view_op() or name_of(op) in VIEWS
+
+
+def _on_meta(leaf: Any) -> Any:
+    meta = leaf.tensor_meta if isinstance(leaf, DTensorSpec) else None
+    if meta is None:
+        return leaf
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+
+
+def _meta_of(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def stock_propagation() -> Callable[[OpSchema], OutputSharding]:
+    """torch's own propagation, also while ours is in its place."""
+    found = propagator()
+    own: Any = type(found).propagate_op_sharding_non_cached
+    return partial(own, found)
+
+
+def propagation() -> Callable[[OpSchema], OutputSharding]:
+    """The present propagation, from an op on specs to the placements that it needs and gives."""
+    present = propagator().propagate_op_sharding_non_cached
+
+    def propagate(schema: OpSchema) -> OutputSharding:
+        p: Any = propagator_of(schema.op)
+        return (
+            present(schema)
+            if p is propagator()
+            else type(p).propagate_op_sharding_non_cached(p, schema)
+        )
+
+    return propagate
+
+
+def propagator_of(op: torch._ops.OpOverload) -> Any:
+    """The propagator that answers by the program's rule for the op, if it has registered one. torch
+    prefers rules for one mesh dim, also its own ones to others of the program: then a copy without.
+    """
+    p = propagator()
+    of_one_dim = p.op_single_dim_strategy_funcs.get(op)
+    if of_one_dim is None or not _is_torchs(of_one_dim) or not is_of_the_program(op):
+        return p
+    other = copy(p)
+    other.op_single_dim_strategy_funcs = {}
+    return other
+
+
+def decomposition(op: Any) -> Callable[..., Any] | None:
+    """The op as a composition of other ops, from torch's code; None without one."""
+    from torch._decomp import decomposition_table
+
+    if op not in decomposition_table and op._can_decompose():
+        return op.decompose
+    found: Callable[..., Any] | None = decomposition_table.get(op)
+    return found
+
+
+# -- op hooks --------------------------------------------------------------------------------------
+# Ops beside views, in propagator and dispatcher (torch/distributed/tensor/_sharding_prop.py,
+# _dispatch.py): what is called before torch's rules, and after ops that write.
+#
+# The propagator's function from specs to placements, functions of single ops and the code of the
+# dispatcher's last step may be replaced here, and are put back.
+
+
+def install_propagation(
+    installed: Installed,
+    propagate: Callable[[OpSchema], OutputSharding],
+    handler: Callable[[Any, Callable[..., Any]], Callable[..., Any]],
+    writing: Callable[..., Any],
+    others: Mapping[Any, Callable[..., Any]],
+    reach: Callable[..., None],
+    live: set[Any],
+    finished: Callable[..., Any],
+) -> None:
+    """Make ``propagate`` the propagator's function, for schemas that name what tells calls apart.
+    ``handler(op, torch's)`` replaces torch's function for an op that skips the
+    propagator. ``writing`` runs ops that write without torch's dispatcher noticing, and
+    ``others`` are functions of single ops. While there are ``live`` copies,
+    ``reach(op, args, kwargs)`` is called after each op that writes. ``finished(found, op, args,
+    kwargs, info)`` may give an op's results in place of what the propagator has ``found`` for it.
+    """
+    complete = install_keys(installed)
+    handlers = op_handlers()
+    handled = [overload(name) for name, row in ROWS.items() if row.has_function]
+    past = [op for op in handled if op is not None and op in handlers]
+    installed.put(patches.HANDLERS, {op: handler(op, handlers[op]) for op in past})
+    writers = [*unseen_writers(), *drawn_in_place()]
+    installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
+    installed.put(patches.HANDLERS, others)
+    installed.replace(patches.PROPAGATION, lambda stock: lambda schema: propagate(complete(schema)))
+    installed.replace(patches.FOUND, lambda stock: _finishing(stock, finished))
+    installed.replace(patches.TAIL, calling(partial(_reaching, live, reach), patches.TAIL))
+
+
+def _reaching(
+    live: set[Any], reach: Callable[..., None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    """torch's step after an op that writes, after ``reach``."""
+
+    def tail(
+        self: Any, op: Any, args: Any, kwargs: Any, mesh: Any, answer: Any, local: Any, *how: Any
+    ) -> Any:
+        if live and how[0]:  # this rank takes part
+            reach(op, args, kwargs)
+        return stock(self, op, args, kwargs, mesh, answer, local, *how)
+
+    return tail
+
+
+def _finishing(stock: Callable[..., Any], finished: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's step that asks the propagator. As torch itself does for ops that it decomposes there,
+    it may return results: the dispatcher then returns these, and caches nothing.
+    """
+
+    def found(
+        self: Any, op_call: Any, args: Any, kwargs: Any, op_info: Any, try_cache: bool
+    ) -> Any:
+        answer = stock(self, op_call, args, kwargs, op_info, try_cache)
+        return finished(answer, op_call, args, kwargs, op_info)
+
+    return found

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor._collective_utils import mesh_scatter
 from torch.distributed.tensor.placement_types import Shard
 
-from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.local_tensors import LocalTensor, local_of
 
 __all__ = ["scatter_parts"]
@@ -22,9 +22,9 @@ def _in_order_of_groups(
     parts: Sequence[torch.Tensor], mesh: Any, mesh_dim: int
 ) -> list[torch.Tensor]:
     """For each place in a process group, the part of the coordinate of its rank."""
-    orders = process_groups.coordinates_in_groups(mesh, mesh_dim)
+    orders = communication.coordinates_in_groups(mesh, mesh_dim)
     if not any(isinstance(part, LocalTensor) for part in parts):
-        return [parts[coordinate] for coordinate in orders[process_groups.this_rank()]]
+        return [parts[coordinate] for coordinate in orders[communication.this_rank()]]
     return [
         LocalTensor({rank: local_of(parts[order[i]], rank) for rank, order in orders.items()})
         for i in range(len(parts))
@@ -47,7 +47,7 @@ def scatter_parts(
         for part, n in zip(parts, missing)
     ]
     output = torch.empty_like(padded[0])
-    if not process_groups.is_ascending(mesh):
+    if not communication.is_ascending(mesh):
         padded = _in_order_of_groups(padded, mesh, mesh_dim)
     mesh_scatter(output, padded, mesh, mesh_dim, group_src=source)
     return Shard._maybe_unpad_tensor_with_sizes(

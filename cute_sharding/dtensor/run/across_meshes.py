@@ -16,22 +16,18 @@ import torch
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
-    collective_ops,
+    communication,
     dispatch_modes,
-    process_groups,
+    observing,
     redistribution_hook,
     tensor_specs,
-    watching,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
-from cute_sharding.dtensor.run.groups import Means, means
-from cute_sharding.dtensor.run.order import lay_out
-from cute_sharding.dtensor.run.packing import in_shape
-from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.ranks import on_each_rank
-from cute_sharding.dtensor.run.reading import chains_of_spec
+from cute_sharding.dtensor.run.groups import Means, means, on_each_rank
+from cute_sharding.dtensor.run.packing import in_shape, lay_out
+from cute_sharding.dtensor.run.placements import chains_of_spec, text
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
 from cute_sharding.exchange import Bundle, Item, Network, Placed
 from cute_sharding.exchange.meshes import Crossing, ExchangePlan, plan_exchange
@@ -68,7 +64,7 @@ def move_across(
     local, current = by_elements(local, current)
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
-    if process_groups.this_rank() in plan.exchange:
+    if communication.this_rank() in plan.exchange:
         count_moves(kind)
     moved = _exchange_between(plan.crossing, shipment, local, current.mesh, target.mesh)
     return lay_out(moved, target.tensor_meta)
@@ -83,7 +79,7 @@ def planned_across(
         ValueError: as that.
     """
     by = means(current.mesh)._replace(memory_limit=memory_limit)
-    return _planned(current, target, by, process_groups.this_rank())
+    return _planned(current, target, by, communication.this_rank())
 
 
 @remembered
@@ -160,14 +156,14 @@ def _exchange_between(
     crossing: Crossing, shipment: Shipment, local: torch.Tensor, mesh: Any, other: Any
 ) -> torch.Tensor:
     exchange, rounds, (dtype,) = crossing.exchange, crossing.rounds, shipment.dtypes
-    if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
+    if dispatch_modes.local_tensor_mode() is None and communication.this_rank() not in exchange:
         return local.new_empty(0)  # this rank is on neither mesh
     group = None if exchange.is_free else on_which_group(exchange, mesh, other)
     local = on_each_rank(
         lambda rank, x: _check_shape(x, exchange.sources[0].local_shape(rank), dtype),
-        collective_ops.wait_for(local),
+        communication.wait_for(local),
     )
-    with watching.exchange(lambda: -(-exchange.received_elements // rounds) * dtype.itemsize):
+    with observing.exchange(lambda: -(-exchange.received_elements // rounds) * dtype.itemsize):
         return shipment.run([local], group, rounds, alias=True)[0]
 
 

@@ -16,15 +16,22 @@ from typing import Any, NoReturn
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.replaced import process_groups
-from cute_sharding.dtensor.run.messages import Seal, in_group, start_exchange
-from cute_sharding.dtensor.run.packing import as_bytes, own_view, pack, unpack, write
-from cute_sharding.dtensor.run.ranks import on_each_rank, ranks_beside, slice_with
+from cute_sharding.dtensor.replaced import communication
+from cute_sharding.dtensor.run.groups import on_each_rank, ranks_beside, slice_with
+from cute_sharding.dtensor.run.packing import (
+    Seal,
+    as_bytes,
+    in_group,
+    own_view,
+    pack,
+    start_exchange,
+    unpack,
+    write,
+)
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
-from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import part_among
 from cute_sharding.exchange.flow import ALL, Turn
-from cute_sharding.exchange.step import Step
+from cute_sharding.exchange.step import AllToAll, Step
 
 # The bytes of a seal.
 SEAL = 8
@@ -71,7 +78,7 @@ class Shipment:
         """What messages begin with."""
         if self.refuse is None:
             return None
-        return Seal(self.bundle(process_groups.this_rank()).seal, self.refuse)
+        return Seal(self.bundle(communication.this_rank()).seal, self.refuse)
 
     def run(
         self, given: Sequence[torch.Tensor], group: Any | None, rounds: int = 1, **how: bool
@@ -111,7 +118,7 @@ class Shipment:
             each = [[*islice(remaining, len(some))] for some in operands]
             return _packed(self.part(rank, group, turn), each, self.dtypes, buffer)
 
-        if self.bundle(process_groups.this_rank()).is_free:
+        if self.bundle(communication.this_rank()).is_free:
             like = next((x for x in (buffer, *flat) if x is not None), torch.empty(0))
             nothing = on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), like)
             return lambda: nothing

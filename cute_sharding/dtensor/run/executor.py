@@ -14,14 +14,19 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
-from cute_sharding.dtensor.replaced.collective_ops import wait_for
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, observing
+from cute_sharding.dtensor.replaced.communication import wait_for
 from cute_sharding.dtensor.run.bundles import shipment_of
-from cute_sharding.dtensor.run.groups import group_of
-from cute_sharding.dtensor.run.messages import exchange_messages
+from cute_sharding.dtensor.run.groups import (
+    copies_natively,
+    group_of,
+    on_each_rank,
+    true_on_each_rank,
+)
 from cute_sharding.dtensor.run.packing import (
     WIRE,
     check_shape,
+    exchange_messages,
     from_wire,
     in_blocks,
     join_blocks,
@@ -32,15 +37,7 @@ from cute_sharding.dtensor.run.packing import (
     parts_of,
     unpack,
 )
-from cute_sharding.dtensor.run.ranks import (
-    copies_natively,
-    on_each_rank,
-    true_on_each_rank,
-)
-from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.native import Along
-from cute_sharding.exchange.reduction import Reduction
-from cute_sharding.exchange.step import Step
+from cute_sharding.exchange.step import AllToAll, Along, Reduction, Step
 
 
 def run(
@@ -75,7 +72,7 @@ def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
     if (
         how is None
         or not (how.even or step.padded)
-        or not process_groups.in_order(mesh, how.mesh_dims)
+        or not communication.in_order(mesh, how.mesh_dims)
     ):
         return None
     return (
@@ -124,7 +121,7 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
     if how is not None:
         if not how.even:
             return _gather_padded(step, local, mesh, group)
-        return collective_ops.all_gather(local, group, how.gathered or 0, async_op=async_op)
+        return communication.all_gather(local, group, how.gathered or 0, async_op=async_op)
     gathers, part = step.gathers, parts_of(step, mesh, step.gathers)
     is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
     # A gather's result is the same on all ranks of the group, so all decide alike.
@@ -142,7 +139,7 @@ def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -
     """All-gather blocks, padded to equal sizes."""
     equal = block_of(step, local, mesh)
     with dispatch_modes.of_this_rank():  # other ranks may have no padding
-        gathered = collective_ops.all_gather(equal, group)
+        gathered = communication.all_gather(equal, group)
     return on_each_rank(lambda rank, x: whole_of(step, x, mesh, rank), gathered)
 
 
@@ -176,10 +173,10 @@ def _gathered_dim(step: AllToAll, mesh: Any) -> tuple[int, int]:
 
 def _telling_observers(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     """A context in which observers see what the busiest rank receives in each collective."""
-    if not watching.are_there():
+    if not observing.are_there():
         return nullcontext()
     itemsize = local.element_size()
-    return watching.exchange(
+    return observing.exchange(
         lambda: -(-step.received_elements // max(step.collectives, 1)) * itemsize
     )
 
@@ -208,7 +205,7 @@ def scaled(
             local,
             lambda result: torch.div(wait_for(result), step.divisor, rounding_mode="trunc"),
         )
-    if step.divisor == step.parts and process_groups.averages(group, mesh.device_type):
+    if step.divisor == step.parts and communication.averages(group, mesh.device_type):
         return "avg", local, lambda result: result
     return step.op, wait_for(local) / step.divisor, lambda result: result
 
@@ -223,7 +220,7 @@ def keep_part(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
-    return collective_ops.all_reduce(keep_part(step, local, mesh), op, group, async_op=async_op)
+    return communication.all_reduce(keep_part(step, local, mesh), op, group, async_op=async_op)
 
 
 def _scatter(
@@ -238,14 +235,14 @@ def _scatter(
     if how is not None:
         dim = how.scattered or 0
         if how.even:
-            return collective_ops.reduce_scatter(local, op, group, dim, async_op=async_op)
+            return communication.reduce_scatter(local, op, group, dim, async_op=async_op)
         blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), local)
-        scattered = collective_ops.reduce_scatter(blocks, op, group)
+        scattered = communication.reduce_scatter(blocks, op, group)
         return on_each_rank(
             lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
         )
     if step.even and copies_natively(group, mesh):
-        scattered = collective_ops.reduce_scatter(
+        scattered = communication.reduce_scatter(
             on_each_rank(lambda rank, x: pack(part(rank), [x]), local),
             op,
             group,

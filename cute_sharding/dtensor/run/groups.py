@@ -1,17 +1,15 @@
-"""The process groups that redistributions use, and ``prepare_groups``, which makes more of them.
-
-The group of a step depends on the mesh alone, so ranks agree whatever else each of them does: other
-slices of the mesh, pipeline stages and replicas take no part, and a redistribution never makes a
-group.
+"""Ranks, their places on a mesh and in a process group, and the process groups that redistributions
+use: ``prepare_groups`` makes more.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import combinations
+from math import prod
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -19,11 +17,137 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
-from cute_sharding.dtensor.replaced import compiler, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.ranks import is_native, ranks_beside, spans
+from cute_sharding.dtensor.replaced import communication, compiler, dispatch_modes, local_tensors
+from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.network import Chosen
-from cute_sharding.exchange.routes import Groups
+from cute_sharding.exchange.planner import Groups
+from cute_sharding.sharding.rows import Device
+
+# -- ranks -----------------------------------------------------------------------------------------
+# Ranks, their places on a mesh and in a process group; functions of every rank under
+# LocalTensorMode.
+
+
+def only_rank() -> int | None:
+    """This process's rank; None while tracing, and if every rank runs in this process."""
+    if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
+        return None
+    return communication.this_rank()
+
+
+def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """``function(rank, *local tensors)`` for this process's rank, or under LocalTensorMode for
+    every rank.
+    """
+    mode = dispatch_modes.local_tensor_mode()
+    if mode is None:
+        with dispatch_modes.of_this_rank():
+            return function(communication.this_rank(), *tensors)
+    tensors = tuple(map(communication.wait_for, tensors))
+    return mode.rank_map(
+        lambda rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
+    )
+
+
+def all_on_each_rank(
+    function: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor
+) -> list[torch.Tensor]:
+    """As :func:`on_each_rank`, for a function that returns several tensors."""
+    mode = dispatch_modes.local_tensor_mode()
+    if mode is None:
+        with dispatch_modes.of_this_rank():
+            return function(communication.this_rank(), *tensors)
+    tensors = tuple(map(communication.wait_for, tensors))
+    with mode.disable():
+        found = {
+            rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
+            for rank in mode.ranks
+        }
+        several = zip(*found.values(), strict=True)
+        return [local_tensors.local_tensor(dict(zip(found, parts))) for parts in several]
+
+
+def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
+    """The function's list of ints, which may differ from rank to rank."""
+    mode = dispatch_modes.local_tensor_mode()
+    if mode is None:
+        return list(function(communication.this_rank()))
+    lists = {rank: function(rank) for rank in mode.ranks}
+    return [
+        local_tensors.local_int({rank: ints[i] for rank, ints in lists.items()})
+        for i in range(len(next(iter(lists.values()))))
+    ]
+
+
+def true_on_each_rank(function: Callable[[int], bool]) -> bool:
+    mode = dispatch_modes.local_tensor_mode()
+    return function(communication.this_rank()) if mode is None else all(map(function, mode.ranks))
+
+
+@remembered
+def slice_with(mesh: Any, rank: int) -> Mesh:
+    """The mesh with its ranks; if it is a slice of a larger mesh, the slice with ``rank``.
+
+    Raises:
+        ValueError: the rank is on none.
+    """
+    for on in communication.slices(mesh):
+        if on.coordinates(rank) is not None:
+            return on
+    raise ValueError(
+        f"rank {rank} is not on the mesh {mesh}. Pass a mesh with rank {rank}, or call the "
+        "function only on the ranks of the mesh"
+    )
+
+
+@remembered
+def place(mesh: Any, rank: int) -> Device:
+    """The coordinates of a rank on the mesh."""
+    return slice_with(mesh, rank).device(rank)
+
+
+@remembered
+def ranks_beside(mesh: Any, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks that differ from a rank only on these mesh dims, in the order of their process
+    group, which ascends.
+    """
+    on = slice_with(mesh, rank)
+    return tuple(sorted(on.slice_of(on.device(rank), dims)))
+
+
+@remembered
+def numbers(mesh: Any, rank: int, dims: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:
+    """The number of a rank's place on the mesh, row-major; and those of :func:`ranks_beside`."""
+    on = slice_with(mesh, rank)
+    number = Mesh.numbered(on.sizes).rank
+    beside = [number(on.device(peer)) for peer in ranks_beside(mesh, rank, dims)]
+    return number(on.device(rank)), tuple(beside)
+
+
+def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
+    """Whether the group has no ranks but those of these mesh dims."""
+    return dist.get_world_size(group) == prod(mesh.size(m) for m in dims)
+
+
+def copies_natively(group: Any, mesh: Any) -> bool:
+    """Whether the backend gathers and reduce-scatters better than by an all-to-all. gloo does not
+    if copies follow: its collectives work on lists of tensors, which it copies once more.
+    """
+    return is_native(communication.backend_name(group, mesh.device_type))
+
+
+def is_native(backend: str | None) -> bool:
+    return backend != "gloo"
+
+
+# -- groups ----------------------------------------------------------------------------------------
+# The process groups that redistributions use, and ``prepare_groups``, which makes more of them.
+#
+# The group of a step depends on the mesh alone, so ranks agree whatever else each of them does:
+# other slices of the mesh, pipeline stages and replicas take no part, and a redistribution never
+# makes a group.
 
 
 def prepare_groups(
@@ -84,10 +208,10 @@ def prepare_groups(
         among = tuple([m for m in among if m in wide])
         if (
             len(among) > 1
-            and process_groups.flattened_mesh(mesh, among) is None
+            and communication.flattened_mesh(mesh, among) is None
             and not _is_world(mesh, among)
         ):
-            lists = [tuple(ranks) for _, ranks in process_groups.ranks_along(mesh, among)]
+            lists = [tuple(ranks) for _, ranks in communication.ranks_along(mesh, among)]
             _make(lists, mesh, f"mesh_{'_'.join(names[m] for m in among)}", timeout, pg_options)
     for other in others:
         _prepare_both(mesh, other, timeout, pg_options)
@@ -100,10 +224,10 @@ def _prepare_both(mesh: DeviceMesh, other: DeviceMesh, timeout: Any, pg_options:
     ranks, or of all ranks if one of the meshes is no slice.
     """
     unions: list[set[int]] = []
-    for ranks in (*process_groups.rank_lists(mesh), *process_groups.rank_lists(other)):
+    for ranks in (*communication.rank_lists(mesh), *communication.rank_lists(other)):
         apart = [one for one in unions if one.isdisjoint(ranks)]
         unions = [*apart, set(ranks).union(*(one for one in unions if one not in apart))]
-    if 1 in (len(process_groups.rank_lists(each)) for each in (mesh, other)):
+    if 1 in (len(communication.rank_lists(each)) for each in (mesh, other)):
         unions = [set().union(*unions)]
     wanted = sorted(tuple(sorted(one)) for one in unions)
     if wanted != [tuple(range(dist.get_world_size()))]:
@@ -116,7 +240,7 @@ def _make(
     """Make groups of these lists of ranks, unless they are made already, which is known on all
     ranks alike, also on those outside of them.
     """
-    groups, rank = _prepared(), process_groups.this_rank()
+    groups, rank = _prepared(), communication.this_rank()
     if any(_key(mesh, ranks) not in groups for ranks in lists):
         made = _new_groups([*map(list, lists)], mesh, name, timeout, pg_options)
         groups.update({_key(mesh, ranks): made if rank in ranks else None for ranks in lists})
@@ -172,7 +296,7 @@ def means(mesh: Any) -> Means:
     memory: an argument of ``cute_sharding.redistribute`` does.
     """
     network = network_in_force()
-    if not process_groups.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():
+    if not communication.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():
         return Means(network, None, frozenset(), False)
     backend = _backend(mesh)
     return _means(network, groups_at_hand(mesh, backend), backend)
@@ -184,7 +308,7 @@ def _means(network: Chosen, groups: Groups, backend: str | None) -> Means:
 
 
 def _backend(mesh: Any) -> str | None:
-    return process_groups.backend_name(process_groups.group_of_dim(mesh, 0), mesh.device_type)
+    return communication.backend_name(communication.group_of_dim(mesh, 0), mesh.device_type)
 
 
 def groups_at_hand(mesh: Any, backend: str | None = None) -> frozenset[tuple[int, ...]]:
@@ -223,11 +347,10 @@ def _is_known_alike(mesh: Any, dims: tuple[int, ...]) -> bool:
     """
     groups = _prepared()
     return (
-        process_groups.flattened_mesh(mesh, dims) is not None
+        communication.flattened_mesh(mesh, dims) is not None
         or _is_world(mesh, dims)
         or all(
-            _key(mesh, tuple(ranks)) in groups
-            for _, ranks in process_groups.ranks_along(mesh, dims)
+            _key(mesh, tuple(ranks)) in groups for _, ranks in communication.ranks_along(mesh, dims)
         )
     )
 
@@ -238,7 +361,7 @@ def dims_of_group(mesh: Any, dims: tuple[int, ...]) -> tuple[int, ...] | None:
     """
     if len(dims) < 2:
         return dims
-    if not process_groups.has_groups(mesh):
+    if not communication.has_groups(mesh):
         return None
     groups, others = groups_at_hand(mesh), [m for m in range(mesh.ndim) if m not in dims]
     for more in range(len(others) + 1):
@@ -259,7 +382,7 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
         RuntimeError: there is no such group.
     """
     if len(dims) == 1:
-        return process_groups.group_of_dim(mesh, dims[0])
+        return communication.group_of_dim(mesh, dims[0])
     group = _group_of_several(mesh, tuple(sorted(dims)))
     if group is None:
         raise RuntimeError(
@@ -276,12 +399,12 @@ def group_of_ranks(ranks: tuple[int, ...], mesh: Any, other: Any) -> Any | None:
     """
     group = _prepared().get(_key(mesh, ranks))
     for of in (mesh, other):
-        if group is None and of.size() == len(ranks) and process_groups.has_groups(of):
+        if group is None and of.size() == len(ranks) and communication.has_groups(of):
             dims = tuple([m for m in range(of.ndim) if of.size(m) > 1])
             group = _group_of_several(of, dims) if len(dims) > 1 else None
-            group = process_groups.group_of_dim(of, dims[0]) if len(dims) == 1 else group
+            group = communication.group_of_dim(of, dims[0]) if len(dims) == 1 else group
     if group is None and len(ranks) == dist.get_world_size():
-        backend = process_groups.backend_name(dist.group.WORLD, mesh.device_type)
+        backend = communication.backend_name(dist.group.WORLD, mesh.device_type)
         group = None if backend is None else dist.group.WORLD
     return group
 
@@ -289,11 +412,11 @@ def group_of_ranks(ranks: tuple[int, ...], mesh: Any, other: Any) -> Any | None:
 def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     if not mesh._is_current_rank_part_of_mesh():
         return None
-    ranks = ranks_beside(mesh, process_groups.this_rank(), dims)
+    ranks = ranks_beside(mesh, communication.this_rank(), dims)
     group = _prepared().get(_key(mesh, ranks))
     if group is None:
-        flattened = process_groups.flattened_mesh(mesh, dims)
-        group = None if flattened is None else process_groups.group_of_flattened(flattened)
+        flattened = communication.flattened_mesh(mesh, dims)
+        group = None if flattened is None else communication.group_of_flattened(flattened)
     return dist.group.WORLD if group is None and _is_world(mesh, dims) else group
 
 
@@ -305,8 +428,8 @@ def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
     if mesh.size() != dist.get_world_size() or not spans(world, mesh, dims):
         return False
     one, other = (
-        process_groups.backend_name(group, mesh.device_type)
-        for group in (world, process_groups.group_of_dim(mesh, dims[0]))
+        communication.backend_name(group, mesh.device_type)
+        for group in (world, communication.group_of_dim(mesh, dims[0]))
     )
     return one == other
 
@@ -343,7 +466,7 @@ def _flattenings(mesh: Any) -> tuple[Any, ...]:
         [
             flattened._layout
             for flattened in mesh._get_root_mesh()._flatten_mapping.values()
-            if process_groups.group_of_flattened(flattened) is not None
+            if communication.group_of_flattened(flattened) is not None
         ]
     )
 
@@ -358,8 +481,8 @@ def _new_groups(
     given a device, they are split off the world's communicator at once, as DeviceMesh does.
     """
     world: Any = dist.group.WORLD
-    like = process_groups.group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
-    backend, rank = dist.get_backend(like), process_groups.this_rank()
+    like = communication.group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
+    backend, rank = dist.get_backend(like), communication.this_rank()
     if timeout is None:
         timeout = _timeout_of(like, mesh.device_type)
     with dispatch_modes.no_modes():

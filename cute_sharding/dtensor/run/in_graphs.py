@@ -1,31 +1,29 @@
 """Exchanges of compiled programs: one op that the compiler does not look into runs what an eager
-program runs, on the sizes of each call.
-
-So there is one graph for all sizes, with the same nodes on every rank, and ranks that run compiled
-meet ranks that run eagerly in the same collectives. The op's arguments are in a string, because
-graphs are kept on disk: a kind (:data:`KINDS`), the mesh, and what the kind needs. Collectives of
-whole tensor dims, which compilers know, are shown instead: for sizes that are numbers as
-:func:`.executor.is_shown` says, for symbols by :mod:`.on_symbols`.
+program runs.
 """
 
 from __future__ import annotations
 
+import hashlib
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from hashlib import sha1
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cute_sharding._memory import remembered
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.compiled.library import in_own_memory, library
-from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
+from cute_sharding.dtensor.compiled.symbols import local_shape_of
+from cute_sharding.dtensor.replaced import communication, compiler, dispatch_modes
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import is_shown, run
-from cute_sharding.dtensor.run.groups import means
+from cute_sharding.dtensor.run.groups import means, prepared_key
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.together import run_together
 from cute_sharding.exchange import Exchange
@@ -35,7 +33,51 @@ from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import parse_move
 from cute_sharding.relations.table import MOVEMENTS
-from cute_sharding.sharding.chains import Chains
+from cute_sharding.sharding.rows import Chains
+
+# -- graph keys ------------------------------------------------------------------------------------
+# Keys that keep the graphs apart which torch.compile caches on disk.
+
+
+def tag(settings: Settings | None) -> None:
+    """Key graphs by version, settings and rank: a graph has the sizes that a rank sends and holds,
+    and torch's keys do not tell ranks apart.
+    """
+    if settings is None:
+        compiler.tag_compiled_graphs(None)
+        return
+    rank = communication.this_rank() if dist.is_initialized() else None
+    compiler.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}")
+
+
+def tag_traced() -> None:
+    """Call :func:`tag` when a graph is made; dynamo does so before it looks into a cache."""
+    tag(in_force())
+
+
+@cache
+def _fingerprint() -> str:
+    """A hash of this package's code: another version may decide otherwise, and compiled graphs
+    outlive the process. It takes the version, and the sizes and times of the files: reading them
+    all would double the time of a tag.
+    """
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha1((package / "__init__.py").read_bytes(), usedforsecurity=False)
+    for source in sorted(package.rglob("*.py")):
+        found = source.stat()
+        digest.update(f"{source.name} {found.st_size} {found.st_mtime_ns} ".encode())
+    return digest.hexdigest()[:16]
+
+
+# -- in graphs -------------------------------------------------------------------------------------
+# Exchanges of compiled programs: one op that the compiler does not look into runs what an eager
+# program runs, on the sizes of each call.
+#
+# So there is one graph for all sizes, with the same nodes on every rank, and ranks that run
+# compiled meet ranks that run eagerly in the same collectives. The op's arguments are in a string,
+# because graphs are kept on disk: a kind (``KINDS``), the mesh, and what the kind needs.
+# Collectives of whole tensor dims, which compilers know, are shown instead: for sizes that are
+# numbers as ``executor.is_shown`` says, for symbols by ``redistribute``.
 
 # The meshes that graphs name. Tracing adds to it, also before a graph from the disk is run.
 _meshes: dict[str, Any] = {}
@@ -73,7 +115,7 @@ def exchange_in_graph(
         )
     # One is enough to keep the op. (Inductor takes the wait for a collective's n-th result for one
     # that reads its n-th operand, and fails if there are fewer operands.)
-    return [collective_ops.waited_in_graph(results[0]), *results[1:]]
+    return [communication.waited_in_graph(results[0]), *results[1:]]
 
 
 def _name_of(mesh: Any) -> str:
@@ -87,7 +129,7 @@ def _group_name(mesh: Any) -> str:
     """The name of a process group of the mesh: see ``in_one_order`` in
     replaced/collective_order.py.
     """
-    name: str = process_groups.group_of_dim(mesh, 0).group_name
+    name: str = communication.group_of_dim(mesh, 0).group_name
     return name
 
 
@@ -99,7 +141,7 @@ def _name(mesh: Any) -> str:
                 mesh.device_type,
                 tuple(mesh.shape),
                 mesh.mesh_dim_names,
-                process_groups.rank_lists(mesh),
+                communication.rank_lists(mesh),
             )
         ).encode(),
         usedforsecurity=False,

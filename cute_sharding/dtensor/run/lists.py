@@ -19,19 +19,19 @@ import torch
 
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import is_shown
 from cute_sharding.dtensor.run.in_graphs import run_opaque
-from cute_sharding.dtensor.run.on_symbols import settle_divisions
-from cute_sharding.dtensor.run.order import lay_out
+from cute_sharding.dtensor.run.packing import lay_out
+from cute_sharding.dtensor.run.placements import say_redistributed
 from cute_sharding.dtensor.run.redistribute import (
     Prepared,
     planned_for,
     redistribute_local_tensor,
+    settle_divisions,
 )
 from cute_sharding.dtensor.run.together import are_collectives, is_joined, run_together, turns
-from cute_sharding.dtensor.run.words import say_redistributed
 
 
 class LocalMove(NamedTuple):
@@ -102,7 +102,7 @@ def _redistribute_together(
             count_moves(kind)
             plan, before, after = each.plan, one.current.placements, one.target.placements
             say_redistributed(mesh, plan.shape, before, after, plan, among=len(wanted))
-    tensors = [collective_ops.wait_for(one.local) for one in wanted]
+    tensors = [communication.wait_for(one.local) for one in wanted]
     shapes = [tuple(one.current.shape) for one in wanted]
     is_seen = not symints.is_symbolic(*shapes) and all(
         are_collectives(steps, [dtypes[i] for i in members], mesh)

@@ -1,40 +1,40 @@
-"""What a call of an op does, as one value: :class:`OpPlan`.
-
-The propagator's answers are made as plans, and given to torch's dispatcher in its own form at the
-end (:meth:`OpPlan.for_torch`; OutputSharding of torch/distributed/tensor/_op_schema.py). There a
-plan is an attribute of the schema that the operands are redistributed to: all that is put on
-torch's objects.
-"""
+"""What a call of an op does, as one value (:class:`OpPlan`); and runs calls as their plans say."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.replaced import dispatch, op_schemas
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.op_schemas import (
     OpSchema,
     OutputSharding,
+    is_in_place,
+    propagator,
     specs_of,
     with_specs,
 )
-from cute_sharding.dtensor.replaced.registry import propagator
+from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.symints import ask_whether_contiguous, shape_with_symbols
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
+    Partial,
     Placement,
     Shard,
     StridedShard,
     TensorMeta,
     placed_as,
 )
-from cute_sharding.dtensor.run.numbers import Pending, finished
-from cute_sharding.dtensor.run.order import lay_out
+from cute_sharding.dtensor.run.packing import lay_out
 
 __all__ = [
     "OpPlan",
@@ -42,12 +42,80 @@ __all__ = [
     "as_list",
     "by_function",
     "dtypes_of_results",
+    "finished",
+    "made_of",
     "of_torch",
     "placed",
+    "plan_for",
     "plan_of",
+    "run_slowly",
     "shapes_of_results",
     "with_metas",
 ]
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+# Results without dims are never left pending: their reduction runs together with the op.
+#
+# Programs read a loss, a norm or a flag on one rank alone (``if rank == 0: print(loss.item())``). A
+# reduction at that point would wait for the other ranks forever. Results with dims may stay
+# pending: programs read them on all ranks.
+
+
+class Pending(NamedTuple):
+    """The pending reductions of a result, by mesh dim."""
+
+    mesh: Any
+    placements: tuple[tuple[int, Partial], ...]
+
+
+def pending_of(spec: Any) -> Pending | None:
+    """The pending reductions of a number; None for a tensor with dims, or if nothing is pending.
+    (A mesh of one device is torch's stand-in for any mesh.)
+    """
+    if not isinstance(spec, DTensorSpec) or len(spec.shape) or spec.mesh.size() == 1:
+        return None
+    placements = tuple([(m, p) for m, p in enumerate(spec.placements) if isinstance(p, Partial)])
+    return Pending(spec.mesh, placements) if placements else None
+
+
+def finished(results: Any, pending: Sequence[Pending | None]) -> Any:
+    """The local results of an op, of which the pending numbers are reduced."""
+    if not isinstance(results, tuple):  # mostly
+        return _reduced(results, pending[0])
+    every = dict(enumerate(results))
+    return tuple((every | finish(every, dict(enumerate(pending)))).values())
+
+
+def finish(numbers: Mapping[Any, Any], pending: Mapping[Any, Pending | None]) -> dict[Any, Any]:
+    """The numbers with pending reductions, reduced: those with the same reductions and dtype
+    together, once for each mesh dim.
+    """
+    of_a_kind = defaultdict(list)
+    for key, of in pending.items():
+        if of is not None:
+            of_a_kind[of, numbers[key].dtype].append(key)
+    found: dict[Any, Any] = {}
+    for (of, _), keys in of_a_kind.items():
+        some = [numbers[key] for key in keys]
+        x = _reduced(some[0] if len(some) == 1 else torch.stack(some), of)
+        found.update(zip(keys, [x] if len(some) == 1 else x.unbind()))
+    return found
+
+
+def _reduced(x: torch.Tensor, pending: Any) -> torch.Tensor:
+    for m, placement in pending.placements:
+        x = reduce_value(placement, x, pending.mesh, m)
+    return x
+
+
+# -- op plan ---------------------------------------------------------------------------------------
+# What a call of an op does, as one value: ``OpPlan``.
+#
+# The propagator's answers are made as plans, and given to torch's dispatcher in its own form at the
+# end (``OpPlan.for_torch``; OutputSharding of torch/distributed/tensor/_op_schema.py). There a plan
+# is an attribute of the schema that the operands are redistributed to: all that is put on torch's
+# objects.
 
 # Converts the positional local arguments of an op just before it runs.
 Prepare = Callable[[Sequence[Any]], Sequence[Any]]
@@ -325,3 +393,71 @@ def with_metas(metas: Any, of: Callable[[TensorMeta], TensorMeta]) -> Any:
     if isinstance(metas, TensorMeta):
         return of(metas)
     return tuple([None if meta is None else of(meta) for meta in metas])
+
+
+# -- calls -----------------------------------------------------------------------------------------
+# Runs ops as their plans say, also those that skip torch's fast path.
+
+
+def answered(found: Any, op: Any, args: Any, kwargs: Any, info: Any) -> Any:
+    """What the propagator has found for the op; or, if its plan finishes the op, the results."""
+    plan = _plan(found) if isinstance(found, OutputSharding) else None
+    return (
+        found
+        if plan is None or plan.finishes is None
+        else plan.finishes(op, args, kwargs, info, found)
+    )
+
+
+def plan_for(op: Any, *args: Any) -> OpPlan | None:
+    """Our plan for the op; None if torch's answer is all."""
+    schema, propagator = dispatch.schema_of(op, args, {}), op_schemas.propagator()
+    return _plan(
+        propagator.propagate_op_sharding_non_cached(schema)
+        if is_tracing()
+        else propagator.propagate_op_sharding(schema)
+    )
+
+
+def _plan(found: Any) -> OpPlan | None:
+    return None if found.redistribute_schema is None else plan_of(found.redistribute_schema)
+
+
+def made_of(local: Any, specs: Any) -> Any:
+    """DTensors with these specs from the local results of an op."""
+    return dispatch.dispatcher().wrap(local, specs)
+
+
+def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the op on the dispatcher's slow path, whatever its name, from which the dispatcher
+    guesses whether an op writes or draws random numbers.
+    """
+    torchs = dispatch.dispatcher()
+    info: Any = torchs.unwrap_to_op_info(op, args, kwargs)
+    found: Any = torchs._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
+    if not isinstance(found, OutputSharding):  # the results themselves
+        return found
+    info.output_sharding = found
+    plan = _plan(found)
+    if plan is not None and plan.takes_all:  # also if the op draws random numbers
+        results = None
+        if info.compute_mesh._is_current_rank_part_of_mesh():
+            # at most calls plan.read
+            torchs.redistribute_local_args(info, found.redistribute_schema, False)
+            results = plan.function(*info.local_args, **info.local_kwargs)
+    else:
+        results = torchs._dispatch_get_local_results_slow_path(op, args, info)
+    if is_in_place(op):
+        return args[0]
+    outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
+    if outs:
+        specs = leaves(found.output_spec)
+        for out, spec in zip(outs, specs):
+            if (
+                isinstance(out, DTensor)
+                and isinstance(spec, DTensorSpec)
+                and out._spec.mesh != spec.mesh
+            ):
+                out._spec = spec  # as torch's dispatcher does for ops with out in their name
+        return outs[0] if len(outs) == 1 else outs
+    return torchs.wrap(results, found.output_spec)

@@ -1,25 +1,206 @@
-"""One rank's part in a step: what it keeps, what it packs into messages, and where it unpacks what
-it receives.
+"""One rank's part in a step: what it keeps, what it packs into messages, how buffers are sent, and
+where it unpacks what it receives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
-from cute_sharding.dtensor.run.ranks import numbers, on_each_rank
-from cute_sharding.exchange import Part
-from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.copies import Copy, flat
-from cute_sharding.exchange.pieces import Joined
-from cute_sharding.exchange.step import Step
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, local_tensors, symints
+from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
+from cute_sharding.dtensor.run.groups import ints_on_each_rank, numbers, on_each_rank, only_rank
+from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange.bundle import part_among
+from cute_sharding.exchange.flow import Copy, flat
+from cute_sharding.exchange.part import Joined
+from cute_sharding.exchange.step import AllToAll, Step
+from cute_sharding.layout.layout import row_major
+
+# -- order -----------------------------------------------------------------------------------------
+# Lays out local tensors by the strides of their DTensor, on every rank.
+#
+# The global strides decide whether a view is legal, but the view then runs on the local tensors. A
+# collective's result is row-major, whatever the global strides are, and torch leaves it so.
+
+# The row-major order, by the number of dims; no tensor has more.
+_ROWS = tuple([tuple(range(count)) for count in range(65)])
+
+
+def lay_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
+    """The local tensor without gaps, its dims in the memory order of the whole, whose TensorMeta is
+    ``meta``: itself if it is laid out like this, and else a copy.
+    """
+    return lie_in(local, order_of(meta))
+
+
+def lie_in(local: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The local tensor without gaps, its dims in this order, as from :func:`order_of`: itself if it
+    is laid out like this or has another number of dims, and else a copy.
+    """
+    if order is None or len(order) != local.ndim:
+        return local
+    if type(local) is torch.Tensor or dispatch_modes.local_tensor_mode() is None:
+        lies = communication.in_flight(local)
+        if (lies if order == _ROWS[len(order)] else lies.permute(order)).is_contiguous():
+            return local
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return on_each_rank(
+        lambda _, x: x.permute(order).contiguous().permute(back), communication.wait_for(local)
+    )
+
+
+def order_of(meta: Any) -> tuple[int, ...] | None:
+    """The dims from the outermost in memory to the innermost; None if the TensorMeta is None, or a
+    symbolic size has no value yet.
+
+    For symbolic strides it is the order of the numbers at hand. Other sizes have another order only
+    if one of them is 0 or 1, and no symbol is.
+    """
+    if meta is None:
+        return None
+    try:
+        return memory_order(meta.shape, meta.stride)
+    except TypeError:  # the cache cannot look up symbols
+        numbers = symints.numbers_at_hand((tuple(meta.shape), tuple(meta.stride)))
+    return None if numbers is None else memory_order(*numbers)
+
+
+@remembered
+def memory_order(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims from the outermost to the innermost, as ``clone()`` orders them (infer_dense_strides
+    of aten/src/ATen/ExpandUtils.cpp), and pointwise ops with several operands
+    (reorder_dimensions of TensorIterator.cpp). Two dims are compared by stride, then by size; the
+    first operand that tells them apart decides. Expanded dims, of stride 0, keep their place.
+
+    >>> memory_order((12, 8), (1, 12)), memory_order((4, 8), (0, 1))
+    ((1, 0), (0, 1))
+    >>> memory_order((4, 8), (0, 1), (1, 4))
+    (1, 0)
+    """
+    order = list(reversed(range(len(sizes))))
+    for last in range(1, len(order)):
+        at = last
+        for before in reversed(range(last)):
+            inner, dim = order[before], order[at]
+            if (found := _compared(inner, dim, sizes, strides)) > 0:
+                order[before], order[at] = dim, inner
+                at = before
+            elif found < 0:
+                break
+    return tuple(reversed(order))
+
+
+def _compared(inner: int, dim: int, sizes: Sequence[int], operands: Sequence[Sequence[int]]) -> int:
+    """Below 0 if ``inner`` lies within ``dim``, above 0 for the reverse, 0 if undecided."""
+    for strides in operands:
+        if strides[inner] and strides[dim]:
+            if strides[inner] != strides[dim]:
+                return -1 if strides[inner] < strides[dim] else 1
+            if sizes[inner] > sizes[dim]:
+                return 1
+    return 0
+
+
+def lies_row_by_row(meta: TensorMeta) -> bool:
+    """Whether the tensor is row-major without gaps."""
+    rows = row_major(tuple(meta.shape))
+    return all(n == 1 or a == b for n, a, b in zip(meta.shape, meta.stride, rows))
+
+
+def lying_apart(meta: TensorMeta) -> TensorMeta:
+    """The TensorMeta of a copy: the same, unless elements share memory, as overlapping windows do;
+    then with strides in the same order under which they do not. A view of such windows may be legal
+    with their own strides, but not with those of a copy.
+
+    >>> meta = TensorMeta(torch.Size((5, 2)), (1, 1), torch.float32)
+    >>> lying_apart(meta).stride
+    (2, 1)
+    """
+    strides, step = list(meta.stride), 1
+    for d in reversed(memory_order(tuple(meta.shape), tuple(meta.stride))):
+        if meta.shape[d] > 1:
+            strides[d] = max(strides[d], step)
+            step = strides[d] * meta.shape[d]
+    if 0 in meta.stride or tuple(strides) == tuple(meta.stride):
+        return meta
+    return TensorMeta(meta.shape, tuple(strides), meta.dtype)
+
+
+# -- apart -----------------------------------------------------------------------------------------
+# Finds memory that is both read and written by one run: what is written early may be read late.
+
+
+class Meeting(NamedTuple):
+    """A tensor that is written to memory from which another one is read.
+
+    Attributes:
+        read, written: their keys.
+        onto: the tensor that is written.
+    """
+
+    read: int
+    written: int
+    onto: torch.Tensor
+
+
+class _Span(NamedTuple):
+    start: int
+    end: int
+    number: int
+    tensor: torch.Tensor
+    is_written: bool
+
+
+def meetings(
+    read: Mapping[int, torch.Tensor], written: Mapping[int, Sequence[torch.Tensor]]
+) -> Iterator[Meeting]:
+    """All meetings of contiguous tensors, by their keys. (Strided ones may interleave.)
+
+    >>> memory = torch.zeros(8)
+    >>> read, written = {0: memory[:4], 1: memory[4:]}, {0: [torch.zeros(4)], 1: [memory[3:5]]}
+    >>> [(each.read, each.written) for each in meetings(read, written)]
+    [(0, 1), (1, 1)]
+    """
+    spans = [*_spans(((i, x) for i, x in read.items()), is_written=False)]
+    spans += _spans(((i, x) for i, some in written.items() for x in some), is_written=True)
+    open_: list[_Span] = []
+    for span in sorted(spans, key=lambda each: each.start):
+        open_ = [each for each in open_ if each.end > span.start]
+        for each in open_:
+            if each.is_written != span.is_written:
+                one, other = (span, each) if each.is_written else (each, span)
+                yield Meeting(one.number, other.number, other.tensor)
+        open_.append(span)
+
+
+def _spans(tensors: Iterator[tuple[int, torch.Tensor]], *, is_written: bool) -> Iterator[_Span]:
+    for i, x in tensors:
+        if x.numel() and not x.is_meta and x.is_contiguous():
+            start = x.data_ptr()
+            yield _Span(start, start + x.numel() * x.element_size(), i, x, is_written)
+
+
+def lie_alike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements in the same memory: no copy is needed."""
+    return (
+        one is not None
+        and one.data_ptr() == other.data_ptr()
+        and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    )
+
+
+# -- packing ---------------------------------------------------------------------------------------
+# One rank's part in a step: what it keeps, what it packs into messages, and where it unpacks what
+# it receives.
 
 # The dtypes that every backend can move. Other dtypes travel as bytes.
 WIRE = frozenset(
@@ -74,7 +255,7 @@ def check_shape(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     """
     if (
         type(local) is torch.Tensor
-        and local.shape == _source_on(step, mesh, process_groups.this_rank())
+        and local.shape == _source_on(step, mesh, communication.this_rank())
         and not (local.is_conj() or local.is_neg())
     ):
         return local  # almost always
@@ -424,3 +605,270 @@ def _whole_and_rest(
     )
     if rest:
         yield blocks.select(dim, whole).narrow(dim, 0, rest), tensor.narrow(dim, whole * rows, rest)
+
+
+# -- messages --------------------------------------------------------------------------------------
+# Sends packed buffers in an exchange: in one all-to-all of a group, or in one batch of
+# point-to-point messages.
+
+_B = TypeVar("_B")
+_F = TypeVar("_F")
+# A rank's part, with how much it sends to whom and receives from whom: in one exchange, or in those
+# of many tensors. In a group its peers are all ranks of the group, in the group's order.
+Peers: TypeAlias = "Part | BundlePart"
+
+
+class Seal(NamedTuple):
+    """The mark at the start of each message, if ranks may disagree about what they exchange.
+
+    Attributes:
+        mark: eight bytes. A part leaves room for them in front of what it sends.
+        refuse: raises an error; called if a message starts with other bytes.
+    """
+
+    mark: bytes
+    refuse: Callable[[], NoReturn]
+
+
+def exchange_messages(
+    part: Callable[[int], Part],
+    operands: Sequence[torch.Tensor],
+    group: Any,
+    *,
+    gathers: bool = False,
+    async_op: bool = False,
+) -> torch.Tensor:
+    """The buffer that a rank receives in an exchange of a group.
+
+    Args:
+        part: gives each rank's part.
+        operands: local tensors of one dtype.
+        gathers: whether all ranks of the group get the same buffer from a rank.
+        async_op: whether the buffer of the group's collective is returned unwaited.
+    """
+    if not gathers and (rank := only_rank()) is not None:
+        mine = part(rank)
+        pieces = mine.joined(*[x.stride() for x in operands])[-1]
+        return exchange_of_this_rank(mine, operands, pieces, group, async_op=async_op)
+    buffer = on_each_rank(lambda rank, *some: to_wire(pack(part(rank), some)), *operands)
+    if gathers:
+        return communication.all_gather(buffer, group, async_op=async_op)
+    return _all_to_all(part, buffer, _width(operands[0]), group, async_op=async_op)
+
+
+def exchange_of_this_rank(
+    part: Part,
+    operands: Sequence[torch.Tensor],
+    pieces: Joined | None,
+    group: Any,
+    *,
+    async_op: bool = False,
+) -> torch.Tensor:
+    """The buffer that this rank receives in an exchange of a group, in a program that is not
+    traced; the send buffer has these pieces (:func:`~.packing.pack_as`).
+    """
+    buffer, width = to_wire(pack_as(part, operands, pieces)), _width(operands[0])
+    receives, sends = [n * width for n in part.receives], [n * width for n in part.sends]
+    return _send(buffer, width, receives, sends, group, async_op=async_op)
+
+
+def in_group(part: BundlePart, group: Any | None) -> BundlePart:
+    """The part with its messages in the order of the group; unchanged for None."""
+    return part if group is None else part_among(part, dist.get_process_group_ranks(group))
+
+
+def start_exchange(
+    part: Callable[[int], BundlePart],
+    buffer: torch.Tensor,
+    group: Any | None,
+    tag: int = 0,
+    seal: Seal | None = None,
+    into: torch.Tensor | None = None,
+    *,
+    async_op: bool = True,
+) -> Callable[[], torch.Tensor]:
+    """Send a buffer of bytes, and return a function that waits for the received one: the messages
+    in the order of the peers.
+
+    Args:
+        group: has all ranks that call this; None: point to point, under ``tag``.
+        into: memory for what is received, if each rank is a process.
+        async_op: whether a collective may go on when this returns.
+    """
+    if seal is not None:
+        mark = seal.mark
+        buffer = on_each_rank(lambda rank, x: _seal(part(rank), x, mark), buffer)
+    if group is not None and into is not None and not communication.is_fake(group):
+        mine = part(communication.this_rank())
+        sizes = [*mine.receives], [*mine.sends]
+        work: Any = dist.all_to_all_single(into, buffer, *sizes, group=group, async_op=True)
+        wait = partial(_wait, [into], [buffer], [work])
+    elif group is not None:
+        received = _all_to_all(part, buffer, 1, group, async_op=async_op)
+        wait = partial(_wait, [received], [buffer], [])
+    elif dispatch_modes.local_tensor_mode() is not None:
+        found = on_each_rank(lambda rank, _: _take_messages(part, buffer, rank), buffer)
+        wait = partial(_wait, [found], [], [])
+    else:
+        wait = _point_to_point(part(communication.this_rank()), buffer, tag, into)
+    return wait if seal is None else lambda: _unseal(part, wait(), seal)
+
+
+def _all_to_all(
+    part: Callable[[int], Peers], buffer: torch.Tensor, width: int, group: Any, *, async_op: bool
+) -> torch.Tensor:
+    """The buffer that a rank receives, by ``sends`` and ``receives`` of ``part(rank)``. ``width``:
+    how many elements of the buffer are one that these count.
+    """
+
+    def sizes(rank: int) -> list[int]:
+        mine = part(rank)
+        return [n * width for n in (*mine.receives, *mine.sends)]
+
+    both = ints_on_each_rank(sizes)
+    receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
+    return _send(buffer, width, receives, sends, group, async_op=async_op)
+
+
+def _width(local: torch.Tensor) -> int:
+    """The number of elements of a buffer for each element of the tensor."""
+    return 1 if local.dtype in WIRE else local.element_size()
+
+
+def _send(
+    buffer: torch.Tensor,
+    width: int,
+    receives: list[Any],
+    sends: list[Any],
+    group: Any,
+    *,
+    async_op: bool,
+) -> torch.Tensor:
+    if (
+        not any(sends)
+        and any(receives)
+        and dispatch_modes.local_tensor_mode() is None
+        and communication.is_fake(group)
+    ):
+        # The fake backend of dry runs refuses calls in which a rank sends nothing: send it
+        # something; it moves nothing anyway.
+        at = dist.get_rank(group)
+        sends[at], receives[at] = width, receives[at] + width
+        given = buffer.new_zeros(width)
+        got = communication.all_to_all(given, receives, sends, group)
+        return got[width:].clone()  # a view as another dtype needs an aligned start
+    return communication.all_to_all(buffer, receives, sends, group, async_op=async_op)
+
+
+def in_flight(
+    buckets: Iterable[_B],
+    start: Callable[[_B], _F],
+    land: Callable[[_B, _F], None],
+    follows_at_once: Callable[[_B], bool],
+) -> None:
+    """Run buckets in order: each is packed and sent (``start``), then waited for and unpacked
+    (``land``). One that ``follows_at_once`` is sent before the one in front is waited for.
+    """
+    flying: tuple[_B, _F] | None = None
+    for bucket in buckets:
+        if flying is not None and not follows_at_once(bucket):
+            land(*flying)
+            flying = None
+        following = bucket, start(bucket)
+        if flying is not None:
+            land(*flying)
+        flying = following
+    if flying is not None:
+        land(*flying)
+
+
+def _wait(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:
+    """Wait for a received buffer; it and those that were read until then are kept no longer."""
+    for work in works:
+        work.wait()
+    result = communication.wait_for(received.pop())
+    works.clear()
+    read.clear()
+    return result
+
+
+def _seal(part: BundlePart, buffer: torch.Tensor, mark: bytes) -> torch.Tensor:
+    """The send buffer, with the mark written in front of each message."""
+    if any(part.sends):
+        seal = _bytes(mark, buffer.device)
+        for start in _starts(part.sends):
+            buffer[start : start + len(mark)] = seal
+    return buffer
+
+
+def _unseal(part: Callable[[int], BundlePart], received: torch.Tensor, seal: Seal) -> torch.Tensor:
+    """The received buffer, after a check that each message has the seal."""
+
+    def checked(rank: int, got: torch.Tensor) -> torch.Tensor:
+        sizes, count = part(rank).receives, len(seal.mark)
+        if any(sizes):
+            mark = _bytes(seal.mark, got.device)
+            if not bool(torch.stack([got[s : s + count] for s in _starts(sizes)]).eq(mark).all()):
+                seal.refuse()
+        return got
+
+    return received if local_tensors.is_imagined(received) else on_each_rank(checked, received)
+
+
+def _bytes(seal: bytes, device: Any) -> torch.Tensor:
+    return torch.tensor(list(seal), dtype=torch.uint8, device=device)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """The starts of the messages in a buffer."""
+    return [s for s, n in zip(accumulate(sizes, initial=0), sizes) if n]
+
+
+def _point_to_point(
+    part: BundlePart, buffer: torch.Tensor, tag: int, into: torch.Tensor | None
+) -> partial[torch.Tensor]:
+    received = buffer.new_empty(sum(part.receives)) if into is None else into
+    letters = []
+    for is_sent, tensor, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
+        for peer, start, n in zip(part.peers, accumulate(sizes, initial=0), sizes):
+            if n:
+                letters.append(Letter(tensor.narrow(0, start, n), peer, is_sent))
+    return partial(_wait, [received], [buffer], post_messages(letters, tag=tag))
+
+
+class Letter(NamedTuple):
+    """A contiguous tensor that is sent to a rank, or that is received from it."""
+
+    tensor: torch.Tensor
+    peer: int
+    is_sent: bool
+
+
+def post_messages(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) -> list[Any]:
+    """Start one batch of point-to-point messages, in the order of the letters for each two ranks.
+
+    Returns:
+        Works to wait for: one for each letter, or one for all. Wait only once for each: gloo's
+            second wait for a message does not end.
+    """
+    if not letters or local_tensors.is_imagined(letters[0].tensor):
+        return []
+    ops = [
+        dist.P2POp(dist.isend if is_sent else dist.irecv, x, peer, group, tag)
+        for x, peer, is_sent in letters
+    ]
+    return list(dist.batch_isend_irecv(ops))
+
+
+def _take_messages(
+    part: Callable[[int], BundlePart], buffer: torch.Tensor, rank: int
+) -> torch.Tensor:
+    """The buffer that a rank receives, if all ranks run in this process."""
+    found = [local_tensors.local_of(buffer, rank).new_empty(0)]
+    for peer, n in zip(part(rank).peers, part(rank).receives):
+        if n:
+            theirs = part(peer)
+            at = theirs.peers.index(rank)
+            start = sum(theirs.sends[:at])
+            found.append(local_tensors.local_of(buffer, peer).narrow(0, start, n))
+    return torch.cat(found)

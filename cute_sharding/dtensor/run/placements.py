@@ -1,23 +1,100 @@
-"""Converts torch's placements to cuts of the algebra, and back."""
+"""Converts torch's placements to cuts of the algebra, and back; the order in which mesh dims shard;
+and log lines about redistributions.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from cute_sharding import sharding
+from cute_sharding._memory import remembered
 from cute_sharding._words import counted
+from cute_sharding.dtensor.bookkeeping.stats import is_new, logger
 from cute_sharding.dtensor.compiled.symbols import to_sizes, to_symints
-from cute_sharding.dtensor.replaced import symints, tensor_specs
+from cute_sharding.dtensor.replaced import communication, symints, tensor_specs
+from cute_sharding.dtensor.replaced.compiler import strided_shard
 from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
     Placement,
     Replicate,
     Shard,
     StridedShard,
 )
-from cute_sharding.dtensor.replaced.tracing import strided_shard
-from cute_sharding.sharding.chains import Cut
+from cute_sharding.exchange.placed import holds_all
+from cute_sharding.exchange.plan import RedistributionPlan, collectives, received_by
+from cute_sharding.exchange.step import Step
+from cute_sharding.sharding.rows import Chains, Cut, chains_of
+
+# -- words -----------------------------------------------------------------------------------------
+# Log lines about redistributions: how each runs, and which process group is missing.
+#
+# They are the same on all ranks, so the first rank of the mesh writes them for all.
+
+Placements = Sequence[Placement]
+
+
+def say_redistributed(
+    mesh: Any,
+    shape: tuple[int, ...],
+    before: Placements,
+    after: Placements,
+    plan: RedistributionPlan | None,
+    *,
+    among: int = 1,
+) -> None:
+    """Log once, at level INFO, for a mesh, a shape and placements. ``plan``: None for torch's own
+    steps. ``among``: the number of tensors that share the collectives.
+    """
+    if not logger.isEnabledFor(logging.INFO) or not communication.is_first_rank(mesh):
+        return
+    sizes = tuple(mesh.shape)
+    what = f"redistribute: {shape} {text(before)} -> {text(after)} on mesh {sizes}"
+    if plan is None:
+        how = "left to torch's own steps"
+    elif not plan.collectives:
+        how = "nothing is sent"
+    else:
+        n = plan.collectives
+        shared = f", shared by {among} tensors" if among > 1 else ""
+        how = (
+            f"{n} collective{'s' * (n != 1)}{shared}, each device receives up to "
+            f"{plan.received_elements} elements"
+        )
+    if is_new((mesh, what, how)):
+        logger.info("%s: %s", what, how)
+
+
+def say_what_is_missing(
+    mesh: Any,
+    missing: tuple[tuple[int, ...], ...],
+    before: Placements,
+    after: Placements,
+    plan: RedistributionPlan,
+    best: Sequence[Step],
+) -> None:
+    """Warn once for each set of mesh dims."""
+    if not communication.is_first_rank(mesh) or not is_new((mesh, missing)):
+        return
+    names, dims = mesh.mesh_dim_names, missing[0]
+    flatten = f" or mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten()" if names else ""
+    logger.warning(
+        "redistribution of a tensor of shape %s on mesh %s from %s to %s takes %s, "
+        "and each device receives %d elements. With one process group for the mesh dims %s, the "
+        "redistribution would take %s, and each device would receive %d elements. "
+        "First call cute_sharding.prepare_groups(mesh)%s on all ranks. (The first rank of the "
+        "mesh logs this message once for these mesh dims.)",
+        *(plan.shape, plan.mesh, text(before), text(after)),
+        *(counted(plan.collectives, "collective"), plan.received_elements),
+        " and ".join(map(str, missing)),
+        *(counted(collectives(best), "collective"), received_by(best), flatten),
+    )
+
+
+# -- placements ------------------------------------------------------------------------------------
+# Converts torch's placements to cuts of the algebra, and back.
 
 Cuts: TypeAlias = tuple[Cut, ...]
 
@@ -124,3 +201,80 @@ def checked_placements(
             )
         result.append(counted_from_0(placement, len(shape)))
     return tuple(result)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+# The order in which the mesh dims of a DTensor shard its tensor dims, by its spec, and as torch
+# redistributes it.
+#
+# View propagation assumes left to right: each mesh dim shards what the ones before it left. But a
+# spec may name another order. And ``_StridedShard`` placements that a program made (as fully_shard
+# over tensor parallelism does) encode one for torch's redistribution: ``[_StridedShard(0,
+# split_factor=2), Shard(0)]`` on mesh dims of 4 and 2 means that the second mesh dim shards first.
+# If sizes divide, left to right gives the same rows. If not, devices have other rows, and no view
+# makes placements for which the two differ.
+
+
+@remembered
+def left_to_right(
+    shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Chains:
+    return chains_of([cut_of(p) for p in placements], len(shape), mesh)
+
+
+def chains_of_spec(spec: DTensorSpec) -> Chains:
+    """The chains of cuts of a tensor with this spec; left to right if that gives the same rows."""
+    order = tensor_specs.shard_order(spec)
+    return _chains(tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements), order)
+
+
+def chains_of_placements(
+    shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Chains:
+    """The chains of cuts of a tensor with these placements on a mesh of these sizes, in a spec made
+    by a program.
+    """
+    return _chains(shape, mesh, placements, tensor_specs.decoded_order(placements, mesh))
+
+
+def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placement]) -> bool:
+    """Whether placements on the mesh of ``spec`` give the same rows left to right, and as the order
+    that torch decodes from them.
+    """
+    given = tuple(shape), tuple(spec.mesh.shape), tuple(placements)
+    order = tensor_specs.decoded_order(given[2], given[1])
+    return order is None or _chains(*given, order) == left_to_right(*given)
+
+
+def _chains(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    placements: tuple[Placement, ...],
+    order: tensor_specs.Order | None,
+) -> Chains:
+    plain = left_to_right(shape, mesh, placements)
+    if order is None:
+        return plain
+    ordered = _ordered(order, len(shape), mesh)
+    if any(map(tensor_specs.is_last, placements)):  # it has no meaning left to right
+        return ordered
+    return plain if hold_the_same(shape, mesh, plain, ordered) else ordered
+
+
+def _ordered(order: tensor_specs.Order, ndim: int, mesh: Sequence[int]) -> Chains:
+    chains: list[tuple[tuple[int, int], ...]] = [()] * ndim
+    for m, p in order:
+        cut = cut_of(p)
+        if cut is not None and mesh[m] > 1:
+            chains[cut[0]] += ((m, cut[1]),)
+    return tuple(chains)
+
+
+@remembered
+def hold_the_same(
+    shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains
+) -> bool:
+    """Whether every device of a mesh holds the same rows of a tensor under both chains."""
+    return one == other or (
+        holds_all(shape, mesh, one, other) and holds_all(shape, mesh, other, one)
+    )

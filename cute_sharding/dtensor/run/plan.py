@@ -12,19 +12,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
-from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.groups import Means, groups_at_hand
-from cute_sharding.dtensor.run.placements import checked_placements
-from cute_sharding.dtensor.run.reading import chains_of_placements
+from cute_sharding.dtensor.run.placements import chains_of_placements, checked_placements
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.exchange import Mesh, Network, Placed, RedistributionPlan
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
-from cute_sharding.exchange.routes import Groups
+from cute_sharding.exchange.planner import Groups
 
 
 def plan_redistribution(
@@ -186,7 +185,7 @@ def _groups_of(
             groups is None
             and dist.is_initialized()
             and mesh._is_current_rank_part_of_mesh()
-            and process_groups.has_groups(mesh)
+            and communication.has_groups(mesh)
         ):
             found = groups_at_hand(mesh)
         names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.replaced import process_groups
-from cute_sharding.dtensor.run.groups import group_of_ranks
-from cute_sharding.dtensor.run.ranks import is_native, slice_with
+from cute_sharding.dtensor.replaced import communication
+from cute_sharding.dtensor.run.groups import group_of_ranks, is_native, slice_with
 from cute_sharding.exchange import Bundle, Exchange, Mesh
-from cute_sharding.sharding.chains import Chains
+from cute_sharding.sharding.rows import Chains
 
 # The backend's all-to-all may also visit ranks that get nothing. In groups of at least MANY ranks,
 # a rank with FEW times fewer peers sends to each peer by itself.
@@ -48,7 +47,7 @@ def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
         ValueError: it is not known which slice goes to which, or a rank of the one sees another
             slice of the other.
     """
-    mine, others = process_groups.slices(mesh), process_groups.slices(other)
+    mine, others = communication.slices(mesh), communication.slices(other)
     source = mine[0] if len(mine) == 1 else slice_with(mesh, rank)
     meeting = [on for on in others if not {*on.ranks}.isdisjoint(source.ranks)]
     if len(mine) == 1 and len(meeting) > 1:
@@ -74,6 +73,6 @@ def on_which_group(exchange: Exchange | Bundle, mesh: Any, other: Any) -> Any | 
     """
     ranks = exchange.ranks
     group = group_of_ranks(ranks, mesh, other)
-    if group is None or is_native(process_groups.backend_name(group, mesh.device_type)):
+    if group is None or is_native(communication.backend_name(group, mesh.device_type)):
         return group
     return None if len(ranks) >= MANY and exchange.most_peers * FEW <= len(ranks) else group

@@ -10,15 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
     TensorMeta,
 )
-from cute_sharding.dtensor.run.placements import checked_placements, without
-from cute_sharding.dtensor.run.reading import chains_of_placements
+from cute_sharding.dtensor.run.placements import chains_of_placements, checked_placements, without
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
 from cute_sharding.models import PlacedTensor
@@ -93,7 +92,7 @@ class Spec:
         if not isinstance(self.mesh, DeviceMesh):
             sizes = tuple(map(int, self.mesh))
             return Mesh(sizes, range(prod(sizes)))
-        found = process_groups.slices(self.mesh)
+        found = communication.slices(self.mesh)
         if len(found) > 1:
             raise ValueError(
                 f"{self.mesh} is one of {len(found)} slices of a larger mesh, so ranks have "

@@ -14,13 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.replaced import (
-    collective_ops,
-    dispatch_modes,
-    process_groups,
-    watching,
-)
-from cute_sharding.dtensor.replaced.collective_ops import wait_for
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, observing
+from cute_sharding.dtensor.replaced.communication import wait_for
 from cute_sharding.dtensor.run.bundles import dims_of, shipment_of
 from cute_sharding.dtensor.run.executor import (
     block_of,
@@ -30,12 +25,9 @@ from cute_sharding.dtensor.run.executor import (
     whole_dim,
     whole_of,
 )
-from cute_sharding.dtensor.run.groups import group_of
+from cute_sharding.dtensor.run.groups import all_on_each_rank, group_of, on_each_rank
 from cute_sharding.dtensor.run.packing import check_shape, in_blocks, part_alone
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank
-from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.reduction import Reduction
-from cute_sharding.exchange.step import Step
+from cute_sharding.exchange.step import AllToAll, Reduction, Step
 
 # The most bytes that a rank receives in one exchange of several tensors, unless one tensor alone
 # has more. Larger messages gain little by going together, and need twice their memory more: as sent
@@ -151,8 +143,8 @@ def run_together(
 def _exchange(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
     """All steps in one all-to-all."""
     shipment = shipment_of(tuple(steps), tuple([x.dtype for x in given]), mesh)
-    bundle = shipment.bundle(process_groups.this_rank())
-    with watching.exchange(lambda: bundle.received_bytes):
+    bundle = shipment.bundle(communication.this_rank())
+    with observing.exchange(lambda: bundle.received_bytes):
         return shipment.run(given, group_of(mesh, dims_of(steps)))
 
 
@@ -188,7 +180,7 @@ def _gather(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.
     parts = group.size()
     buffer = on_each_rank(sent, *blocks)
     with dispatch_modes.of_this_rank():
-        got = wait_for(collective_ops.all_gather(buffer, group))
+        got = wait_for(communication.all_gather(buffer, group))
     return all_on_each_rank(results, got, *blocks)
 
 
@@ -225,10 +217,10 @@ def _reduce(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.
 
     op, buffer, finish = scaled(first, on_each_rank(sent, *mine), group, mesh)
     received = sum(step.received_elements for step in steps) * given[0].element_size()
-    with watching.exchange(lambda: received), dispatch_modes.of_this_rank():
+    with observing.exchange(lambda: received), dispatch_modes.of_this_rank():
         if scatters:
-            got = collective_ops.reduce_scatter(buffer, op, group)
+            got = communication.reduce_scatter(buffer, op, group)
         else:
-            got = collective_ops.all_reduce(buffer, op, group)
+            got = communication.all_reduce(buffer, op, group)
         got = wait_for(finish(got))
     return all_on_each_rank(results, got, *mine)

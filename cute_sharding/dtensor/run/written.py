@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import collective_ops, local_tensors, op_schemas, tensor_specs
+from cute_sharding.dtensor.replaced import communication, local_tensors, op_schemas, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.groups import on_each_rank, place
 from cute_sharding.dtensor.run.lists import LocalMove, redistribute_all
-from cute_sharding.dtensor.run.ranks import on_each_rank, place
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _of_one_memory(op: Any, args: Sequence[Any]) -> int:
 def _memories(args: Sequence[Any], i: int, several: int) -> set[int]:
     """The memories of the i-th tensors of all lists with ``several`` elements."""
     locals = [x[i] for x in args if isinstance(x, (list, tuple)) and len(x) == several]
-    tensors = [collective_ops.in_flight(x) for x in locals if isinstance(x, torch.Tensor)]
+    tensors = [communication.in_flight(x) for x in locals if isinstance(x, torch.Tensor)]
     return {
         id(local_tensors.storage_of(x)) for x in tensors if local_tensors.memory_of(x) is not None
     }

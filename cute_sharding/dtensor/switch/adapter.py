@@ -11,8 +11,7 @@ from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import logger
-from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
-from cute_sharding.dtensor.compiled.symbols import equate
+from cute_sharding.dtensor.compiled.symbols import equate, local_size_if_known
 from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
@@ -41,20 +40,17 @@ from cute_sharding.dtensor.replaced import (
     given_placements,
     indices,
     mixed_lists,
-    op_hooks,
+    op_schemas,
     patches,
     redistribution_hook,
-    registry,
     state_dicts,
-    tracing,
     used,
 )
 from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
-from cute_sharding.dtensor.run import graph_keys
-from cute_sharding.dtensor.run.calls import finished
-from cute_sharding.dtensor.run.moved_views import LIVE, check_read, has_stale
-from cute_sharding.dtensor.run.writes import before_program, reach
+from cute_sharding.dtensor.run import in_graphs
+from cute_sharding.dtensor.run.op_plan import answered
+from cute_sharding.dtensor.run.ops import LIVE, before_program, check_read, has_stale, reach
 from cute_sharding.exchange.network import Network
 from cute_sharding.relations.strided import STRIDED
 from cute_sharding.relations.table import OF_TORCH
@@ -239,15 +235,15 @@ def _install(settings: Settings | None) -> None:
         _installed = Installed()  # set now: if _fill fails half way, the next call undoes it
         _fill(_installed, settings)  # which tags graphs, if Inductor is imported
     else:
-        graph_keys.tag(None)
-    registry.clear_propagation_caches()
+        in_graphs.tag(None)
+    op_schemas.clear_propagation_caches()
     compiler.forget_compiled_code()
 
 
 def _fill(installed: Installed, settings: Settings) -> None:
     """Install the rows of replaced/patches.py that these settings need."""
-    tracing.Tracing(
-        installed, local_size_if_known, equate, before_program, LIVE, graph_keys.tag_traced
+    compiler.Tracing(
+        installed, local_size_if_known, equate, before_program, LIVE, in_graphs.tag_traced
     )
     given_placements.install_distribution(
         installed, gather_to_distribute, distributed, check_locals
@@ -256,15 +252,15 @@ def _fill(installed: Installed, settings: Settings) -> None:
     state_dicts.install_state(installed, state.METHODS, state.distribute)
     redistribution_hook.install_redistribution(installed, redistribute, redistribution_of_arguments)
     if settings.views:
-        op_hooks.install_propagation(
+        op_schemas.install_propagation(
             installed,
-            propagation(registry.propagation(), settings),
+            propagation(op_schemas.propagation(), settings),
             gated_handler,
             writing_handler,
             {**handlers_in_nodes(), **views_in_place()},
             reach,
             LIVE,
-            finished,
+            answered,
         )
         makers = [name for name, row in OF_TORCH.items() if row.makes_constants]
         composites.install_makers(installed, makers)

@@ -1,7 +1,7 @@
 """What an op's kernel needs of its local arguments beside the values of tensors: sizes of the local
 part, or a memory layout.
 
-These are data; dtensor/decide/local_arguments.py acts on them. Numbers are positions among the op's
+These are data; dtensor/decide/local.py acts on them. Numbers are positions among the op's
 arguments.
 """
 

@@ -29,7 +29,7 @@ def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str
 
 def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
     """All operands are broadcast, and no dim is whole. For a mean, the op is told to divide by the
-    number of all elements (dtensor/decide/local_arguments.py).
+    number of all elements (dtensor/decide/local.py).
     """
     operands = [
         "..." if gradient else "",

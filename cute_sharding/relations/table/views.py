@@ -1,4 +1,4 @@
-"""Views, by DimMaps (:mod:`cute_sharding.relations.dim_map`).
+"""Views, by DimMaps (:mod:`cute_sharding.relations.view`).
 
 A row is for an op with a view rule in torch; other overloads with the same relation are in
 ``by_names``. Rows without overloads are for functions in torch's dim_maps that reach the dispatcher
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from cute_sharding.relations import dim_map as rules
-from cute_sharding.relations.dim_map import DimMap, InputDim, Split, identity
+from cute_sharding.relations import view as rules
 from cute_sharding.relations.signature import COPIES
 from cute_sharding.relations.table.kernels import Bits
 from cute_sharding.relations.table.row import ByDimMap
-from cute_sharding.relations.view import View
+from cute_sharding.relations.view import DimMap, InputDim, Split, View, identity
 
 
 def as_complex(shape: Sequence[int]) -> View:

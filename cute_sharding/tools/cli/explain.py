@@ -10,9 +10,7 @@ from typing import Any
 
 from cute_sharding.exchange import local_elements
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.splits import parts_that_do_not_divide
-from cute_sharding.propagation.targets import cheapest
+from cute_sharding.propagation.views import carry, cheapest, parts_that_do_not_divide
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding

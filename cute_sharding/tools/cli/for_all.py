@@ -11,7 +11,7 @@ from typing import Any
 from cute_sharding.layout import Fact, asking, assuming, symbol
 from cute_sharding.layout.size import size
 from cute_sharding.layout.symbolic import parse_expr
-from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.views import carry
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard
 from cute_sharding.tools.cli.arguments import UsageError, read_mesh

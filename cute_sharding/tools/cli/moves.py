@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from cute_sharding.exchange import Exchange
-from cute_sharding.propagation.choose import chosen
+from cute_sharding.propagation.movements import chosen
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 from cute_sharding.tools.cli.arguments import UsageError

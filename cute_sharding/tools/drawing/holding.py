@@ -9,8 +9,7 @@ from math import prod
 
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.sharding import Partial, Sharding, format_placements
-from cute_sharding.sharding.chains import Chains, chains_of, cutting
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding.rows import Chains, chains_of, cutting, local_size
 from cute_sharding.tools.drawing.devices import devices_named, devices_text, first_of
 from cute_sharding.tools.drawing.owners import run_at
 from cute_sharding.tools.drawing.palette import COMMON

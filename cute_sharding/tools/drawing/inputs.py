@@ -112,7 +112,7 @@ def sharding_of_dtensor(tensor: DTensorLike) -> Sharding:
 
 def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> Holding:
     """Who holds what of a DTensor, by the order of cuts that its spec gives it."""
-    from cute_sharding.dtensor.run.reading import chains_of_spec
+    from cute_sharding.dtensor.run.placements import chains_of_spec
 
     plain = Holding.of(sharding_of_dtensor(tensor), names)
     chains = chains_of_spec(tensor._spec)

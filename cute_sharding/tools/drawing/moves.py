@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from cute_sharding.exchange import AllToAll, RedistributionPlan, Reduction, Step
 from cute_sharding.exchange.meshes import ExchangePlan
-from cute_sharding.sharding.chains import Device, placements_text
+from cute_sharding.sharding.rows import Device, placements_text
 from cute_sharding.tools.drawing.devices import coordinate, number
 from cute_sharding.tools.drawing.grids import legend_of, panels_of
 from cute_sharding.tools.drawing.holding import Holding

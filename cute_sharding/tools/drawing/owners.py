@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding.rows import local_size
 
 # The cuts of a tensor dim in their order, each (mesh dim, split factor, devices).
 Cuts = Sequence[tuple[int, int, int]]
@@ -32,7 +32,7 @@ def run_at(n: int, cuts: Cuts, row: int) -> OwnedRows:
     """The longest run of rows around ``row``, of ``n``, that are the same devices'.
 
     One step a cut: each says who has the row, where its block begins and ends, and where the row
-    lies among those that the device is left with (:mod:`cute_sharding.sharding.deal`).
+    lies among those that the device is left with (:mod:`cute_sharding.sharding.rows`).
     """
     owner: list[int] = []
     before, after = row, n - row  # how far the run reaches to either side

@@ -10,7 +10,7 @@ from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import Held
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding import Partial, Sharding
-from cute_sharding.sharding.chains import chains_of
+from cute_sharding.sharding.rows import chains_of
 
 
 def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh) -> ExchangePlan:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.splits import parts_that_do_not_divide
-from cute_sharding.propagation.targets import cheapest
+from cute_sharding.propagation.views import carry, cheapest, parts_that_do_not_divide
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import (
     Partial,

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.device_mesh import init_device_mesh
 
 from cute_sharding.dtensor.replaced import dispatch_modes
-from cute_sharding.dtensor.replaced.process_groups import stand_for
+from cute_sharding.dtensor.replaced.communication import stand_for
 from cute_sharding.tools.estimate import stand_ins
 from cute_sharding.tools.estimate.modules import Layers
 from cute_sharding.tools.estimate.programs import place_of, said

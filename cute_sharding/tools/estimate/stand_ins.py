@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cute_sharding.dtensor.replaced.collective_ops import WAIT
+from cute_sharding.dtensor.replaced.communication import WAIT
 from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
 from cute_sharding.dtensor.replaced.local_tensors import FakeTensor, FakeTensorMode, leaves
 from cute_sharding.dtensor.replaced.observing import TAKING_APART, Observer, kind_of

@@ -1,6 +1,6 @@
 """A table of the ops that communicate. A row gives the kind of a collective, its tensors, and the
 elements that a rank receives. The numbers follow the rules of
-:mod:`cute_sharding.exchange.collectives`.
+:mod:`cute_sharding.exchange.step`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from cute_sharding.dtensor.replaced import local_tensors, observing
-from cute_sharding.exchange import collectives
-from cute_sharding.exchange.collectives import Amount
+from cute_sharding.exchange import step
+from cute_sharding.exchange.step import Amount
 
 
 class CollectiveCall(NamedTuple):
@@ -84,7 +84,7 @@ def _all_reduce(name: str) -> CollectiveRow:
     return CollectiveRow(
         "all-reduce",
         name,
-        lambda call: [collectives.all_reduce(call.parts, n) for n in _sizes(call, name)],
+        lambda call: [step.all_reduce(call.parts, n) for n in _sizes(call, name)],
     )
 
 
@@ -92,9 +92,7 @@ def _all_gather(name: str) -> CollectiveRow:
     return CollectiveRow(
         "all-gather",
         name,
-        lambda call: [
-            collectives.all_gather(call.parts, [n] * call.parts, n) for n in _sizes(call, name)
-        ],
+        lambda call: [step.all_gather(call.parts, [n] * call.parts, n) for n in _sizes(call, name)],
     )
 
 
@@ -116,9 +114,7 @@ def _reduce_scatter(name: str) -> CollectiveRow:
     return CollectiveRow(
         "reduce-scatter",
         name,
-        lambda call: [
-            collectives.reduce_scatter(call.parts, n // call.parts) for n in _sizes(call, name)
-        ],
+        lambda call: [step.reduce_scatter(call.parts, n // call.parts) for n in _sizes(call, name)],
     )
 
 
@@ -126,7 +122,7 @@ def _scattered_lists(got: str) -> CollectiveRow:
     return CollectiveRow(
         "reduce-scatter",
         got,
-        lambda call: [collectives.reduce_scatter(call.parts, n) for n in _sizes(call, got)],
+        lambda call: [step.reduce_scatter(call.parts, n) for n in _sizes(call, got)],
     )
 
 
@@ -146,20 +142,20 @@ def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> Colle
             return [int(n) * row for n in splits]
 
         received = elements(call.given[receives], y)
-        return [collectives.all_to_all(received, elements(call.given[sends], x), call.at)]
+        return [step.all_to_all(received, elements(call.given[sends], x), call.at)]
 
     return CollectiveRow("all-to-all", given, amounts)
 
 
 def _all_to_all_lists(call: CollectiveCall) -> list[Amount]:
     got, given = _sizes(call, "output_tensors"), _sizes(call, "input_tensors")
-    return [collectives.all_to_all(got, given, call.at)]
+    return [step.all_to_all(got, given, call.at)]
 
 
 def _shard_to_shard(call: CollectiveCall) -> list[Amount]:
     (n,) = _sizes(call, "input")
     blocks = [n // call.parts] * call.parts
-    return [collectives.all_to_all(blocks, blocks, call.at)]
+    return [step.all_to_all(blocks, blocks, call.at)]
 
 
 def _rooted(kind: str, name: str, root: str, amount: Callable[..., Amount]) -> CollectiveRow:
@@ -210,8 +206,8 @@ _FUNCTIONAL = {
     "reduce_scatter_tensor_out": _reduce_scatter("input"),
     "reduce_scatter_tensor_coalesced": _reduce_scatter("inputs"),
     "all_to_all_single": _all_to_all("input", None, "input_split_sizes", "output_split_sizes"),
-    "broadcast": _rooted("broadcast", "input", "src", collectives.from_root),
-    "broadcast_": _rooted("broadcast", "input", "src", collectives.from_root),
+    "broadcast": _rooted("broadcast", "input", "src", step.from_root),
+    "broadcast_": _rooted("broadcast", "input", "src", step.from_root),
     "isend": _message("send", "tensor"),
     "irecv": _message("receive", "tensor"),
     "batch_p2p_ops": CollectiveRow("messages", "tensors", _batch),
@@ -228,10 +224,10 @@ _C10D = {
     "reduce_scatter_": _scattered_lists("output_tensors"),
     "alltoall_base_": _all_to_all("input", "output", "input_split_sizes", "output_split_sizes"),
     "alltoall_": CollectiveRow("all-to-all", "input_tensors", _all_to_all_lists),
-    "broadcast_": _rooted("broadcast", "tensors", "root_rank", collectives.from_root),
-    "reduce_": _rooted("reduce", "tensors", "root_rank", collectives.to_root),
-    "scatter_": _by_block("scatter", "output_tensors", collectives.scatter),
-    "gather_": _by_block("gather", "input_tensors", collectives.gather),
+    "broadcast_": _rooted("broadcast", "tensors", "root_rank", step.from_root),
+    "reduce_": _rooted("reduce", "tensors", "root_rank", step.to_root),
+    "scatter_": _by_block("scatter", "output_tensors", step.scatter),
+    "gather_": _by_block("gather", "input_tensors", step.gather),
     "send": _message("send", "tensors"),
     "recv_": _message("receive", "tensors"),
     "recv_any_source_": _message("receive", "tensors"),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.decide import propagation
-from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, registry
+from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, MaskPartial, Placement
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
@@ -56,7 +56,7 @@ def name_of(source: Call | Asked) -> str:
     """The name of an op without its overload, or of the function that the program calls."""
     if isinstance(source, Asked):
         return source.function
-    return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
+    return op_schemas.name_of(source.op).removesuffix(".default").partition(".")[0]
 
 
 def moved_of(before: DTensorSpec, after: DTensorSpec) -> MovedTensor:
@@ -108,18 +108,18 @@ def schema_of(call: Call) -> OpSchema | None:
         return None
     args = tuple([_listed(value) for value in call.args])
     kwargs = {name: _listed(value) for name, value in call.kwargs}
-    return OpSchema(call.op, args, kwargs, registry.schema_info(call.op))
+    return OpSchema(call.op, args, kwargs, op_schemas.schema_info(call.op))
 
 
 def decided(schema: OpSchema, call: Call) -> Decided:
     """The decision for the op. Raises what the rule raises."""
-    stock, settings = registry.stock_propagation(), call.settings
+    stock, settings = op_schemas.stock_propagation(), call.settings
     is_ours = settings is not None and settings.views
     rule = propagation(stock, settings) if settings is not None and is_ours else stock
     with dispatch_modes.no_modes(), stats.count_apart() as outcomes:
         found = rule(schema)
     word = _RULES[outcomes[-1]] if outcomes else "PyTorch"
-    if registry.is_of_the_program(schema.op):
+    if op_schemas.is_of_the_program(schema.op):
         word = "program"
     wanted = found.redistribute_schema
     plan = (wanted and plan_of(wanted)) or of_torch(found, schema)

@@ -17,8 +17,8 @@ from time import perf_counter
 from types import FrameType
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.replaced import codes, observing
-from cute_sharding.dtensor.replaced.codes import Line, line_of_program
+from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.observing import Line, line_of_program
 from cute_sharding.tools.profile.report import Place
 
 # The line of a node that autograd made before the recording began.
@@ -110,7 +110,7 @@ class Lines:
 
     def found(self, start: FrameType) -> Found:
         """The place of the code that runs in the frame ``start``."""
-        node, others, own = observing.current_node(), codes.OTHERS, codes.OWN
+        node, others, own = observing.current_node(), observing.OTHERS, observing.OWN
         recomputes, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
         frame: FrameType | None = start
@@ -120,7 +120,7 @@ class Lines:
             if called is None:
                 if number in own:
                     break
-                kind = codes.kind_of(frame)
+                kind = observing.kind_of(frame)
                 if kind.is_own or (kind.starts_backward and node is not None):
                     break
                 called, recomputes = kind.called, recomputes or kind.recomputes
@@ -159,7 +159,7 @@ class Lines:
         line: Line | None = None
         frame = start
         while frame is not None:
-            kind = codes.kind_of(frame)
+            kind = observing.kind_of(frame)
             if kind.is_own and line is None:
                 line = frame.f_code, frame.f_lineno
             recomputes = recomputes or kind.recomputes

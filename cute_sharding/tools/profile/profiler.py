@@ -12,10 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.replaced import observing
-from cute_sharding.dtensor.replaced.codes import OTHERS, OWN, Line, line_of_program
 from cute_sharding.dtensor.replaced.observing import (
     NO_NUMBER,
+    OTHERS,
+    OWN,
+    Line,
     current_node,
+    line_of_program,
     may_recompute,
     memory_of,
     nodes_made,

@@ -125,7 +125,7 @@ def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
     Nothing is changed outside of the block. A profile records this rank and this thread, and the
     backward passes that this thread starts. The bytes of the busiest rank are known for planned
     redistributions, and for collectives in which all ranks receive the same.
-    ``cute_sharding.exchange.collectives`` says how bytes are counted. On backends whose collectives
+    ``cute_sharding.exchange.step`` says how bytes are counted. On backends whose collectives
     run asynchronously, such as NCCL, measured seconds are those of the host.
 
     In a compiled program, a profile records the collectives of the graphs. With the backends

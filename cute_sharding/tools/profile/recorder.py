@@ -10,8 +10,8 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
-from cute_sharding.dtensor.replaced import observing, watching
-from cute_sharding.dtensor.replaced.codes import Line
+from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.observing import Line
 from cute_sharding.tools.profile.amounts import (
     MESSAGES,
     CollectiveFacts,
@@ -75,11 +75,11 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
-        watching.start(self, ops())
+        observing.start(self, ops())
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        watching.stop(self)
+        observing.stop(self)
         self._places.clear()  # this recorder must not keep groups alive
 
     @property

@@ -42,7 +42,7 @@ class Collective(NamedTuple):
             bytes.
         itemsize: the bytes of a sent element.
         received, sent: the elements that this rank received from other ranks, and sent to them, by
-            the rules of ``cute_sharding.exchange.collectives``.
+            the rules of ``cute_sharding.exchange.step``.
         busiest: the elements that the busiest rank received: of all ranks for a plan of this
             package, and of the ranks of the group otherwise. None if this rank cannot know the
             number, for example for an all-to-all of the program with different splits.

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
-from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.exchange.network import Network
 from cute_sharding.tools.profile.causes import of_asked, of_call
@@ -114,7 +114,7 @@ def modelled(one: Collective, received: int, meshes: Sequence[Any], network: Any
 
 def _group_on(mesh: Any, ranks: tuple[int, ...]) -> tuple[int, ...] | None:
     """The mesh dims whose ranks a group has; None if it is no group of the mesh."""
-    for on in process_groups.slices(mesh):
+    for on in communication.slices(mesh):
         if all(on.coordinates(rank) is not None for rank in ranks):
             places = zip(*map(on.device, ranks))
             return tuple([m for m, of in enumerate(places) if len({*of}) > 1])

@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 from benchmarks.compiled import PATTERNS, make, measure
-from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced import communication
 
 # -- dynamic sizes ---------------------------------------------------------------------------------
 
@@ -365,14 +365,12 @@ def test_a_mesh_of_a_process_group_that_is_gone_has_the_group_of_its_name():
 
     gone = Gone(0, 4)
     assert (
-        process_groups.group_of_dim(Mesh(), 0)
-        is process_groups.group_of_flattened(Mesh())
-        is living
+        communication.group_of_dim(Mesh(), 0) is communication.group_of_flattened(Mesh()) is living
     )
     Gone.group_name = "no group has this name"
-    assert process_groups.group_of_flattened(Mesh()) is None
+    assert communication.group_of_flattened(Mesh()) is None
     with pytest.raises(RuntimeError, match="was destroyed"):
-        process_groups.group_of_dim(Mesh(), 0)
+        communication.group_of_dim(Mesh(), 0)
 
 
 def test_guards_are_logged_by_name(caplog):

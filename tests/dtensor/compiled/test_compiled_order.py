@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cute_sharding
 from cute_sharding.dtensor.replaced import collective_order
-from cute_sharding.dtensor.replaced.collective_ops import communicates
 from cute_sharding.dtensor.replaced.collective_order import NUMBER, arrange
+from cute_sharding.dtensor.replaced.communication import communicates
 
 HERE = Path(__file__).parents[1]
 PATIENCE = 400  # seconds

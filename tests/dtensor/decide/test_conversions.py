@@ -7,7 +7,7 @@ from simulation import distribute, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.fixes.when import _has_all_of
+from cute_sharding.dtensor.fixes.table import _has_all_of
 
 SMALL = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
 SMALLER = (torch.float8_e4m3fn, torch.float8_e5m2)

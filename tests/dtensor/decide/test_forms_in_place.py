@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import op_schemas, registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 aten = torch.ops.aten
 R, P = Replicate(), Partial()
@@ -41,7 +41,7 @@ ARGUMENTS = {
 def every_op():
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")
-        op = registry.overload(f"{packet}.{overload or 'default'}") if "aten::" in name else None
+        op = op_schemas.overload(f"{packet}.{overload or 'default'}") if "aten::" in name else None
         if op is not None and "out" not in overload:
             yield op
 
@@ -65,14 +65,14 @@ def pending_or(x, other):
 
 
 def test_each_op_in_place_is_in_the_sweep():
-    found = {registry.name_of(op) for op in every_op() if op_schemas.new_form(op) is not None}
+    found = {op_schemas.name_of(op) for op in every_op() if op_schemas.new_form(op) is not None}
     assert {"addr_.default", "index_add_.default"} <= found <= set(ARGUMENTS)
 
 
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_in_place_as_the_op_that_returns_a_new_tensor(name):
-    op, full = registry.overload(name), values(5, 6) if name != "addmv_.default" else values(5)
+    op, full = op_schemas.overload(name), values(5, 6) if name != "addmv_.default" else values(5)
     cuts = [R, P, Shard(0), Shard(1), _StridedShard(0, split_factor=2)]
     with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
         for arguments in ARGUMENTS[name]:
@@ -106,13 +106,15 @@ def calls_on_lists(op, lists):
         yield next(remaining) if kind == "List[Tensor]" else numbers[kind]
 
 
-LISTS = sorted({registry.name_of(op) for op in every_op() if op_schemas.is_pointwise_on_lists(op)})
+LISTS = sorted(
+    {op_schemas.name_of(op) for op in every_op() if op_schemas.is_pointwise_on_lists(op)}
+)
 
 
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", LISTS)
 def test_on_lists_each_element_follows_the_first_list(name):
-    op, shapes = registry.overload(name), [(4, 5), (3, 4)]
+    op, shapes = op_schemas.overload(name), [(4, 5), (3, 4)]
     kinds = [str(argument.type) for argument in op._schema.arguments]
     count = kinds.count("List[Tensor]")
     fulls = [[values(*shape) + 2 + i for shape in shapes] for i in range(count)]

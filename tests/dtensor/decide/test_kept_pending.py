@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced.registry import overload
+from cute_sharding.dtensor.replaced.op_schemas import overload
 from cute_sharding.relations.signature import COPIED, FILLED, Linear
 from cute_sharding.relations.table import SIGNATURES
 from cute_sharding.relations.table.along import ADDITIONS, COMMUTING, INCREASING, pointwise
 from cute_sharding.relations.table.products import ROWS as PRODUCTS
-from cute_sharding.sharding.meeting import rows
+from cute_sharding.sharding.rows import rows
 
 MESH, SHAPE = (2, 2), (6, 4, 4)
 COMBINED = {

@@ -11,7 +11,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import register_single_di
 from torch.distributed.tensor.experimental import register_sharding
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 SETTINGS = {"views": {"ops": False}, "ops": {}, "all": {"redistribution": True, "movement": True}}
 
@@ -56,9 +56,9 @@ RULES = {
 def registered(request):
     RULES[request.param]()
     yield
-    for table in registry.tables():
+    for table in op_schemas.tables():
         table.pop(SCALED, None)
-    registry.clear_propagation_caches()
+    op_schemas.clear_propagation_caches()
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.propagation.carry import carry
-from cute_sharding.relations.dim_map import reshape
-from cute_sharding.relations.view import view_of
+from cute_sharding.propagation.views import carry
+from cute_sharding.relations.view import reshape, view_of
 
 MESHES = [(2,), (3,), (8,), (2, 2), (2, 3), (1, 2), (2, 2, 2)]
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.relations.table import OF_TORCH, SIGNATURES, VIEWS
 
 # -- what is on the wire ---------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_an_uncut_dim_is_searched_where_it_lies(op):
 def test_a_rule_of_the_program_comes_first():
     """Also one for a view."""
     op = torch.ops.aten.permute.default
-    held = {id(table): {op: table[op]} for table in registry.tables() if op in table}
+    held = {id(table): {op: table[op]} for table in op_schemas.tables() if op in table}
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(values(4, 6), (2,), [Shard(0)])
 
@@ -255,10 +255,10 @@ def test_a_rule_of_the_program_comes_first():
         try:
             assert x.permute(1, 0).placements == (Replicate(),)
         finally:
-            for table in registry.tables():
+            for table in op_schemas.tables():
                 table.pop(op, None)
                 table.update(held.get(id(table), {}))
-            registry.clear_propagation_caches()
+            op_schemas.clear_propagation_caches()
         assert x.permute(1, 0).placements == (Shard(1),)
 
 
@@ -297,7 +297,7 @@ def test_what_is_answered_is_counted():
 
 def test_rows_are_of_ops_that_torch_has():
     for name in SIGNATURES:
-        assert registry.overload(name) is not None, name
+        assert op_schemas.overload(name) is not None, name
         assert name not in VIEWS and name not in OF_TORCH
 
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept
 from cute_sharding.dtensor.bookkeeping.stats import OUTCOMES
-from cute_sharding.dtensor.replaced import process_groups
-from cute_sharding.dtensor.run.words import say_redistributed
+from cute_sharding.dtensor.replaced import communication
+from cute_sharding.dtensor.run.placements import say_redistributed
 
 
 def outcomes(op):
@@ -127,7 +127,7 @@ def test_the_first_rank_of_a_mesh_speaks_for_all(caplog, monkeypatch):
     columns, both = [Shard(1), Replicate()], [Shard(0), Shard(1)]
     said = {}
     for rank in (0, 1, 5, 6):  # no other test makes a group for them
-        monkeypatch.setattr(process_groups, "this_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(communication, "this_rank", lambda rank=rank: rank)
         kept.empty()
         caplog.clear()
         with (

@@ -18,10 +18,10 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
+from cute_sharding.dtensor.compiled.symbols import local_size_if_known
 from cute_sharding.dtensor.door.cuts import parts_of, some_device_is_empty
 from cute_sharding.dtensor.replaced import tensor_specs
-from cute_sharding.dtensor.replaced.tracing import Tracing
+from cute_sharding.dtensor.replaced.compiler import Tracing
 from cute_sharding.dtensor.run import placements
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.dtensor import propagate_shape_and_sharding
 from cute_sharding.dtensor.replaced import tensor_specs
-from cute_sharding.relations.dim_map import expand, permute, repeat, reshape
+from cute_sharding.relations.view import expand, permute, repeat, reshape
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (1, 2), (2, 2, 2)]
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor._ops import single_dim_strategy, utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 aten = torch.ops.aten
 
@@ -74,7 +74,7 @@ OPS = {
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_ops_choose_the_placements_that_torch_chooses(tensor, op):
     x = TENSORS[tensor]()
-    registry.clear_propagation_caches()
+    op_schemas.clear_propagation_caches()
 
     def outcome():
         try:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor.run.moved_views import StaleView
+from cute_sharding.dtensor.run.ops import StaleView
 
 SPLITS = {
     "sections": lambda x: x.tensor_split(3),

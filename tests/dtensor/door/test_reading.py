@@ -18,10 +18,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.run.packing import OtherShape
-from cute_sharding.dtensor.run.reading import agree, chains_of_spec, left_to_right
-from cute_sharding.propagation.carry import carry
+from cute_sharding.dtensor.run.placements import agree, chains_of_spec, left_to_right
+from cute_sharding.propagation.views import carry
 from cute_sharding.relations.table import BY_OP
-from cute_sharding.sharding.meeting import count_rows, rows_held
+from cute_sharding.sharding.rows import count_rows, rows_held
 
 R2 = [Replicate(), Replicate()]
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.door.understood import are_read_as_order, are_understood
+from cute_sharding.dtensor.door.cuts import are_read_as_order, are_understood
 
 
 def spec_of(mesh, shape, placements, as_order):

@@ -12,7 +12,7 @@ from drawn_moves import drawn_program
 
 from cute_sharding import Spec, plan_refit, plan_reshard
 from cute_sharding.exchange import Mesh
-from cute_sharding.exchange.copies import flat
+from cute_sharding.exchange.flow import flat
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int16, torch.float64)
 

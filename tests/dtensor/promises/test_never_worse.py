@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding._settings import Settings
 from cute_sharding.dtensor.bookkeeping import stats
-from cute_sharding.dtensor.decide.stock import is_torchs
+from cute_sharding.dtensor.decide.question import is_torchs
 from cute_sharding.dtensor.replaced import tensor_specs
 
 FLAGS = ({}, {"redistribution": True}, {"redistribution": True, "views": False})

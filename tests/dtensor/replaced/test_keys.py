@@ -22,7 +22,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import register_single_di
 from torch.distributed.tensor.experimental import register_sharding
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 HERE = Path(__file__).parents[1]
 PARTS = 300
@@ -250,11 +250,11 @@ def rule(x, flag, text, number, sizes, *, dtype=None, other=None):
 
 def forget(op):
     for table in (
-        *registry.tables(),
-        registry.propagator().op_to_schema_info_for_single_dim_strategy,
+        *op_schemas.tables(),
+        op_schemas.propagator().op_to_schema_info_for_single_dim_strategy,
     ):
         table.pop(op, None)
-    registry.clear_propagation_caches()
+    op_schemas.clear_propagation_caches()
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -276,7 +276,7 @@ def test_rules_of_the_program_may_read_all_arguments(before):
                 found = []
                 for args, kwargs in calls:
                     if fresh:
-                        registry.clear_propagation_caches()
+                        op_schemas.clear_propagation_caches()
                     y = MADE(x, *args, **kwargs)
                     found.append((y.placements, y._spec.tensor_meta))
                 return found
@@ -302,7 +302,10 @@ REGISTRATIONS = {
 @contextmanager
 def rules_as_before(op):
     """Puts back the rules of the op that are registered in the block."""
-    tables = (*registry.tables(), registry.propagator().op_to_schema_info_for_single_dim_strategy)
+    tables = (
+        *op_schemas.tables(),
+        op_schemas.propagator().op_to_schema_info_for_single_dim_strategy,
+    )
     held = [(table, table[op]) for table in tables if op in table]
     try:
         yield
@@ -338,7 +341,7 @@ OF_ALL_KINDS = {
 @pytest.mark.parametrize("one_dim", [True, False])
 def test_a_rule_of_the_program_comes_first(one_dim, kind, before):
     name, args = OF_ALL_KINDS[kind]
-    op = registry.overload(name if "." in name else f"{name}.default")
+    op = op_schemas.overload(name if "." in name else f"{name}.default")
     results = len(op._schema.returns)
 
     def rule(*given, **kwargs):

@@ -9,7 +9,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.relations.table import VIEWS
 
 LAYOUTS = {
@@ -53,11 +53,11 @@ def test_a_view_gives_what_torch_finds(call, layout):
 
     class Compare(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            if registry._is_view(op):
+            if op_schemas._is_view(op):
                 schema = OpSchema(op, *tree_map(spec, (args, kwargs or {})))
-                torchs = registry.propagator()._propagate_tensor_meta_non_cached(schema)
+                torchs = op_schemas.propagator()._propagate_tensor_meta_non_cached(schema)
                 with plain():
-                    ours = registry.output_metas(schema)
+                    ours = op_schemas.output_metas(schema)
                 several = isinstance(torchs, (list, tuple)) and not isinstance(torchs, TensorMeta)
                 assert ours == (list(torchs) if several else torchs), op
                 compared.append(op)
@@ -80,10 +80,10 @@ def test_a_mode_of_the_program_does_not_see_it():
     meta = TensorMeta(torch.Size([4, 6]), (6, 1), torch.float32)
     given = DTensorSpec(mesh_of((2,)), (Replicate(),), meta)
     with See():
-        found = registry.output_metas(OpSchema(torch.ops.aten.t.default, (given,), {}))
+        found = op_schemas.output_metas(OpSchema(torch.ops.aten.t.default, (given,), {}))
     assert found == TensorMeta(torch.Size([6, 4]), (1, 6), torch.float32) and not seen
 
 
 def test_rows_of_views_are_views():
-    ops = [*filter(None, map(registry.overload, VIEWS))]
-    assert ops and all(map(registry._is_view, ops))
+    ops = [*filter(None, map(op_schemas.overload, VIEWS))]
+    assert ops and all(map(op_schemas._is_view, ops))

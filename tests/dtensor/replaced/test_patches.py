@@ -16,10 +16,10 @@ from processes import REPOSITORY
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import compiler_patches, patches, registry, used
+from cute_sharding.dtensor.replaced import compiler_patches, op_schemas, patches, used
+from cute_sharding.dtensor.replaced.compiler import Tracing
 from cute_sharding.dtensor.replaced.patch import Installed, calling
 from cute_sharding.dtensor.replaced.read_hook import Reads
-from cute_sharding.dtensor.replaced.tracing import Tracing
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.relations.table import SIGNATURES
 from cute_sharding.tools.stock import stock_plan
@@ -302,7 +302,7 @@ def test_what_is_replaced_takes_arguments_by_torchs_names(monkeypatch):
 def test_both_tables_name_the_same_arguments():
     """torch's cache goes by what the two tables of schema infos name: all keywords but values."""
     tables = patches.SCHEMA_INFOS.found(), patches.SCHEMA_INFOS_OF_ONE_DIM.found()
-    ops = [op for op in map(registry.overload, SIGNATURES) if op in tables[1]]
+    ops = [op for op in map(op_schemas.overload, SIGNATURES) if op in tables[1]]
     assert ops
     cute_sharding.enable()
     for op in ops:

@@ -16,8 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import cute_sharding
 from cute_sharding.exchange import Link, Network
 from cute_sharding.exchange.planner import plan_steps
-from cute_sharding.propagation.assign import assign
-from cute_sharding.propagation.operands import Operand, received_for
+from cute_sharding.propagation.signatures import Operand, assign, received_for
 from cute_sharding.relations.signature import parse
 from cute_sharding.sharding import Shard as OurShard
 from cute_sharding.sharding import Sharding

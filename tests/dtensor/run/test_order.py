@@ -16,7 +16,7 @@ from simulation import distribute, is_partial, mesh_of, plain, ranks_of
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.run.order import memory_order
+from cute_sharding.dtensor.run.packing import memory_order
 
 # What a program does to a tensor before it calls an op: (shape of the tensor, views of it).
 LAYOUTS = {

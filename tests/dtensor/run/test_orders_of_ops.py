@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import cute_sharding
 from cute_sharding.dtensor.run import op_plan
-from cute_sharding.dtensor.run.order import memory_order
+from cute_sharding.dtensor.run.packing import memory_order
 
 PARTS, SEED = 150, 0
 MESHES = [(2,), (3,), (2, 2)]

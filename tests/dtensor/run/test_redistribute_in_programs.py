@@ -38,9 +38,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 import cute_sharding
 from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.decide import redistributions
-from cute_sharding.dtensor.decide.stock import is_torchs_alone
-from cute_sharding.dtensor.replaced import op_hooks
-from cute_sharding.dtensor.replaced.process_groups import in_order, slices
+from cute_sharding.dtensor.decide.question import is_torchs_alone
+from cute_sharding.dtensor.replaced import op_schemas
+from cute_sharding.dtensor.replaced.communication import in_order, slices
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.redistribute import prepare
 
@@ -133,7 +133,7 @@ def test_who_has_taken_it_by_name_redistributes_by_plan():
 
 
 def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
-    monkeypatch.setattr(op_hooks, "install_propagation", lambda *_: 1 / 0)
+    monkeypatch.setattr(op_schemas, "install_propagation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     assert_torchs()

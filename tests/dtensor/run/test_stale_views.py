@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from writing_programs import drawn_program
 
 import cute_sharding
-from cute_sharding.dtensor.run.moved_views import StaleView
+from cute_sharding.dtensor.run.ops import StaleView
 
 SETTINGS = {"movement": {"movement": True}, "views": {}}
 

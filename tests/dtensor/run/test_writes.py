@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.run import moved_views, moving
-from cute_sharding.dtensor.run.moved_views import StaleView
+from cute_sharding.dtensor.run import moving, ops
+from cute_sharding.dtensor.run.ops import StaleView
 
 
 def assign(x):
@@ -294,15 +294,15 @@ def test_in_inference_mode():
 def test_copies_cost_nothing_once_they_are_gone():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(number((4, 2)), (2,), [Shard(0)])
-        before = len(moved_views.LIVE)
+        before = len(ops.LIVE)
         part = x[1:3]
         alias = part.detach()
-        assert len(moved_views.LIVE) == before + 1
+        assert len(ops.LIVE) == before + 1
         del part, x
         alias.add_(1.0)  # of what is no more
-        assert len(moved_views.LIVE) == before + 1
+        assert len(ops.LIVE) == before + 1
         del alias
-        assert len(moved_views.LIVE) == before
+        assert len(ops.LIVE) == before
 
 
 def test_views_may_go_while_another_one_goes():

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.run import moved_views
+from cute_sharding.dtensor.run import ops
 
 
 def test_what_is_pending_is_finished_to_be_written():
@@ -141,7 +141,7 @@ def test_on_meta():
         assert list(pending.placements) == [Partial()]
         x = DTensor.from_local(torch.empty(4, 2, device="meta"), mesh, [Shard(0)], run_check=False)
         x[1:3].add_(7.0)
-        assert not moved_views.LIVE
+        assert not ops.LIVE
 
 
 def test_what_torch_would_move_to_write_to_it_is_written_back():

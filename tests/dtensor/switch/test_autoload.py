@@ -91,7 +91,7 @@ NOT_NEEDED = (
     *("cli", "drawing", "estimates", "models", "profiling", "showing", "_html"),
     *(f"dtensor.{name}" for name in ("checkpoints", "estimate", "models", "profile", "refit")),
     *("dtensor.reports", "dtensor.run.across_meshes", "dtensor.decide.any_sizes"),
-    *("exchange.by_pieces", "exchange.meshes", "exchange.wants"),
+    *("exchange.by_pieces", "exchange.meshes"),
     "dtensor.replaced.view_replay",
 )
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.experimental import register_sharding
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import op_hooks, registry
+from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.switch.adapter import parts_replaced
 from cute_sharding.relations.table import VIEWS
@@ -90,9 +90,9 @@ def test_registrations_are_the_same_objects_afterwards():
     assert while_on["op_strategy_funcs"] == before["op_strategy_funcs"]
     told_apart = while_on["op_to_schema_info"]
     assert all(
-        "cute_sharding" in told_apart[registry.overload(name)].static_kwargkey
+        "cute_sharding" in told_apart[op_schemas.overload(name)].static_kwargkey
         for name in VIEWS
-        if registry.overload(name) is not None
+        if op_schemas.overload(name) is not None
     )
     cute_sharding.enable(redistribution=True)
     cute_sharding.enable()
@@ -190,7 +190,7 @@ def test_a_change_that_fails_and_cannot_be_taken_back_leaves_it_off(monkeypatch)
     """Half of it would be views whose results the other half does not know."""
     before = registries()
     cute_sharding.enable()
-    monkeypatch.setattr(op_hooks, "install_propagation", lambda *_: 1 / 0)
+    monkeypatch.setattr(op_schemas, "install_propagation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     monkeypatch.undo()
@@ -203,7 +203,7 @@ def test_what_a_program_registers_meanwhile_stays():
     op = torch.ops.aten.unfold.default
     rows = DTensor.from_local(torch.ones(2, 6), mesh_of((2,)), [Shard(0)], run_check=False)
     before = registries()
-    held = {id(table): {op: table[op]} for table in registry.tables() if op in table}
+    held = {id(table): {op: table[op]} for table in op_schemas.tables() if op in table}
     cute_sharding.enable(movement=True)
 
     @register_sharding(op)
@@ -216,10 +216,10 @@ def test_what_a_program_registers_meanwhile_stays():
         found = [tuple(rows.unfold(dim, 2, 1).placements) for dim in (1, 0)]
         assert found == [(Shard(0),), (Replicate(),)]  # and not that of the other dim
     finally:
-        for table in registry.tables():
+        for table in op_schemas.tables():
             table.pop(op, None)
             table.update(held.get(id(table), {}))
-        registry.clear_propagation_caches()
+        op_schemas.clear_propagation_caches()
     assert_same_objects(before, registries())
 
 
@@ -254,7 +254,7 @@ def test_what_a_program_has_wrapped_is_called_as_it_is(monkeypatch, caplog, arou
 
 def test_a_context_that_cannot_be_entered_changes_nothing(monkeypatch):
     before = registries()
-    monkeypatch.setattr(op_hooks, "install_propagation", lambda *_: 1 / 0)
+    monkeypatch.setattr(op_schemas, "install_propagation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), cute_sharding.enabled():
         raise AssertionError("not reached")
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept
-from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced import op_schemas
 
 pytestmark = pytest.mark.one_in(1)
 
@@ -38,7 +38,7 @@ def test_other_threads_fill_what_is_pending(worker):
     for _ in range(2):
         assert worker(filled) == filled() == 16
         with cute_sharding.enabled():
-            for empty in (lambda: None, kept.empty, registry.clear_propagation_caches):
+            for empty in (lambda: None, kept.empty, op_schemas.clear_propagation_caches):
                 empty()
                 assert worker(filled) == filled() == 8
 

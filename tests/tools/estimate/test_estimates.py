@@ -12,7 +12,7 @@ from cute_sharding.exchange import Network
 from cute_sharding.exchange.plan import Held
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding import Sharding, parse_placements
-from cute_sharding.sharding.chains import chains_of
+from cute_sharding.sharding.rows import chains_of
 from cute_sharding.tools.estimate import Estimate
 from cute_sharding.tools.estimate.layers import DEPTHS, memory_of, traffic_of
 from cute_sharding.tools.estimate.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, Memory

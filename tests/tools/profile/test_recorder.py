@@ -132,12 +132,12 @@ def test_two_recorders_at_once_see_the_same(operands):
 
 
 def test_nothing_is_left_behind(operands):
-    from cute_sharding.dtensor.replaced import watching
+    from cute_sharding.dtensor.replaced import observing
 
     recorder = Recorder()
     with pytest.raises(ZeroDivisionError), recorder:
         1 / 0
-    assert not watching._everyone and not watching._watchers()
+    assert not observing._everyone and not observing._watchers()
     gathered(*operands)
     assert recorder.collectives == []
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import patches, watching
+from cute_sharding.dtensor.replaced import observing, patches
 from cute_sharding.tools.profile.profiler import Profiler
 from cute_sharding.tools.profile.recorder import Recorder
 
@@ -92,7 +92,7 @@ def test_nothing_is_left_behind_and_what_is_nested_sees_the_same(x):
         _ = 1 / 0
     assert len(outer.collectives) == 2 and outer.collectives[:1] == inner.collectives
     assert replaced() == before
-    assert not watching._everyone and not watching._watchers()
+    assert not observing._everyone and not observing._watchers()
     x.redistribute(placements=[Replicate()])
     assert len(outer.collectives) == 2
 

@@ -1,23 +1,180 @@
-"""Which rows two devices have in common, and where each device keeps them: intersections of
-layouts, as strided runs.
-
-A device holds rows of a tensor dim as runs that repeat with a period, in periods that repeat, and
-so on: one layout if sizes divide, else a few layouts side by side. A :class:`Run` is one of them,
-with two numberings ``x`` and ``y`` of its rows: by the tensor and by the device, or by two devices.
-:func:`meet` joins two lists of runs on the numbering that they share. It works on whole periods (of
-lengths p and q, on windows of lcm(p, q)). So its cost depends on the number of nested cuts and, if
-periods do not divide one another, on (p + q) / gcd(p, q): at most about the square root of the
-number of rows.
+"""The rows of one tensor dim that each device holds: cuts and chains of cuts, the deal that is
+their normal form, and strided runs of rows and what they have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import lcm, prod
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding._memory import remembered
-from cute_sharding.sharding.deal import runs
+from cute_sharding.layout.size import is_at_most, is_multiple, least, most, number
+
+# -- deal ------------------------------------------------------------------------------------------
+# How one mesh dim deals out the elements of a local tensor: the normal form on which propagation
+# and reading back rest.
+#
+# ``Shard(d, f)`` on a mesh dim of M devices deals out the flat row-major positions of a local
+# tensor like cards: it takes the positions in order, in *pieces*, and of each piece it gives device
+# 0 a *block*, device 1 the next block, and so on. With n the local size of dim d and ``inner`` the
+# number of elements below it:
+#
+#     piece = ceil(n / f),  block = ceil(piece / M)
+#     n = full * piece + rest,  0 <= rest < piece
+#
+# all in rows; times ``inner``, in elements. So there are ``full`` whole pieces, then one of
+# ``rest`` rows, dealt in blocks of ceil(rest / M); and the same again for each index of the dims
+# above d.
+#
+# If rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: the result of
+# `logical_divide`, device mode in the middle. Two shardings, of any dims of any shapes, give every
+# device the same positions *if and only if* their deals are equal:
+#
+# - Device k's first block starts at k * block, and positions first return to device 0 at ``piece``
+#   (inside or at the end of each piece, for M >= 2 and piece >= 2 rows). So piece and block can be
+#   read off the positions; full and rest can be read off the next piece of another length. A rest
+#   of one row goes whole to device 0 and runs on into the next piece: no whole piece has such a
+#   run.
+# - With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such
+#   shardings are equal.
+#
+# If it is not known whether a piece has one row, it is treated as having more: equal numbers still
+# mean equal positions.
+
+# (piece, block, full, rest, block of the rest), in elements except for the count ``full``;
+# (piece, block) if rest is 0. None: device 0 holds everything.
+Deal: TypeAlias = "tuple[int, ...] | None"
+
+
+def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
+    """The deal of a local dim of ``n`` rows of ``inner`` elements among ``parts`` devices."""
+    piece = -(-n // split_factor)
+    if parts == 1 or (piece <= 1 if type(piece) is int else is_at_most(piece, 1)):
+        return None
+    block = -(-piece // parts)
+    rest = n % piece
+    if rest:
+        return piece * inner, block * inner, n // piece, rest * inner, -(-rest // parts) * inner
+    return piece * inner, block * inner
+
+
+def piece_and_block(n: Any, split_factor: Any, parts: int) -> tuple[Any, Any]:
+    """The rows of a whole piece of ``n`` rows and of a whole block, as ints, Sizes or SymInts."""
+    piece = -(-n // split_factor)
+    return piece, -(-piece // parts)
+
+
+def pieces_of(n: int, split_factor: int) -> int:
+    """The number of pieces that ``n`` >= 1 rows are cut into: below the split factor if that does
+    not divide ``n`` and fewer pieces hold all rows.
+    """
+    return -(-n // -(-n // split_factor))
+
+
+def dim_of(piece: int, shape: Sequence[int]) -> tuple[int, int]:
+    """The only dim of ``shape`` that can be dealt in pieces of ``piece`` elements: one row of it
+    has fewer elements, and the whole dim has at least as many. With it the number of elements of
+    one of its rows. The dim is -1 if there is none.
+    """
+    inner = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        reach = inner * shape[dim]
+        if piece <= reach:
+            return dim, inner
+        inner = reach
+    return -1, inner
+
+
+def smallest_factor(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
+    """The smallest split factor with which ``n`` rows of ``inner`` elements have the deal
+    ``dealt``, or None.
+    """
+    piece = dealt[0] // inner
+    if dealt[0] % inner or (piece < 2 if type(piece) is int else is_at_most(piece, 1)):
+        return None
+    smallest = -(-n // piece)
+    return smallest if deal(n, inner, smallest, parts) == dealt else None
+
+
+def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
+    """How many of ``n`` rows device ``device`` of ``parts`` holds.
+
+    The second device's block begins at the end or before it; the last device has at most a block.
+    """
+    if n == 0:
+        return 0
+    piece = -(-n // split_factor)
+    rest, size = n % piece, 0
+    for length, count in ((piece, n // piece), (rest, 1))[: 2 if rest else 1]:
+        block = -(-length // parts)
+        mine = block if device == 0 else length - device * block
+        mine = most(0, mine) if device > 1 else mine
+        size += (least(block, mine) if 0 < device < parts - 1 else mine) * count
+    return size
+
+
+def are_even(n: int, cuts: Iterable[tuple[int, int]]) -> bool:
+    """Whether successive cuts of (split factor, devices) are known to deal ``n`` rows in blocks of
+    one size.
+    """
+    for split_factor, parts in cuts:
+        if not is_multiple(n, split_factor * parts):
+            return False
+        n //= parts
+    return True
+
+
+def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:
+    """One device for each local size: at most five devices, whatever ``parts`` is."""
+    if n % (split_factor * parts) == 0:
+        return [0]
+    piece = -(-n // split_factor)
+    rest = n % piece
+    devices = {0}
+    for length in (piece, rest):
+        if length:
+            short = number(
+                length // -(-length // parts), range(1, parts + 1)
+            )  # the first device without a whole block
+            devices |= {short, short + 1}
+    sizes: dict[int, int] = {}
+    for device in sorted(devices):
+        if device < parts:
+            sizes.setdefault(local_size(n, split_factor, parts, device), device)
+    return list(sizes.values())
+
+
+def runs(n: int, split_factor: int, parts: int, device: int) -> list[tuple[int, int, int, int]]:
+    """Device ``device``'s rows of ``n`` as (start, length, period, count): ``count`` runs of
+    ``length`` rows, ``period`` apart.
+    """
+    result: list[tuple[int, int, int, int]] = []
+    if n == 0:
+        return result
+    piece = -(-n // split_factor)
+    full, rest = divmod(n, piece)
+    for length, start, count in ((piece, 0, full), (rest, full * piece, 1)):
+        if length:
+            block = -(-length // parts)
+            begin = min(device * block, length)
+            size = min(block, length - begin)
+            if size:
+                result.append((start + begin, size, piece, count))
+    return result
+
+
+# -- meeting ---------------------------------------------------------------------------------------
+# Which rows two devices have in common, and where each device keeps them: intersections of layouts,
+# as strided runs.
+#
+# A device holds rows of a tensor dim as runs that repeat with a period, in periods that repeat, and
+# so on: one layout if sizes divide, else a few layouts side by side. A ``Run`` is one of them, with
+# two numberings ``x`` and ``y`` of its rows: by the tensor and by the device, or by two devices.
+# ``meet`` joins two lists of runs on the numbering that they share. It works on whole periods (of
+# lengths p and q, on windows of lcm(p, q)). So its cost depends on the number of nested cuts and,
+# if periods do not divide one another, on (p + q) / gcd(p, q): at most about the square root of the
+# number of rows.
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -352,3 +509,98 @@ def _coalesced(run: Run) -> Run:
         else:
             loops.insert(0, (count, dx, dy))
     return Run(run.x, run.y, tuple(loops), length)
+
+
+# -- chains ----------------------------------------------------------------------------------------
+# A sharding as the cuts of each tensor dim: the form that exchanges compute with.
+
+Cut: TypeAlias = "tuple[int, int] | None"
+"""The cut that a mesh dim makes: (tensor dim, split factor), or None if it cuts nothing
+(Replicate, Partial).
+
+>>> cuts: list[Cut] = [(1, 1), None]  # Shard(1) on one mesh dim, Replicate on the other
+>>> from cute_sharding.sharding.rows import chains_of
+>>> chains_of(cuts, 2, (2, 2))
+((), ((0, 1),))
+"""
+
+# For each tensor dim, the (mesh dim, split factor) pairs that cut it, in the order of the cuts.
+# Mesh dims of one device cut nothing and are left out.
+Chains: TypeAlias = "tuple[tuple[tuple[int, int], ...], ...]"
+Device: TypeAlias = "tuple[int, ...]"
+
+
+def chains_of(cuts: Sequence[Cut], ndim: int, mesh: Sequence[int]) -> Chains:
+    """The chains of cuts, one for each mesh dim, that are applied from left to right."""
+    chains: list[list[tuple[int, int]]] = [[] for _ in range(ndim)]
+    for m, (cut, n) in enumerate(zip(cuts, mesh)):
+        if cut is not None and n > 1:
+            chains[cut[0]].append((m, cut[1]))
+    return tuple(map(tuple, chains))
+
+
+def chain_of(
+    chain: tuple[tuple[int, int], ...], mesh: Sequence[int], device: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """The cuts of one tensor dim for one device: (split factor, devices, the device's coordinate)
+    of each cut.
+    """
+    return tuple([(split_factor, mesh[m], device[m]) for m, split_factor in chain])
+
+
+def cutting(chains: Chains) -> frozenset[int]:
+    """The mesh dims that cut a tensor dim."""
+    return frozenset([m for chain in chains for m, _ in chain])
+
+
+def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
+    """The chains with one more cut, which divides what the others leave."""
+    return tuple(
+        [(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)]
+    )
+
+
+def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
+    """The cuts of one tensor dim up to mesh dim ``m``'s; None if ``m`` does not cut it."""
+    for i, (mesh_dim, _) in enumerate(chain):
+        if mesh_dim == m:
+            return chain[: i + 1]
+    return None
+
+
+def cuts_up_to(chains: Chains, m: int) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None if it cuts
+    nothing.
+    """
+    for d, chain in enumerate(chains):
+        found = up_to(chain, m)
+        if found is not None:
+            return d, found
+    return None
+
+
+def placements_text(
+    chains: Chains,
+    mesh_dims: int,
+    names: Sequence[str] | None = None,
+    pending: Sequence[tuple[int, str]] = (),
+) -> str:
+    """The chains and pending reductions as placements, with the order of the cuts if it is not that
+    of the mesh dims. ``names``: the names of the mesh dims.
+
+    >>> placements_text((((0, 1), (2, 2)), ()), 3, pending=[(1, "sum")])
+    '[S(0), P(sum), _S(0,2)]'
+    >>> placements_text((((1, 1), (0, 1)),), 2, ("dp", "tp"))
+    '[S(0), S(0)], cut in the order tp, dp'
+    """
+    placed = ["R"] * mesh_dims
+    for m, op in pending:
+        placed[m] = f"P({op})" if " " not in op else "P"
+    for dim, chain in enumerate(chains):
+        for m, factor in chain:
+            placed[m] = f"S({dim})" if factor == 1 else f"_S({dim},{factor})"
+    said = f"[{', '.join(placed)}]"
+    if any(list(chain) != sorted(chain) for chain in chains):
+        order = [str(m if names is None else names[m]) for chain in chains for m, _ in chain]
+        said += f", cut in the order {', '.join(order)}"
+    return said

@@ -1,0 +1,568 @@
+"""What runs on local tensors beside an op's kernel: sizes among its arguments, averages over blocks
+of different sizes, rows that an index picks, and what is done with the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cute_sharding.dtensor.door.cuts import is_sharded
+from cute_sharding.dtensor.replaced import op_schemas, symints
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    TensorMeta,
+    cut_of,
+    picked_rows,
+)
+from cute_sharding.dtensor.run.groups import on_each_rank, place
+from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
+from cute_sharding.dtensor.run.packing import lies_row_by_row
+from cute_sharding.dtensor.run.placements import without
+from cute_sharding.layout.layout import row_major
+from cute_sharding.propagation.signatures import Assignment, Part
+from cute_sharding.relations.signature import Signature
+from cute_sharding.relations.table import ROWS
+from cute_sharding.relations.table.kernels import (
+    AlignedMask,
+    Bits,
+    Images,
+    Kernel,
+    Matrices,
+    MeanGradient,
+    Sizes,
+    SizesBeside,
+)
+from cute_sharding.relations.table.products import MADE_BY_ROWS
+from cute_sharding.sharding.rows import local_size, piece_and_block
+
+# -- shares ----------------------------------------------------------------------------------------
+# Averages over devices with blocks of different sizes: each device counts by its share.
+#
+# If a device has w of W elements, its own mean counts w / W times in the mean of all, and a sum is
+# left pending. The numbers of elements follow from the sizes.
+#
+# In a loss of classes, sizes do not say how many rows count: some may be ignored. The op returns
+# their total weight beside the loss; it is summed over the devices with the loss (on stock with its
+# gradient): one number. Each of N devices counts N w / W times in an average, as on stock. That is
+# exactly 1 if all have rows of equal weight: a loss that is right on stock has the same bits here.
+
+
+def _left_pending(found: Assignment, op: str) -> list[int]:
+    """The mesh dims whose cuts leave this reduction pending in the first result."""
+    return [
+        m
+        for m, part in enumerate(found.results[0])
+        if part == op and not any(parts[m] == op for parts in found.operands)
+    ]
+
+
+def of_results(shares: str | None, found: Assignment) -> list[tuple[Part, ...]]:
+    """The parts of the results by mesh dim. The total weight of all rows is on every device with a
+    mean of them; and nothing reads it beside losses of each row.
+    """
+    if shares != "rows":
+        return list(found.results)
+    pending = _left_pending(found, "sum")
+    first, *others = found.results
+    return [
+        first,
+        *(
+            tuple([part if m in pending else None for m, part in enumerate(parts)])
+            for parts in others
+        ),
+    ]
+
+
+def by_shares(
+    shares: str,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    signature: Signature,
+    found: Assignment,
+) -> Callable[..., Any] | None:
+    """What runs in place of a mean that is left pending, so that each device counts by its share:
+    an average of rows; or a sum, where equal blocks would leave an average. None if none is left.
+    """
+    mesh_dims = _left_pending(found, "avg" if shares == "rows" else "sum")
+    mesh = specs[0].mesh
+    if not mesh_dims:
+        return None
+    if shares == "rows":
+        total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
+        devices = prod(mesh.size(m) for m in mesh_dims)
+        return partial(_by_weights, schema.op, total, devices)
+    dims = _dims_of_elements(signature)
+    places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
+    n = prod([specs[i].shape[d] for i, d in dims])
+    counted = [(places[i], d) for i, d in dims]
+    return partial(_by_elements, schema.op, counted, n)
+
+
+def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:
+    """For each reduced name, an operand that has all its rows, and the dim: (operand, dim). (A dim
+    that is broadcast has another name.)
+    """
+    dims: dict[str, tuple[int, int]] = {}
+    for i, names in enumerate(signature.operands):
+        for d, name in enumerate(names):
+            if name not in signature.results[0]:
+                dims.setdefault(name, (i, d))
+    return list(dims.values())
+
+
+def _by_elements(
+    op: Callable[..., torch.Tensor],
+    dims: Sequence[tuple[int, int]],
+    n: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """The part of a device in a mean of ``n`` elements; ``dims`` count its own elements."""
+    mean = op(*args, **kwargs)
+    counted = share(prod([args[at].shape[d] for at, d in dims]), n, mean)
+    return (mean * counted).to(mean.dtype).masked_fill(counted == 0, 0)
+
+
+def share(own: Any, n: Any, x: torch.Tensor) -> torch.Tensor:
+    """A device's share, ``own`` of ``n`` elements, as a factor of ``x``."""
+    return x.new_full((), own, dtype=_real(x.dtype)) / n
+
+
+def _by_weights(
+    op: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    total_of: Callable[[torch.Tensor], torch.Tensor],
+    devices: int,
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of a device in an average over ``devices``, and the total weight of all rows."""
+    mean, weight_of_own = op(scores, target, weight, reduction, ignore_index)
+    own = weight_of_own.to(_real(weight_of_own.dtype))
+    total = total_of(own)
+    counted = (mean * (own * devices / total)).to(mean.dtype)
+    if weight is None:
+        counted = counted.masked_fill((own == 0) & (total != 0), 0)
+    else:  # weights that add up to 0 need not all be 0
+        added = op(scores, target, weight, 2, ignore_index)[0]
+        counted = torch.where(own == 0, (added * (devices / total)).to(mean.dtype), counted)
+    return counted, total.to(weight_of_own.dtype)
+
+
+def _add_up(x: torch.Tensor, mesh: Any, mesh_dims: Sequence[int]) -> torch.Tensor:
+    for m in mesh_dims:
+        x = reduce_value(Partial("sum"), x, mesh, m)
+    return x
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """A real dtype that holds counts as exactly as a kernel sums them up."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+# -- picks -----------------------------------------------------------------------------------------
+# Rows of a sharded dim that an index picks: each device gives the picked rows that it has and zeros
+# for others, and a sum is left pending.
+#
+# torch does the same for an embedding and ``gather``, but applies the mask only when it reduces the
+# result, and most later ops raise. Here the mask ends with the op. The placement is torch's own
+# (``_MaskPartial``): the next op that computes reduces it, as on torch alone.
+
+# (split factor, devices, mesh dim) of each mesh dim that cuts the dim, in order.
+_Chain = tuple[tuple[int, int, int], ...]
+
+
+def by_picks(
+    plan: OpPlan,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    signature: Signature,
+    wanted: Sequence[tuple[Placement, ...]],
+) -> OpPlan:
+    """The plan for an op that picks rows. If a mesh dim shards these rows, each device gives those
+    that it has. ``wanted``: the placements to which the operands are redistributed.
+    """
+    found = [
+        (i, d)
+        for i, names in enumerate(signature.operands)
+        for d, name in enumerate(names)
+        if name in signature.picked
+    ]
+    for i, d in found:
+        mesh = specs[0].mesh
+        chain = tuple(
+            [
+                (_number(cut[1]), mesh.size(m), m)
+                for m, cut in enumerate(map(cut_of, wanted[i]))
+                if cut is not None and cut[0] == d
+            ]
+        )
+        if chain:
+            arguments = enumerate(schema.args_schema)
+            places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
+            rows = places[i], d, places[i + 1]
+            run = partial(_pick_rows, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
+            rows_of = tuple(map(_number, specs[i].shape)), d
+            return replace(plan.placed(partial(_placed, chain, rows_of)), kernel=run)
+    return plan
+
+
+def _placed(
+    chain: _Chain, rows_of: tuple[tuple[int, ...], int], spec: DTensorSpec
+) -> list[Placement]:
+    """The result's placements: what is pending since mesh dims shard the rows is of picked rows."""
+    dims = [m for *_, m in chain]
+    return [
+        picked_rows(p.reduce_op, *rows_of) if m in dims and isinstance(p, Partial) else p
+        for m, p in enumerate(spec.placements)
+    ]
+
+
+def _number(size: Any) -> int:
+    """The size as a number (in a graph with a guard): a device's rows are computed in numbers."""
+    return size if isinstance(size, int) else symints.number_of(size)
+
+
+def _pick_rows(
+    op: Callable[..., torch.Tensor],
+    mesh: Any,
+    chain: _Chain,
+    n: int,
+    at: tuple[int, int, int],
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """The op's result on this device's rows. ``at``: (argument with the rows, dim, index)."""
+    source, dim, index = at
+
+    def of_rank(rank: int, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        own, count, is_own = _own_rows(numbers, n, chain, place(mesh, rank))
+        if count == 0:  # any row does: all results are masked below
+            rows = rows.new_zeros([1 if d == dim else size for d, size in enumerate(rows.shape)])
+        given = list(args)
+        given[source], given[index] = rows, own.masked_fill(~is_own, 0)
+        result = op(*given, **kwargs)
+        # The dims of the index come first, then the other dims of a picked row.
+        others = ~is_own.reshape(*is_own.shape, *[1] * (result.ndim - is_own.ndim))
+        return result.masked_fill(others, 0)
+
+    return on_each_rank(of_rank, args[source], args[index])
+
+
+def _own_rows(
+    numbers: torch.Tensor, n: int, chain: _Chain, device: Sequence[int]
+) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """For rows with these ``numbers`` of ``n``: their numbers among the device's own rows, how many
+    rows the device has, and a mask of the numbers that it has. (A mesh dim deals ``n`` rows in
+    pieces, and each device gets one block of each piece: :mod:`cute_sharding.sharding.rows`.)
+    """
+    is_own = torch.ones_like(numbers, dtype=torch.bool)
+    for factor, parts, m in chain:
+        if n == 0:
+            break
+        piece, block = piece_and_block(n, factor, parts)
+        full, rest = divmod(n, piece)
+        last = -(-rest // parts)  # the block size of the rows that are left after whole pieces
+        number = numbers // piece
+        own = min(max(piece - device[m] * block, 0), block)
+        size = torch.where(number < full, block, last) if rest else block
+        first = size * device[m]
+        within = numbers - number * piece - first
+        is_own &= (within >= 0) & (within < size)
+        numbers = number * own + within
+        n = local_size(n, factor, parts, device[m])
+    return numbers, n, is_own
+
+
+# -- local arguments -------------------------------------------------------------------------------
+# Local arguments in the form that kernels expect.
+#
+# After a redistribution, masks need aligned rows (torch's own preparation is for one device), and
+# images and matrices need the memory format that autograd has found for the whole tensor. A tensor
+# that is read as another dtype needs rows of whole elements. Sizes are those of the local tensors.
+# An operand of which only the sizes are read is an empty tensor. In the gradient of a mean, each
+# device counts by its share of the elements.
+
+# The kernel loads this many bytes at a time, and torch checks every stride but the last
+# (aten/src/ATen/native/transformers/cuda/attention.cu).
+_BYTES = 16
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The mask, with rows at addresses from which the memory-efficient kernel can load: rows are
+    padded in memory, as ``F.scaled_dot_product_attention`` does on one device.
+    """
+    step = max(_BYTES // mask.element_size(), 1)
+    if mask.stride(-1) == 1 and all(stride % step == 0 for stride in mask.stride()[:-1]):
+        return mask
+    n = mask.shape[-1]
+    return F.pad(mask, (0, -n % step))[..., :n]
+
+
+def _with_mask_at(place: int) -> Prepare:
+    return lambda args: [*args[:place], _aligned(args[place]), *args[place + 1 :]]
+
+
+_FORMATS = (torch.channels_last, torch.channels_last_3d)
+
+
+def _format(x: torch.Tensor) -> torch.memory_format:
+    """The memory format that a kernel uses for the tensor and for those beside it."""
+    if x.ndim in (4, 5) and not x.is_contiguous():
+        found = _FORMATS[x.ndim - 4]
+        if x.is_contiguous(memory_format=found):
+            return found
+    return torch.contiguous_format
+
+
+def _of_images(tensors: int, number: int) -> Prepare:
+    """Set the number of images to that of the local tensors, not of all devices together.
+
+    And give the first ``tensors`` one memory format. Kernels rely on autograd for this; it looks at
+    the strides of the whole, and after a redistribution the local tensor may have others.
+    """
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        x = args[tensors - 1]
+        lie = _format(x) if x.device.type in ("cpu", "xpu") else torch.contiguous_format
+        first = [y.contiguous(memory_format=lie) for y in args[:tensors]]
+        return [*first, *args[tensors:number], x.shape[0], *args[number + 1 :]]
+
+    return prepare
+
+
+def _with_sizes_of(tensor: int, sizes: int, dims: Sequence[int]) -> Prepare:
+    """Set the first of the sizes, if there are any, to those of the local tensor in these dims. (A
+    kernel may not read them, but the function that replaces it for empty tensors does.)
+    """
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        own = [args[tensor].shape[d] for d in dims]
+        told = args[sizes] and [*own, *args[sizes][len(dims) :]]
+        return [*args[:sizes], told, *args[sizes + 1 :]]
+
+    return prepare
+
+
+def _with_sizes_beside(tensor: int, sizes: int, dim: int) -> Prepare:
+    """Set the sizes to those of the local tensor, but for the dim that argument ``dim`` names."""
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        whole = args[sizes]
+        own = list(args[tensor].shape[: len(whole)])
+        own[args[dim]] = whole[args[dim]]
+        return [*args[:sizes], own, *args[sizes + 1 :]]
+
+    return prepare
+
+
+def _as_said(schema: OpSchema) -> Prepare | None:
+    """Lay out local matrices by rows if and only if the whole is contiguous. The kernel factorizes
+    the matrix or its transpose, whichever is row-major in memory, and the gradient finds out from
+    the strides of the whole which of the two it was.
+    """
+    spec: Any = schema.args_schema[0]
+    if not isinstance(spec, DTensorSpec) or spec.tensor_meta is None:
+        return None
+    rows = _is_contiguous(spec.shape, spec.tensor_meta.stride)
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        matrices, *others = args
+        if rows:
+            return [matrices.contiguous(), *others]
+        if matrices.is_contiguous():
+            return [matrices.mT.contiguous().mT, *others]
+        return args
+
+    return prepare
+
+
+def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    expected: Any = 1
+    for n, stride in zip(reversed(shape), reversed(strides)):
+        if not symints.is_truly(n == 1):
+            if symints.is_truly(stride != expected):
+                return False
+            expected = expected * n
+    return True
+
+
+def _in_whole_elements(args: Sequence[Any]) -> Sequence[Any]:
+    """Lay out the local tensor so that it can be read as a dtype of another size, as the whole can.
+    torch checks every stride, also of dims of one row, which an exchange leaves as its buffer has
+    them, and of empty tensors; the memory then stays the same.
+    """
+    x, dtype = args
+    k = max(dtype.itemsize // x.dtype.itemsize, 1)
+    *others, last = x.stride() or (1,)
+    if last == 1 and all(step % k == 0 for step in (*others, x.storage_offset())):
+        return args
+    x = x.contiguous()
+    x = x.clone() if x.storage_offset() % k else x
+    *rows, n = x.shape
+    return x.as_strided(x.shape, row_major((*rows, n or k))), dtype
+
+
+def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
+    """For the gradient of a mean loss (argument ``at`` is its reduction): scale the gradient by the
+    device's share. The kernel divides by the number of elements of its second argument, even if the
+    first is broadcast; locally these are the device's elements, not all.
+    """
+    given, specs = schema.args_schema, op_schemas.specs_of(schema)
+    if not op_schemas.is_mean(schema, at) or not any(map(is_sharded, specs)):
+        return None
+    x: Any = given[1]
+    n = prod(x.shape)
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        gradient, own, *others = args
+        counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
+        prepared = [counted, own, *others]
+        if any(type(size) is int and size == 0 for size in own.shape):
+            # A sum gives the same, and neither op nor trace divides by 0.
+            return op_schemas.args_of_sum(schema.op, prepared, at)
+        return prepared
+
+    return prepare
+
+
+def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
+    match kernel:
+        case AlignedMask(at):
+            is_given = isinstance(schema.args_schema[at], DTensorSpec)
+            return _with_mask_at(at) if is_given else None
+        case Images(tensors, number):
+            return _of_images(tensors, number)
+        case Sizes(of, sizes, dims):
+            return _with_sizes_of(of, sizes, dims)
+        case SizesBeside(of, sizes, dim):
+            return _with_sizes_beside(of, sizes, dim)
+        case Matrices():
+            return _as_said(schema)
+        case Bits():
+            given: Any = schema.args_schema
+            before, after = given[0].tensor_meta.dtype, given[1]
+            return None if before.itemsize == after.itemsize else _in_whole_elements
+        case MeanGradient(reduction):
+            return _of_mean(schema, reduction)
+
+
+def for_kernel(name: str, wanted: OpSchema) -> Prepare | None:
+    """Brings the local arguments of the op, on the specs that it runs on, to the form that its
+    kernel expects; None if they have it.
+    """
+    row = ROWS.get(name)
+    return None if row is None or row.kernel is None else _prepare(row.kernel, wanted)
+
+
+def in_their_place(
+    schema: OpSchema, signature: Signature, operands: Sequence[int]
+) -> Prepare | None:
+    """If these ``operands`` are not moved because the op reads only their sizes: puts empty tensors
+    of the local sizes that it needs in their place.
+    """
+    if not operands:
+        return None
+    specs = [(at, arg) for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
+    places = [at for at, _ in specs]
+    read = [i for i in range(len(specs)) if i not in signature.sized | signature.unread]
+
+    def size(args: Sequence[Any], i: int, d: int) -> Any:
+        name = signature.operands[i][d]
+        local = [
+            args[places[k]].shape[signature.operands[k].index(name)]
+            for k in read
+            if name in signature.operands[k]
+        ]
+        return local[0] if local else specs[i][1].shape[d]
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        given = list(args)
+        for i in operands:
+            sizes = [size(args, i, d) for d in range(len(signature.operands[i]))]
+            old = args[places[i]]
+            given[places[i]] = old.new_empty(sizes).contiguous(memory_format=_format(old))
+        return given
+
+    return prepare
+
+
+# -- local results ---------------------------------------------------------------------------------
+# What is done with an op's local results: pending numbers are reduced, and all lie in the order of
+# their strides, on every rank.
+#
+# A kernel lays out its result like its operands. If all local operands have the memory order of the
+# global strides, so has the result, with two exceptions. A redistributed operand was expanded: now
+# it has memory for every row on each device, and the kernel may follow its order instead of another
+# operand's. Or operands are not row-major, and the kernel makes other strides than torch predicts,
+# since it predicts them with other code, on a device that computes nothing.
+
+
+def with_numbers_finished(plan: OpPlan) -> OpPlan:
+    """The plan, by which a result without dims is reduced together with the op if it is pending.
+
+    Except tensors that are written to, and lists of results, such as the norms of all gradients,
+    which programs reduce to one number.
+    """
+    op = plan.schema.op._schema
+    if op.is_mutable or any(isinstance(result.type, torch.ListType) for result in op.returns):
+        return plan
+    pending = tuple(map(pending_of, plan.specs))
+    if not any(pending):
+        return plan
+    finished = plan.placed(
+        lambda spec: without((Partial,) if pending_of(spec) else (), spec.placements)
+    )
+    return replace(finished, pending=pending)
+
+
+def in_order(plan: OpPlan) -> OpPlan:
+    """The plan with local results laid out in the order of their global strides, if the op makes
+    new results, and a kernel may lay them out otherwise.
+    """
+    schema, op = plan.schema, plan.schema.op
+    if plan.takes_all or any(each.alias_info is not None for each in op._schema.returns):
+        return plan
+    metas = [spec.tensor_meta if isinstance(spec, DTensorSpec) else None for spec in plan.specs]
+    if all(meta is None or len(meta.shape) < 2 for meta in metas):
+        return plan
+    is_as_asked = plan.needs is None and plan.function is op
+    return (
+        plan if is_as_asked and _lies_as_said(schema, metas) else replace(plan, lies=tuple(metas))
+    )
+
+
+def _lies_as_said(schema: OpSchema, results: Sequence[TensorMeta | None]) -> bool:
+    """Whether every kernel lays out the results as torch predicts: in compiled programs, for
+    row-major operands, and if the call gives a memory format; products of matrices, which are made
+    row by row; and pointwise ops whose operands all lie as the results do.
+    """
+    op = schema.op
+    metas = [spec.tensor_meta for spec in op_schemas.specs_of(schema)]
+    if (
+        is_tracing()
+        or op_schemas.place_of(op, "memory_format") is not None
+        or all(meta is None or lies_row_by_row(meta) for meta in metas)
+    ):
+        return True
+    made = [meta for meta in results if meta is not None]
+    if op_schemas.name_of(op) in MADE_BY_ROWS:
+        return all(map(lies_row_by_row, made))
+    lying = {
+        (tuple(meta.shape), tuple(meta.stride)) for meta in (*metas, *made) if meta is not None
+    }
+    return torch.Tag.pointwise in op.tags and len(lying - {((), ())}) == 1
