@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.layout.layout import row_major
-from cute_sharding.relations.moves import Link, Rows, common_rows, held_rows, needed_rows
+from cute_sharding.relations.moves import Link, Rows, common_rows, count_common, held_rows
 from cute_sharding.sharding.rows import (
     Chain,
     Device,
@@ -420,16 +420,9 @@ class Side(NamedTuple):
     chains: tuple[Chain, ...]
 
 
-def sizes_of(placed: Placed, rows: Rows) -> tuple[int, ...]:
-    """The sizes of the dims that the rows are made of."""
-    return tuple([placed.shape[d] for d in rows.dims])
-
-
 def side_of(placed: Placed, rows: Rows, device: Device) -> Side:
     """The dims that the rows are made of, as a device holds them."""
-    dims = rows.dims
-    chains = [placed.chain(d, device) for d in dims]
-    return Side(tuple([placed.shape[d] for d in dims]), tuple(chains))
+    return Side(rows.of(placed.shape), rows.of(placed.held_on(device)))
 
 
 def of_every(
@@ -440,10 +433,10 @@ def of_every(
     """
     sizes, at = placed.mesh.sizes, dict(fixed)
     cuts = [
-        tuple([(m, factor, sizes[m], at.get(m)) for m, factor in placed.chains[d]])
-        for d in rows.dims
+        tuple([(m, factor, sizes[m], at.get(m)) for m, factor in chain])
+        for chain in rows.of(placed.chains)
     ]
-    return sizes_of(placed, rows), tuple(cuts)
+    return rows.of(placed.shape), tuple(cuts)
 
 
 @remembered
@@ -586,15 +579,14 @@ def missed(
         had, wanted: the cuts of each of their dims, with the rank's coordinates. None: it is not on
             the operand's mesh.
     """
-    need, has = 1, int(had is not None)
+    needed, held = 1, 0 if had is None else 1
     for one, other in link.pairs:
-        of, n = tuple([shape[d] for d in one.dims]), tuple([onto[d] for d in other.dims])
-        want = tuple([wanted[d] for d in other.dims])
-        need *= count_rows(needed_rows(one, of, other, n, want))
-        if had is not None and need:
-            have = tuple([had[d] for d in one.dims])
-            has *= count_rows(common_rows(one, of, have, other, n, want))
-    return need - has if need else 0
+        of, n, want = one.of(shape), other.of(onto), other.of(wanted)
+        # Rows that the operand does not have are filled in.
+        needed *= count_common(one, of, ((),) * len(of), other, n, want)
+        if had is not None:
+            held *= count_common(one, of, one.of(had), other, n, want)
+    return needed - held
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from cute_sharding.sharding.rows import (
     Chains,
     Cut,
     Device,
-    chain_of,
     chains_of,
+    chains_on,
     count_rows,
     kinds_of_device,
     local_size,
@@ -178,9 +178,9 @@ def devices_of(
         *(coordinates(n, prod(mesh)) if m in used else (0,) for m, n in enumerate(mesh))
     ):
         need = have = whole
+        before, after = (chains_on(chains, mesh, device) for chains in (source, target))
         for d in dims:
-            before, after = (chain_of(chains[d], mesh, device) for chains in (source, target))
-            wanted, kept = _counts(shape[d], before, after)
+            wanted, kept = _counts(shape[d], before[d], after[d])
             need *= wanted
             have *= kept
         result.append((need, have))
@@ -396,12 +396,12 @@ class Placed:
     @cached_property
     def cut(self) -> tuple[int, ...]:
         """The mesh dims that cut a dim."""
-        return tuple(sorted(m for chain in self.chains for m, _ in chain))
+        return tuple(sorted([m for chain in self.chains for m, _ in chain]))
 
     @cached_property
     def replicated(self) -> tuple[int, ...]:
         """The mesh dims that cut nothing: ranks that differ only on them hold the same."""
-        return tuple(m for m in range(len(self.mesh.sizes)) if m not in self.cut)
+        return tuple([m for m in range(len(self.mesh.sizes)) if m not in self.cut])
 
     @property
     def copies(self) -> int:
@@ -424,14 +424,9 @@ class Placed:
         """The first device of a device's class."""
         return tuple([k if m in self.cut else 0 for m, k in enumerate(device)])
 
-    def chain(self, dim: int, device: Device) -> Chain:
-        """The cuts of a dim, with the coordinates of a device."""
-        chain = self.chains[dim]
-        return chain_of(chain, self.mesh.sizes, device) if chain else ()
-
     def held_on(self, device: Device) -> tuple[Chain, ...]:
         """The cuts of each dim, with the coordinates of a device."""
-        return tuple([self.chain(d, device) for d in range(len(self.shape))])
+        return chains_on(self.chains, self.mesh.sizes, device)
 
     def pieces(self, device: Device) -> tuple[Piece, ...]:
         """What a device holds: from places of its local tensor to elements of the whole."""

@@ -50,7 +50,7 @@ def _of_boxes(
     found: list[Needs] = [{} for _ in chunks]
     for target in targets:
         for rank, device in zip(target.mesh.ranks, product(*map(range, target.mesh.sizes))):
-            chains = [target.chain(d, device) for d in range(len(shape))]
+            chains = target.held_on(device)
             for needs, chunk in zip(found, chunks):
                 needed = 1
                 for d, (chain, first, rows) in enumerate(zip(chains, *chunk)):

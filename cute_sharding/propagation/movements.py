@@ -18,12 +18,10 @@ from cute_sharding.propagation.views import carry
 from cute_sharding.relations.moves import Link, Move, Shape
 from cute_sharding.relations.table.row import ByDimMap, RowStep
 from cute_sharding.sharding.rows import (
-    Chain,
     Chains,
     Cut,
-    Device,
-    chain_of,
     chains_of,
+    chains_on,
     count_rows,
     rows_held,
 )
@@ -99,24 +97,22 @@ class FreeCuts(NamedTuple):
             yield self.own[m]
         firsts = [tuple([k if mm == m else 0 for mm in range(len(self.mesh))]) for k in (0, 1)]
         sources = self._sources(m + 1)
-        had = [[self._on(chains, device) for chains in sources] for device in firsts]
+        had = [[chains_on(c, self.mesh, device) for c in sources] for device in firsts]
+        held = chains_on(target, self.mesh, firsts[0])
         for d, used in self._dims(m) if shape else ():
-            rows = count_rows(rows_held(shape[d], chain_of(target[d], self.mesh, firsts[0])))
+            rows = count_rows(rows_held(shape[d], held[d]))
             for factor in split_factors(rows, used, EVERY):
                 wanted = self._target((*decided, (d, factor)))
                 if not any(
                     missed(link, inputs[link.source], have[link.source], shape, wants)
                     for device, have in zip(firsts, had)
-                    for wants in (self._on(wanted, device),)
+                    for wants in (chains_on(wanted, self.mesh, device),)
                     for link in self.move.links
                 ):
                     yield d, factor
         yield None
         if shape:  # all on the first device
             yield min((max(n, 1), d) for d, n in enumerate(shape))[::-1]
-
-    def _on(self, chains: Chains, device: Device) -> tuple[Chain, ...]:
-        return tuple([chain_of(chain, self.mesh, device) for chain in chains])
 
     def _dims(self, m: int) -> list[tuple[int, tuple[int, ...]]]:
         """The dims that take rows from the dim that the mesh dim cuts, each with the split factors

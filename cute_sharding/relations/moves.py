@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding._memory import remembered
 from cute_sharding.layout.layout import row_major
@@ -20,7 +20,6 @@ from cute_sharding.relations.relation import (
     ladders,
     local,
     meet,
-    on_both_sides,
     piece,
     read_once,
 )
@@ -198,6 +197,9 @@ def _each_once(form: Form, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Run
 ALONE: Runs = (Run(0, 0, (), 1),)
 
 
+T = TypeVar("T")
+
+
 class Rows(NamedTuple):
     """How the rows of a tensor's dim map to the rows of an exchange.
 
@@ -227,6 +229,13 @@ class Rows(NamedTuple):
         across = None if self.form is None else getattr(self.form, "across", None)
         return own if across is None else (*own, across)
 
+    def of(self, values: Sequence[T]) -> tuple[T, ...]:
+        """The values for :attr:`dims`, of one for each of the tensor's dims."""
+        dim, _, _, form = self
+        if form is None:
+            return () if dim is None else (values[dim],)
+        return tuple([values[d] for d in self.dims])
+
     @property
     def is_plain(self) -> bool:
         """Whether the exchange's rows are the dim's, one for one and in order."""
@@ -255,17 +264,6 @@ def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
 
 
 @remembered
-def needed_rows(
-    source: Rows, of: tuple[int, ...], target: Rows, n: tuple[int, ...], chain: tuple[Any, ...]
-) -> Runs:
-    """:func:`held_rows` of the target, without rows that the source does not have (these are filled
-    in). ``of``: the number of rows of the source's dims.
-    """
-    whole = held_rows(source, of, ((),) * len(of))
-    return tuple(join(meet_on_x(list(map(on_both_sides, whole)), held_rows(target, n, chain))))
-
-
-@remembered
 def common_rows(
     source: Rows,
     of: tuple[int, ...],
@@ -276,6 +274,19 @@ def common_rows(
 ) -> Runs:
     """The rows that one device holds and another needs: x on the one, y on the other."""
     return tuple(join(meet_on_x(held_rows(source, of, had), held_rows(target, n, wanted))))
+
+
+@remembered
+def count_common(
+    source: Rows,
+    of: tuple[int, ...],
+    had: tuple[Any, ...],
+    target: Rows,
+    n: tuple[int, ...],
+    wanted: tuple[Any, ...],
+) -> int:
+    """The number of :func:`common_rows`."""
+    return count_rows(common_rows(source, of, had, target, n, wanted))
 
 
 def _turned(run: Run, n: int, count: int) -> Run:
@@ -454,8 +465,8 @@ def _rows_read(move: Move, link: Link) -> dict[int, Runs]:
     for source, target in link.pairs:
         if source.dim is None or source.backward or source.form or target.form:
             continue
-        n = (move.inputs[link.source][source.dim],)
-        m = tuple([move.outputs[link.target][d] for d in target.dims])
+        n = source.of(move.inputs[link.source])
+        m = target.of(move.outputs[link.target])
         found[source.dim] = common_rows(source, n, ((),), target, m, ((),) * len(m))
     return found
 

@@ -18,8 +18,8 @@ from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.rows import (
     Chain,
     Run,
-    chain_of,
     chains_of,
+    chains_on,
     count_rows,
     join,
     meet_on_x,
@@ -736,4 +736,4 @@ def _of_device(
     if any(isinstance(p, Partial) for p in sharding.placements):
         raise ValueError(f"{sharding} has a Partial: reduce the Partial first")
     chains = chains_of(sharding.cuts, len(shape), sharding.mesh)
-    return local(shape, tuple([chain_of(chain, sharding.mesh, device) for chain in chains]))
+    return local(shape, chains_on(chains, sharding.mesh, tuple(device)))

@@ -208,7 +208,10 @@ class Run(NamedTuple):
     @property
     def reach(self) -> int:
         """The last x, plus 1."""
-        return self.x + self.length + sum((count - 1) * dx for count, dx, _ in self.loops)
+        x, _, loops, length = self
+        for count, dx, _ in loops:
+            x += (count - 1) * dx
+        return x + length
 
     def turn(self, i: int) -> Run:
         """Turn ``i`` of the outermost loop."""
@@ -347,7 +350,12 @@ def _in_pieces(start: int, stop: int, piece: int) -> list[tuple[int, int]]:
 
 def count_rows(found: Sequence[Run]) -> int:
     """The number of rows in the runs."""
-    return sum(run.size for run in found)
+    total = 0
+    for _, _, loops, size in found:
+        for count, _, _ in loops:
+            size *= count
+        total += size
+    return total
 
 
 def span(found: Runs, first: int, stop: int) -> Runs:
@@ -447,6 +455,8 @@ def join(found: list[Run]) -> list[Run]:
     """The same pairs in fewer runs: runs that touch become one, neighbours at equal distances
     become turns of a loop, and loops that touch become one.
     """
+    if len(found) < 2:
+        return [*map(_coalesced, found)]
     result: list[Run] = []
     for run in sorted(map(_coalesced, found)):
         if result and not run.loops and not result[-1].loops:
@@ -546,6 +556,12 @@ def chain_of(
     of each cut.
     """
     return tuple([(split_factor, mesh[m], device[m]) for m, split_factor in chain])
+
+
+@remembered
+def chains_on(chains: Chains, mesh: tuple[int, ...], device: Device) -> tuple[Chain, ...]:
+    """The cuts of each tensor dim for one device: see :func:`chain_of`."""
+    return tuple([chain_of(chain, mesh, device) for chain in chains])
 
 
 def cutting(chains: Chains) -> frozenset[int]:

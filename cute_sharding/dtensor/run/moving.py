@@ -458,10 +458,7 @@ class Movement:
             return target
         if self.exchange.move.triangle is not None:
             onto, device = self.exchange.targets[k], place(self.mesh, rank)
-            held, across = (
-                rows_held(onto.shape[d], onto.chain(d, device))
-                for d in range(len(onto.shape) - 2, len(onto.shape))
-            )
+            held, across = map(rows_held, onto.shape[-2:], onto.held_on(device)[-2:])
             return triangle_of(target, *self.exchange.move.triangle, held, across)
         forms, backward = self._expanded[k]
         for rows in forms:

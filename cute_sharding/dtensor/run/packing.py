@@ -469,8 +469,8 @@ def _lying(
     offset, and whether they go backward.
     """
     rest = len(start)
-    stride = (*(flat(step, strides[:rest]) for step in steps), *strides[rest:])
-    is_backward = any(rows < 0 for step in steps for rows in step)
+    stride = (*[flat(step, strides[:rest]) for step in steps], *strides[rest:])
+    is_backward = min([rows for step in steps for rows in step], default=0) < 0
     return stride, flat(start, strides[:rest]), is_backward
 
 
