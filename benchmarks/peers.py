@@ -19,7 +19,8 @@ WIDTH = 2
 
 
 def part(n: int, source: tuple, target: tuple) -> Callable[[], object]:
-    exchange = AllToAll((4 * n, WIDTH * n), (n,), source, target)
+    before = Placed.numbered((4 * n, WIDTH * n), (n,), source)
+    exchange = AllToAll(before, before.cut_as(target))
     return lambda: exchange.transfer(5, exchange.group(5))
 
 
@@ -37,7 +38,7 @@ def main() -> None:
             timed(f"{n:,} ranks, S(0) -> {name}", part(n, rows, after))
     before = Placed.of(Sharding((8192, 8192), (64, 8), (Shard(0), Shard(1))))
     after = Placed.of(Sharding((8192, 8192), (128, 8), (Shard(1), Replicate())))
-    plan = timed("a plan between (64, 8) and (128, 8)", lambda: plan_exchange(before, (), after))
+    plan = timed("a plan between (64, 8) and (128, 8)", lambda: plan_exchange(before, after))
     timed("one rank's part in it", lambda: plan.exchange.part(100))
 
 

@@ -348,8 +348,8 @@ TORCH_PRIVATE = [
     "read_hook",
     "redistribution_hook",
     "collective_order",
-    "compiler",
     "expansion",
+    "compiler",
     "state_dicts",
     "fully_sharded",
 ]

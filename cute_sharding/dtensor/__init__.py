@@ -5,7 +5,6 @@ docs/glossary.md explains the words.
 
 - :mod:`.bookkeeping`: settings, counts, the log
 - :mod:`.replaced`: what of torch is replaced, and its private names
-- :mod:`.answer`: what running an op needs, in torch's form
 - :mod:`.compiled`: symbolic sizes
 - :mod:`.run`: runs redistributions and movements
 - :mod:`.models`: redistributes many tensors at once
@@ -13,7 +12,7 @@ docs/glossary.md explains the words.
 - :mod:`.refit`: a model's weights as another program needs them, on any meshes
 - :mod:`.checkpoints`: loads checkpoints into tensors on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
-- :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures; copies of a DTensor
+- :mod:`.extras`: checkpoints and state dicts; copies of a DTensor; functions with fixed placements
 - :mod:`.decide`: how each op is answered
 - :mod:`.switch`: on and off
 """

@@ -5,16 +5,17 @@ their place among the steps of a plan, and which of them scatter the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from math import lcm, prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.placed import most_local
-from cute_sharding.exchange.plan import Held, RedistributionPlan, received_by
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.plan import RedistributionPlan, received_by
 from cute_sharding.exchange.step import Step, all_reduced, of_blocks
 from cute_sharding.sharding.rows import Chains, cutting
 
-Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
+Plan: TypeAlias = Callable[[Placed, Placed], RedistributionPlan]
 
 
 class ForeignReduction(NamedTuple):
@@ -58,10 +59,8 @@ class ForeignWay(NamedTuple):
 
 def cheapest(
     plan: Plan,
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    held: Held,
-    target: Chains,
+    source: Placed,
+    target: Placed,
     foreign: tuple[int, ...],
     shards: Collection[int],
     *,
@@ -74,48 +73,51 @@ def cheapest(
     rank that runs eagerly, and ranks with a graph for any sizes, do the same.
 
     Args:
-        plan: makes the steps between two shardings of a tensor of that shape.
+        plan: makes the steps between two shardings of a tensor.
+        source, target: how it lies before and after; without what is pending on ``foreign``.
         foreign: the mesh dims of these reductions.
         shards: the mesh dims among them on which the result has plain shards.
         may_move: whether contributions may move before they are reduced: they may if the reduction
             is element by element, as a sum is.
     """
-    source, blocks = held.chains, _handed_out(foreign, shards, target)
+    before, after = source.chains, target.chains
+    blocks = _handed_out(foreign, shards, after)
     ways: list[tuple[Chains, tuple[int, ...]]] = []  # (cuts made before, blocks handed out)
-    if foreign and not held.pending:
-        for between in dict.fromkeys((_chains_until(target, blocks), source)):
+    if foreign and not source.reduced_to(target):
+        for between in dict.fromkeys((_chains_until(after, blocks), before)):
             # Devices that reduce together still have to hold the same rows.
-            if cutting(between).isdisjoint(foreign) and (source == between or may_move):
+            if cutting(between).isdisjoint(foreign) and (before == between or may_move):
                 ways.append((between, blocks))
     if not ways:
-        reductions = _reductions(shape, mesh, source, foreign, (), target)
-        return ForeignWay(None, reductions, plan(shape, held, target))
+        reductions = _reductions(source, foreign, (), after)
+        return ForeignWay(None, reductions, plan(source, target))
+    pending = (*target.pending, *[(m, "foreign") for m in foreign])
 
-    def way(shape: tuple[int, ...], between: Chains, blocks: tuple[int, ...]) -> ForeignWay:
-        first = plan(shape, Held(source, kept=(*held.kept, *foreign)), between)
-        reduced = Held(_chains_with(between, blocks, target), kept=held.kept)
-        reductions = _reductions(shape, mesh, between, foreign, blocks, target)
-        return ForeignWay(first, reductions, plan(shape, reduced, target))
+    def way(shape: tuple[int, ...], chains: Chains, blocks: tuple[int, ...]) -> ForeignWay:
+        start = replace(source, shape=shape, pending=pending)
+        between = replace(start, chains=chains)
+        goal = replace(target, shape=shape)
+        reduced = replace(goal, chains=_chains_with(chains, blocks, after))
+        reductions = _reductions(between, foreign, blocks, after)
+        return ForeignWay(plan(start, between), reductions, plan(reduced, goal))
 
-    even = _divisible(shape, mesh, (source, target))
-    every = [(source, ()), *ways]
-    return way(shape, *min(every, key=lambda each: way(even, *each).received_elements))
+    even = _divisible(source.shape, source.mesh.sizes, (before, after))
+    every = [(before, ()), *ways]
+    return way(source.shape, *min(every, key=lambda each: way(even, *each).received_elements))
 
 
 def _reductions(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    between: Chains,
-    foreign: tuple[int, ...],
-    blocks: tuple[int, ...],
-    target: Chains,
+    between: Placed, foreign: tuple[int, ...], blocks: tuple[int, ...], target: Chains
 ) -> tuple[ForeignReduction, ...]:
-    """The reductions of a tensor cut as ``between``, first those that hand out ``blocks``."""
-    found = []
+    """The reductions of a tensor placed as ``between``, first those that hand out ``blocks``."""
+    mesh, found = between.mesh.sizes, []
+
+    def held(blocks: tuple[int, ...]) -> int:
+        return between.cut_as(_chains_with(between.chains, blocks, target)).most
+
     for k, m in enumerate(blocks):
-        block = most_local(shape, _chains_with(between, blocks[: k + 1], target), mesh)
-        found.append(ForeignReduction(m, True, of_blocks(mesh[m], block)))
-    whole = most_local(shape, _chains_with(between, blocks, target), mesh)
+        found.append(ForeignReduction(m, True, of_blocks(mesh[m], held(blocks[: k + 1]))))
+    whole = held(blocks)
     rest = [m for m in foreign if m not in blocks]
     return (*found, *[ForeignReduction(m, False, all_reduced(mesh[m], whole)) for m in rest])
 

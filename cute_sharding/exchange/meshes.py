@@ -13,16 +13,13 @@ from typing import Any, cast
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Network, messages
-from cute_sharding.exchange.placed import Placed, most_local
-from cute_sharding.exchange.plan import Held, Plan, peak_of, within_memory
+from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.plan import Plan, peak_of, within_memory
 from cute_sharding.exchange.planner import Groups, plan_steps
 from cute_sharding.exchange.step import Stage, Step
-from cute_sharding.sharding.rows import Chains, appended
+from cute_sharding.sharding.rows import appended
 
 __all__ = ["ExchangePlan", "plan_exchange"]
-
-# Mesh dims, each with the op of its pending reduction.
-Pending = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -109,12 +106,12 @@ class ExchangePlan(Plan):
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
     >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (2, 3, 4))
-    >>> plan: ExchangePlan = plan_exchange(rows, (), columns)
+    >>> plan: ExchangePlan = plan_exchange(rows, columns)
     >>> plan.received_elements, plan.lower_bound, plan.collectives
     (16, 16, 1)
     """
 
-    before: Held
+    before: Placed
     steps: tuple[Step, ...]
     crossing: Crossing
     network: Network
@@ -134,7 +131,7 @@ class ExchangePlan(Plan):
         >>> from cute_sharding.sharding import Shard, Sharding
         >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
         >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (2, 3, 4))
-        >>> plan_exchange(rows, (), columns).named(("tp",), ("gen",)).to_dict()["target_mesh"]
+        >>> plan_exchange(rows, columns).named(("tp",), ("gen",)).to_dict()["target_mesh"]
         {'sizes': [3], 'names': ['gen'], 'ranks': [2, 3, 4]}
         """
         for what, names, placed in (
@@ -182,8 +179,7 @@ class ExchangePlan(Plan):
 
     @cached_property
     def peak_elements(self) -> int:
-        sizes = self.source.mesh.sizes
-        return peak_of(self.stages, most_local(self.source.shape, self.before.chains, sizes))
+        return peak_of(self.stages, self.before.most)
 
     def _where(self) -> dict[str, Any]:
         return {
@@ -218,15 +214,14 @@ def _data(placed: Placed, names: Sequence[str] | None) -> dict[str, Any]:
 @remembered
 def plan_exchange(
     source: Placed,
-    pending: Pending,
     target: Placed,
     network: Network | None = None,
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
 ) -> ExchangePlan:
-    """The plan from ``source``, after its ``pending`` reductions, to ``target``. The other
-    arguments are those of ``plan_steps`` (``exchange/planner.py``) for the source's mesh;
+    """The plan from ``source``, after its pending reductions, to ``target``. The other arguments
+    are those of ``plan_steps`` (``exchange/planner.py``) for the source's mesh;
     ``network`` is by default the one for programs.
 
     Raises:
@@ -237,43 +232,44 @@ def plan_exchange(
     >>> from cute_sharding.sharding import Replicate, Shard, Sharding
     >>> copies = Placed.of(Sharding((8, 6), (2,), (Replicate(),)))
     >>> columns = Placed.of(Sharding((8, 6), (2,), (Shard(1),)), (2, 3))
-    >>> plan_exchange(copies, (), columns).kind
+    >>> plan_exchange(copies, columns).kind
     'exchange between meshes'
     """
     sizes, shape = source.mesh.sizes, source.shape
     network = network or Network.of_programs(sizes)
-    held = Held(source.chains, pending)
+    before, source = source, source.cut_as(source.chains)
     steps: tuple[Step, ...] = ()
     if memory_limit is not None:  # not every rank of the target knows the groups of the source
         groups, native = frozenset(), False
-    if pending:
-        finished = _finished(source, pending, target)
-        steps = plan_steps(shape, sizes, held, finished, network, memory_limit, groups, native)
-        source = replace(source, chains=finished)
+    if before.pending:
+        source = _finished(before, target)
+        ends = (replace(x, mesh=Mesh.numbered(sizes)) for x in (before, source))
+        steps = plan_steps(*ends, network, memory_limit, groups, native)
     crossing = Crossing(Exchange(identity(shape), (source,), (target,)))
     if memory_limit is not None:
-        start, what = most_local(shape, held.chains, sizes), f"{shape} to the {target.mesh}"
-        [stages] = within_memory([(*steps, crossing)], start, memory_limit, what)
+        what = f"{shape} to the {target.mesh}"
+        [stages] = within_memory([(*steps, crossing)], before.most, memory_limit, what)
         crossing = cast(Crossing, stages[-1])
-    return ExchangePlan(held, steps, crossing, network)
+    return ExchangePlan(before, steps, crossing, network)
 
 
-def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:
-    """The chains after all reductions: each of the ranks that contribute to the same elements gets
+def _finished(before: Placed, target: Placed) -> Placed:
+    """The tensor after all reductions: each of the ranks that contribute to the same elements gets
     a share, along the dim that leaves the fewest elements to receive; all elements if no dim has
     enough rows.
     """
-    mesh, shape = source.mesh.sizes, source.shape
+    source, mesh, shape = before.cut_as(before.chains), before.mesh.sizes, before.shape
 
-    def left(chains: Chains) -> int:
-        found = Exchange(identity(shape), (replace(source, chains=chains),), (target,))
-        return found.received_elements
+    def left(share: Placed) -> int:
+        return Exchange(identity(shape), (share,), (target,)).received_elements
 
-    for m, _ in pending:
+    for m, _ in before.pending:
         rows = [n // prod(mesh[k] for k, _ in c) for n, c in zip(shape, source.chains)]
         shares = [
-            appended(source.chains, m, d, 1) for d, many in enumerate(rows) if many >= mesh[m]
+            source.cut_as(appended(source.chains, m, d, 1))
+            for d, many in enumerate(rows)
+            if many >= mesh[m]
         ]
         if shares:
-            source = replace(source, chains=min(shares, key=left))
-    return source.chains
+            source = min(shares, key=left)
+    return source

@@ -5,7 +5,7 @@ devices receive and hold, in elements.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain as chained
 from itertools import product
@@ -368,7 +368,8 @@ def _place(at: int, sizes: tuple[int, ...]) -> Device:
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor of global ``shape`` on ``mesh``; ``chains`` are the cuts of each dim.
+    """A tensor of global ``shape`` on ``mesh``; ``chains`` are the cuts of each dim. On the mesh
+    dims ``pending``, each with the op of its reduction, ranks hold contributions.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> placed = Placed.of(Sharding((5, 4), (2,), (Shard(0),)), range(6, 8))
@@ -379,6 +380,30 @@ class Placed:
     shape: tuple[int, ...]
     mesh: Mesh
     chains: Chains
+    pending: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def numbered(
+        cls,
+        shape: tuple[int, ...],
+        sizes: tuple[int, ...],
+        chains: Chains,
+        pending: tuple[tuple[int, str], ...] = (),
+    ) -> Placed:
+        """The tensor on a mesh of these sizes, whose ranks are the numbers of their places.
+
+        >>> Placed.numbered((8, 8), (4,), (((0, 1),), ())).shape_on(3)
+        (2, 8)
+        """
+        return cls(shape, Mesh.numbered(sizes), chains, pending)
+
+    def reduced_to(self, target: Placed) -> dict[int, str]:
+        """The mesh dims whose reduction is pending here and not in ``target``, with its op."""
+        return {m: op for m, op in self.pending if (m, op) not in target.pending}
+
+    def cut_as(self, chains: Chains) -> Placed:
+        """The same tensor with other cuts, and nothing pending."""
+        return replace(self, chains=chains, pending=())
 
     @classmethod
     def of(cls, sharding: Sharding, ranks: Sequence[int] | None = None) -> Placed:
@@ -402,6 +427,11 @@ class Placed:
     def replicated(self) -> tuple[int, ...]:
         """The mesh dims that cut nothing: ranks that differ only on them hold the same."""
         return tuple([m for m in range(len(self.mesh.sizes)) if m not in self.cut])
+
+    @property
+    def most(self) -> int:
+        """The elements on the fullest rank."""
+        return most_local(self.shape, self.chains, self.mesh.sizes)
 
     @property
     def copies(self) -> int:

@@ -8,12 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.placed import most_local, received
+from cute_sharding.exchange.placed import Placed, received
 from cute_sharding.exchange.step import Stage, Step
-from cute_sharding.sharding.rows import Chains
 
 
 class MemoryLimitError(ValueError):
@@ -31,16 +30,6 @@ class MemoryLimitError(ValueError):
     def __init__(self, message: str, *, limit: int, least: int) -> None:
         super().__init__(message)
         self.limit, self.least = limit, least
-
-
-class Held(NamedTuple):
-    """What the devices hold: the chains, and (mesh dim, reduction) pairs on which each device has
-    only a contribution. On the mesh dims ``kept`` it stays pending.
-    """
-
-    chains: Chains
-    pending: tuple[tuple[int, str], ...] = ()
-    kept: tuple[int, ...] = ()
 
 
 class Plan(ABC):
@@ -144,13 +133,11 @@ class Plan(ABC):
 
 @dataclass(frozen=True)
 class RedistributionPlan(Plan):
-    """Steps that take a tensor of ``shape`` on ``mesh`` from one sharding to another, and their
-    cost on ``network``. Made by :func:`cute_sharding.plan_redistribution`.
+    """Steps that take a tensor on one mesh from one sharding to another, and their cost on
+    ``network``. Made by :func:`cute_sharding.plan_redistribution`.
 
     Attributes:
-        shape: the global shape, in elements.
-        mesh: the number of devices of each mesh dim.
-        source, target: what the devices hold before and after.
+        source, target: how it lies before and after.
         steps: the collectives, and what each device does alone, in order.
         network: by which seconds are computed.
         itemsize: the bytes of an element, to be shown.
@@ -163,26 +150,32 @@ class RedistributionPlan(Plan):
     (True, 12, 48)
     """
 
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    source: Held
-    target: Held
+    source: Placed
+    target: Placed
     steps: tuple[Step, ...]
     network: Network
     mesh_names: tuple[str, ...] | None = None
     itemsize: int = 4
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape, in elements."""
+        return self.source.shape
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """The number of devices of each mesh dim."""
+        return self.source.mesh.sizes
+
     @cached_property
     def lower_bound(self) -> int | None:
-        return (
-            None
-            if self.source.pending
-            else received(self.shape, self.source.chains, self.target.chains, self.mesh)
-        )
+        if self.source.pending != self.target.pending:
+            return None
+        return received(self.shape, self.source.chains, self.target.chains, self.mesh)
 
     @cached_property
     def peak_elements(self) -> int:
-        return peak_of(self.steps, most_local(self.shape, self.source.chains, self.mesh))
+        return peak_of(self.steps, self.source.most)
 
     def _where(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "mesh": list(self.mesh)}

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.placed import holds_all, most_local, received_by_digits
-from cute_sharding.exchange.plan import Held, collectives, received_by, within_memory
+from cute_sharding.exchange.placed import Placed, holds_all, most_local, received_by_digits
+from cute_sharding.exchange.plan import collectives, received_by, within_memory
 from cute_sharding.exchange.step import AllToAll, Reduction, Step
 from cute_sharding.sharding.digits import chosen_by, digits
 from cute_sharding.sharding.rows import Chains, appended, cuts_up_to, cutting
@@ -28,21 +28,35 @@ class Task(NamedTuple):
     """A redistribution to plan, and the means for it.
 
     Attributes:
-        shape: the global shape.
-        mesh: the number of devices of each mesh dim.
-        source, target: what is held before and after.
+        source, target: how the tensor lies before and after, on one mesh.
         network: by which ways are compared.
         groups: the sets of mesh dims whose ranks have a process group.
         native: whether the backend gathers and reduce-scatters better than it exchanges.
     """
 
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    source: Held
-    target: Chains
+    source: Placed
+    target: Placed
     network: Network
     groups: Groups = None
     native: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        return self.source.mesh.sizes
+
+    @property
+    def reduced(self) -> dict[int, str]:
+        """The mesh dims on which something is pending and must not stay so, with the op."""
+        return self.source.reduced_to(self.target)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The mesh dims on which a reduction stays pending: ranks keep what they hold."""
+        return tuple([m for m, _ in self.target.pending])
 
     def admits(self, mesh_dims: Sequence[int]) -> bool:
         """Whether the ranks that differ on ``mesh_dims`` have their own process group."""
@@ -54,20 +68,21 @@ class Task(NamedTuple):
 
     def by_way_of(self, stations: Iterable[Chains]) -> tuple[Step, ...]:
         """An exchange from each of the stations to the next."""
-        pairs = pairwise(dict.fromkeys(stations))
-        return tuple([AllToAll(self.shape, self.mesh, *both) for both in pairs])
+        every = map(self.source.cut_as, dict.fromkeys(stations))
+        return tuple([AllToAll(*both) for both in pairwise(every)])
 
     def reduction(self, before: Chains, after: Chains, among: Sequence[int]) -> Reduction:
         """The reduction of what is pending on the mesh dims ``among``."""
-        ops = {m: op for m, op in self.source.pending if m in among}
+        ops = {m: op for m, op in self.reduced.items() if m in among}
         op = "sum" if {*ops.values()} <= {"sum", "avg"} else next(iter(ops.values()))
         divisor = prod(self.mesh[m] for m in ops if ops[m] == "avg")
-        return Reduction(self.shape, self.mesh, before, after, tuple(among), op, divisor)
+        one, other = self.source.cut_as(before), self.source.cut_as(after)
+        return Reduction(one, other, tuple(among), op, divisor)
 
 
 def candidates(task: Task) -> Iterator[tuple[Step, ...]]:
     """The ways to compare, each a tuple of steps; some may have steps without a process group."""
-    if not task.source.pending or not prod(task.shape):
+    if not task.reduced or not prod(task.shape):
         yield from _moves(task, task.source.chains)
     else:
         yield from _reductions(task)
@@ -78,9 +93,9 @@ def _moves(task: Task, source: Chains) -> Iterator[tuple[Step, ...]]:
     links, of shares that the fast links then gather; or the mesh dims of one kind before those of
     the other.
 
-    If the single exchange has no process group, also ways of several (:mod:`routes`).
+    If the single exchange has no process group, also ways of several (:func:`route`).
     """
-    mesh, target, kept, network = task.mesh, task.target, task.source.kept, task.network
+    mesh, target, kept, network = task.mesh, task.target.chains, task.kept, task.network
     if source == target:
         yield ()
         return
@@ -134,15 +149,15 @@ def _gathered(task: Task, source: Chains) -> tuple[Step, ...]:
     """Steps that each communicate on one mesh dim, whatever groups there are. They move more than
     necessary: the source gives up its cuts, the last first, until every device holds what it needs.
     """
-    at, stations = source, [source]
-    while not task.is_within(at, task.target):
+    at, target, stations = source, task.target.chains, [source]
+    while not task.is_within(at, target):
         # A cut that the target lacks or has elsewhere; the last of its tensor dim, so that the
         # other cuts stay as they are.
-        pairs = enumerate(zip(at, task.target))
+        pairs = enumerate(zip(at, target))
         d = next(d for d, (before, after) in pairs if before != after[: len(before)])
         at = tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)])
         stations.append(at)
-    return task.by_way_of((*stations, task.target))
+    return task.by_way_of((*stations, target))
 
 
 def _reductions(task: Task) -> Iterator[tuple[Step, ...]]:
@@ -153,8 +168,8 @@ def _reductions(task: Task) -> Iterator[tuple[Step, ...]]:
     or as the target needs it; an all-reduce leaves it in place. Mesh dims without a common process
     group are reduced one after the other.
     """
-    source, target = task.source.chains, task.target
-    dims = tuple([m for m, _ in task.source.pending])
+    source, target = task.source.chains, task.target.chains
+    dims = tuple(task.reduced)
     wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
     direct = task.is_within(source, target)
     sliced = source
@@ -233,7 +248,7 @@ def _sums_of_sums(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[Step, ...
     """Reduce one part of the mesh dims after the other. If blocks differ in size, a sum of sums
     receives less than all contributions at once.
     """
-    source, target = task.source.chains, task.target
+    source, target = task.source.chains, task.target.chains
     for size in range(1, len(dims)):
         for first_dims in combinations(dims, size):
             last_dims = [m for m in dims if m not in first_dims]
@@ -515,35 +530,36 @@ def _with_cut(
 
 @remembered
 def plan_steps(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Held,
-    target: Chains,
+    source: Placed,
+    target: Placed,
     network: Network,
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
 ) -> tuple[Step, ...]:
-    """The steps that reduce everything in ``source.pending`` and lead to ``target``. If the links
-    of ``network`` differ, the fastest; among equals, and if all links are equal, those that receive
-    the fewest elements, then those with the fewest collectives.
+    """The steps from ``source`` to ``target``, on one mesh. If the links of ``network`` differ, the
+    fastest; among equals, and if all links are equal, those that receive the fewest elements, then
+    those with the fewest collectives.
 
-    Reductions that stay pending (``source.kept``) commute with moving elements, between devices
-    that hold the same contribution. Every step communicates among ranks that have a process group:
-    those of one mesh dim, or of a set in ``groups``. With None, which stands for all sets, at most
-    one collective moves elements on a flat network, and at most one reduces. ``native``: the
-    backend gathers and reduce-scatters better than it exchanges; without a ``memory_limit`` steps
-    are then turned into such collectives.
+    What is pending in both commutes with moving elements, between devices that hold the same
+    contribution; what is pending in ``source`` alone is reduced. Every step communicates among
+    ranks that have a process group: those of one mesh dim, or of a set in ``groups``. With None,
+    which stands for all sets, at most one collective moves elements on a flat network, and at most
+    one reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges;
+    without a ``memory_limit`` steps are then turned into such collectives.
 
     Raises:
         ValueError: no plan keeps every device within ``memory_limit`` elements. The message names
             the smallest limit that would do.
     """
-    task = Task(shape, mesh, source, target, network, groups, native)
+    task = Task(source, target, network, groups, native)
     if memory_limit is not None:
         return _within_limit(memory_limit, task)
-    steps = _cheapest(task._replace(shape=nominal(shape, mesh, source, target, groups)))
-    steps = tuple([replace(step, shape=shape) for step in steps])
+    shape = nominal(source, target, groups)
+    found = _cheapest(
+        task._replace(source=replace(source, shape=shape), target=replace(target, shape=shape))
+    )
+    steps = tuple([step.of_shape(source.shape) for step in found])
     if not all(_is_right(step) and task.admits(step.mesh_dims) for step in steps):
         steps = _cheapest(task)
     return _natively(steps) if native else steps
@@ -551,7 +567,7 @@ def plan_steps(
 
 def _within_limit(memory_limit: int, task: Task) -> tuple[Step, ...]:
     """The cheapest ways, with exchanges in rounds, that keep every device within the limit."""
-    start = most_local(task.shape, task.source.chains, task.mesh)
+    start = task.source.most
     what = f"{task.shape} on mesh {task.mesh}"
     fitting: list[Any] = within_memory(_admitted_ways(task), start, memory_limit, what)
     return min(fitting, key=lambda steps: _cost(steps, task.network))
@@ -575,18 +591,21 @@ def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
             and len(step.mesh_dims) > 1
             and not step.gathers
             and all(
-                before[: len(after)] == after for before, after in zip(step.source, step.target)
+                before[: len(after)] == after
+                for before, after in zip(step.source.chains, step.target.chains)
             )
         ):
-            at = step.source
-            while at != step.target:
+            at, target = step.source, step.target.chains
+            while at.chains != target:
                 _, d = max(
                     (chain[-1][0], d)
-                    for d, (chain, after) in enumerate(zip(at, step.target))
+                    for d, (chain, after) in enumerate(zip(at.chains, target))
                     if chain != after
                 )
-                bare = tuple([chain[:-1] if e == d else chain for e, chain in enumerate(at)])
-                alone.append(AllToAll(step.shape, step.mesh, at, bare).natively())
+                bare = at.cut_as(
+                    tuple([chain[:-1] if e == d else chain for e, chain in enumerate(at.chains)])
+                )
+                alone.append(AllToAll(at, bare).natively())
                 at = bare
         if alone and 2 * received_by(alone) <= 3 * step.received_elements:
             found += alone
@@ -599,10 +618,8 @@ def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 STAND_INS = (1009, 10007, 100003, 1000003)
 
 
-def nominal(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups
-) -> tuple[int, ...]:
-    """A shape for which steps are chosen in place of ``shape``: the same for all shapes with the
+def nominal(source: Placed, target: Placed, groups: Groups) -> tuple[int, ...]:
+    """A shape for which steps are chosen in place of the tensor's: the same for all shapes with the
     same answers to :func:`questions`.
 
     So ranks with a graph for many sizes take the same steps as ranks that run eagerly. Steps are
@@ -610,10 +627,10 @@ def nominal(
     sizes: dims shorter than the number of devices that share them, and dims that split factors do
     not divide.
     """
-    prime = next((p for p in STAND_INS if p > 8 * prod(mesh)), STAND_INS[-1])
+    prime = next((p for p in STAND_INS if p > 8 * prod(source.mesh.sizes)), STAND_INS[-1])
     sizes = []
     for n, before, after, (least, counts) in zip(
-        shape, source.chains, target, questions(shape, mesh, source, target, groups)
+        source.shape, source.chains, target.chains, questions(source, target, groups)
     ):
         dividing = [count for count in counts if n % count == 0]
         if (
@@ -626,39 +643,38 @@ def nominal(
     return tuple(sizes)
 
 
-def questions(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups
-) -> list[tuple[int, tuple[int, ...]]]:
+def questions(source: Placed, target: Placed, groups: Groups) -> list[tuple[int, tuple[int, ...]]]:
     """The questions that the choice of steps asks about each tensor dim: (the least size that is as
     long as the devices are many, the numbers of blocks that may divide it).
 
     These are the blocks into which source and target cut it; and if several steps may replace one,
     the blocks of all devices.
     """
+    mesh, reduced = source.mesh.sizes, source.reduced_to(target)
     counts = [
         lcm(*(prod(factor * mesh[m] for m, factor in chain) for chain in (before, after)))
-        for before, after in zip(source.chains, target)
+        for before, after in zip(source.chains, target.chains)
     ]
     changed = tuple(
         [
             m
             for m in range(len(mesh))
             if mesh[m] > 1
-            and (cuts_up_to(source.chains, m) != cuts_up_to(target, m) or m in dict(source.pending))
+            and (cuts_up_to(source.chains, m) != cuts_up_to(target.chains, m) or m in reduced)
         ]
     )
     least = prod(mesh[m] for m in changed)
     # For some sizes a mesh dim that changes takes no part in the exchange.
     parts = (some for k in range(2, len(changed) + 1) for some in combinations(changed, k))
     if all(admits(groups, some) for some in parts):
-        return [(least if source.pending else 0, (count,)) for count in counts]
+        return [(least if reduced else 0, (count,)) for count in counts]
     return [(least, (count, lcm(count, prod(mesh)))) for count in counts]
 
 
 def _is_right(step: Step) -> bool:
     """Whether every device holds what it reduces. (Exchanges are right for any sizes.)"""
     return not isinstance(step, Reduction) or holds_all(
-        step.shape, step.mesh, step.source, step.target
+        step.shape, step.mesh, step.source.chains, step.target.chains
     )
 
 

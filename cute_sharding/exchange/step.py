@@ -27,7 +27,7 @@ from cute_sharding.exchange.part import (
 from cute_sharding.exchange.placed import DEVICES, Placed, most_local, received_by_digits
 from cute_sharding.layout import Layout
 from cute_sharding.sharding.digits import digits
-from cute_sharding.sharding.rows import Chains, Device, cutting
+from cute_sharding.sharding.rows import Chains, Device
 
 # -- native ----------------------------------------------------------------------------------------
 # Steps that are one collective of a whole tensor dim, as every library has it: it joins blocks of
@@ -56,19 +56,13 @@ class Along(NamedTuple):
         return dims[0] if len(dims) == 1 else None
 
 
-def along(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Chains,
-    target: Chains,
-    dims: tuple[int, ...],
-) -> Along | None:
+def along(source: Placed, target: Placed, dims: tuple[int, ...]) -> Along | None:
     """The step between two shardings as a collective of whole tensor dims; None if it is none.
 
     The mesh dims that change must cut last, in plain blocks. Several of them count as one only if
     sizes divide.
     """
-    (before, gathered), (after, scattered) = (_last(chains, dims) for chains in (source, target))
+    (before, gathered), (after, scattered) = (_last(x.chains, dims) for x in (source, target))
     if (
         before is None
         or after is None
@@ -81,8 +75,8 @@ def along(
         return None
     base, order = before[0], next(iter(orders))
     even = all(
-        digits(shape[d], chains[d], mesh) is not None
-        for d, chains in ((gathered, source), (scattered, target))
+        digits(x.shape[d], x.chains[d], x.mesh.sizes) is not None
+        for d, x in ((gathered, source), (scattered, target))
         if d is not None
     )
     if len(order) > 1 and not even:
@@ -223,23 +217,34 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class Step(Stage):
-    """A step from the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on
-    ``mesh``: an :class:`AllToAll` or a :class:`Reduction`.
+    """A step of a tensor on one mesh: an :class:`AllToAll` or a :class:`Reduction`.
 
     Attributes:
-        shape: the global shape, in elements.
-        mesh: the number of devices of each mesh dim.
-        source, target: for each tensor dim its cuts (mesh dim, split factor), in order.
+        source, target: how the tensor lies before and after. What stays pending is in neither.
 
-    >>> step: Step = AllToAll((8, 8), (4,), source=(((0, 1),), ()), target=((), ((0, 1),)))
+    >>> rows = Placed.numbered((8, 8), (4,), (((0, 1),), ()))
+    >>> step: Step = AllToAll(rows, rows.cut_as(((), ((0, 1),))))
     >>> step.kind, step.mesh_dims, step.received_elements, step.layouts[1]
     ('all-to-all', (0,), 12, ((4,),(8,2)):((2,),(8,1)))
     """
 
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    source: Chains
-    target: Chains
+    source: Placed
+    target: Placed
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape, in elements."""
+        return self.source.shape
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """The number of devices of each mesh dim."""
+        return self.source.mesh.sizes
+
+    def of_shape(self, shape: tuple[int, ...]) -> Step:
+        """The step of a tensor of another shape."""
+        ends: Any = {"source": replace(self.source, shape=shape)}
+        return replace(self, **ends, target=replace(self.target, shape=shape))
 
     @property
     @abstractmethod
@@ -259,8 +264,7 @@ class Step(Stage):
     @cached_property
     def exchange(self) -> Exchange:
         """The exchange from the source to the target, without reductions."""
-        chains = (self.source,), (self.target,)
-        return Exchange.on_mesh(identity(self.shape), self.mesh, *chains)
+        return Exchange(identity(self.shape), (self.source,), (self.target,))
 
     @cached_property
     def flow(self) -> LinkFlow:
@@ -271,7 +275,7 @@ class Step(Stage):
 
     @property
     def ends(self) -> tuple[Placed, Placed]:
-        return self.exchange.sources[0], self.exchange.targets[0]
+        return self.source, self.target
 
     @abstractmethod
     def transfer(self, rank: int, peers: Sequence[int]) -> Part:
@@ -284,13 +288,17 @@ class Step(Stage):
         own = self.flow.kept_by(rank)
         return () if own is None else tuple(fold(own.copies))
 
+    def shapes_on(self, rank: int) -> tuple[Shape, Shape]:
+        """The rank's local shapes before and after."""
+        return self.source.shape_on(rank), self.target.shape_on(rank)
+
     def group(self, rank: int) -> list[int]:
         """The ranks with which a rank communicates, in the order of their places."""
-        return self.flow.source.mesh.slice_of(self.place(rank), self.mesh_dims)
+        return self.source.mesh.slice_of(self.place(rank), self.mesh_dims)
 
     def place(self, rank: int) -> Device:
         """The coordinates of a rank."""
-        return self.flow.source.mesh.device(rank)
+        return self.source.mesh.device(rank)
 
     def natively(self) -> Step:
         """The step for a backend that gathers and reduce-scatters better than it exchanges: as such
@@ -310,11 +318,11 @@ class Step(Stage):
             return None
         return padded_elements(self.shape, self.mesh, self.along)
 
-    def _are_even(self, chains: Chains) -> bool:
+    def _are_even(self, placed: Placed) -> bool:
         """Whether all blocks of the tensor dims that a group cuts have one size."""
         return all(
             digits(n, chain, self.mesh) is not None
-            for n, chain in zip(self.shape, chains)
+            for n, chain in zip(self.shape, placed.chains)
             if any(m in self.mesh_dims for m, _ in chain)
         )
 
@@ -436,14 +444,15 @@ MANY = 64
 
 @dataclass(frozen=True)
 class AllToAll(Step):
-    """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather; or in
-    ``rounds`` of them with smaller buffers, each for a share of every message.
+    """From ``source`` to ``target`` in one all-to-all or all-gather; or in ``rounds`` of them with
+    smaller buffers, each for a share of every message.
 
     Attributes:
         rounds: 1 or more.
         padded: whether blocks that differ by about a row are padded to one size, for an all-gather.
 
-    >>> gather = AllToAll((8, 8), (4,), source=(((0, 1),), ()), target=((), ()))
+    >>> rows = Placed.numbered((8, 8), (4,), (((0, 1),), ()))
+    >>> gather = AllToAll(rows, rows.cut_as(((), ())))
     >>> gather.kind, gather.received_elements
     ('all-gather', 48)
     """
@@ -465,14 +474,14 @@ class AllToAll(Step):
         """
         if self.exchange.spread or not self.mesh_dims:
             return False
-        if cutting(self.target) != cutting(self.source) - {*self.mesh_dims}:
+        if {*self.target.cut} != {*self.source.cut} - {*self.mesh_dims}:
             return False
         return self._are_even(self.source)
 
     @cached_property
     def along(self) -> Along | None:
         return (
-            along(self.shape, self.mesh, self.source, self.target, self.mesh_dims)
+            along(self.source, self.target, self.mesh_dims)
             if self.mesh_dims and self.rounds == 1
             else None
         )
@@ -516,27 +525,21 @@ class AllToAll(Step):
         return (
             self.exchange.received_by_all
             if self.block is None
-            else self._blocks_by_all(self.ends[0])
+            else self._blocks_by_all(self.source)
         )
 
     @property
     def peak_elements(self) -> int:
         parts = self.parts
-        source, target = (
-            most_local(self.shape, chains, self.mesh) for chains in (self.source, self.target)
-        )
+        source, target = self.source.most, self.target.most
         if self.block is not None and self.along is not None:
             # Blocks of the first dim are already in order, one behind the other.
             copied = any(n != 1 for n in self.shape[: self.along.gathered])
             return source + parts * self.block + max(self.block, target * copied)
         if parts <= PEERS:
             return max(map(self._peak_on, self._specimens))
-        owners, users = (
-            prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains))
-            for chains in (self.source, self.target)
-        )
         # All requested elements, sent in equal parts by the devices that hold them.
-        sent = -(-source * users // owners)
+        sent = -(-source * self.target.copies // self.source.copies)
         if self.rounds > 1:
             return source + target + -(-(sent + self.received_elements) // self.rounds)
         return source + self.received_elements + max(sent, target)
@@ -576,17 +579,18 @@ class AllToAll(Step):
         """The elements that the busiest device receives from devices that differ from it on mesh
         dims other than ``near``; if sizes do not divide, an estimate as if they did.
         """
-        found = received_by_digits(self.shape, self.source, self.target, self.mesh, near)
+        ends = self.source.chains, self.target.chains
+        found = received_by_digits(self.shape, *ends, self.mesh, near)
         if found is not None:
             return found
-        need = most_local(self.shape, self.target, self.mesh)
+        need = self.target.most
         far = prod(self.mesh[m] for m in self.mesh_dims if m not in near)
         return min(self.received_elements, need - need // far)
 
     @property
     def _specimens(self) -> Sequence[int]:
         """All ranks of a small mesh; of a larger one the first, the last and a middle one."""
-        mesh = self.flow.source.mesh
+        mesh = self.source.mesh
         if len(mesh.ranks) <= 8:
             return mesh.ranks
         return 0, len(mesh.ranks) - 1, mesh.rank(tuple([n // 2 for n in mesh.sizes]))
@@ -597,7 +601,7 @@ class AllToAll(Step):
         """The part of a rank in an all-to-all among ``peers``, in their order. It copies what it
         keeps in the first round.
         """
-        shapes, own = self._shapes(rank), self.flow.kept_by(rank)
+        shapes, own = self.shapes_on(rank), self.flow.kept_by(rank)
         pack_free = unpack_free = False
         if self.rounds == 1:
             whole = self._buffers(rank, peers, own, turn)
@@ -615,10 +619,6 @@ class AllToAll(Step):
             shapes,
             copies,
         )
-
-    def _shapes(self, rank: int) -> tuple[Shape, Shape]:
-        source, target = self.ends
-        return source.shape_on(rank), target.shape_on(rank)
 
     def _buffers(
         self, rank: int, peers: Sequence[int], own: LinkMessage | None, turn: int
@@ -656,7 +656,7 @@ class AllToAll(Step):
 
     def gathering(self, rank: int, peers: Sequence[int]) -> Part:
         """The part of a rank in an all-gather among ``peers``."""
-        shapes, own = self._shapes(rank), self.flow.kept_by(rank)
+        shapes, own = self.shapes_on(rank), self.flow.kept_by(rank)
         by_peer = {each.peer: each for each in self._messages(rank, peers, own, 0, into=True)}
         # The send buffer is the whole source as it is, and each peer's is one block received.
         from_each = [by_peer[peer].copies if peer in by_peer else () for peer in peers]
@@ -673,15 +673,16 @@ class AllToAll(Step):
 
 @dataclass(frozen=True)
 class Reduction(Step):
-    """A reduction over ``mesh_dims``, from the chains ``source`` to ``target``; every device's
-    target is part of its source.
+    """A reduction over ``mesh_dims`` from ``source`` to ``target``; every device's target is part
+    of its source.
 
     Either none of these mesh dims cuts the target (an all-reduce, of what the target keeps), or all
     do (a reduce-scatter). ``op`` is torch's name of the reduction, and the result is divided by
     ``divisor``, the number of contributions to an average. ``padded``: blocks that differ by about
     a row are padded to one size, for a native reduce-scatter.
 
-    >>> step = Reduction((8, 8), (4,), source=((), ()), target=(((0, 1),), ()), mesh_dims=(0,))
+    >>> whole = Placed.numbered((8, 8), (4,), ((), ()))
+    >>> step = Reduction(whole, whole.cut_as((((0, 1),), ())), mesh_dims=(0,))
     >>> step.kind, step.received_elements  # three contributions to 16 elements
     ('reduce-scatter (sum)', 48)
     """
@@ -694,16 +695,12 @@ class Reduction(Step):
     @cached_property
     def along(self) -> Along | None:
         """The reduce-scatter as a collective of a whole tensor dim."""
-        return (
-            along(self.shape, self.mesh, self.source, self.target, self.mesh_dims)
-            if self.scatters
-            else None
-        )
+        return along(self.source, self.target, self.mesh_dims) if self.scatters else None
 
     @property
     def scatters(self) -> bool:
         """Whether it is a reduce-scatter."""
-        return not cutting(self.target).isdisjoint(self.mesh_dims)
+        return not {*self.target.cut}.isdisjoint(self.mesh_dims)
 
     @cached_property
     def even(self) -> bool:
@@ -722,14 +719,14 @@ class Reduction(Step):
         """The elements that the busiest device receives: the others' contributions to its share,
         and for an all-reduce also the others' shares (Chan et al. 2007).
         """
-        most = most_local(self.shape, self.target, self.mesh)
+        most = self.target.most
         if self.scatters:
             return of_blocks(self.parts, most if self.block is None else self.block)
         return all_reduced(self.parts, most)
 
     @property
     def received_by_all(self) -> int:
-        target = self.ends[1]
+        target = self.target
         if self.block is not None or len(target.mesh.ranks) > DEVICES:
             return self._blocks_by_all(target)
         shares = sum(prod(target.shape_on(rank)) for rank in target.mesh.ranks)
@@ -738,9 +735,7 @@ class Reduction(Step):
 
     @property
     def peak_elements(self) -> int:
-        source, target = (
-            most_local(self.shape, chains, self.mesh) for chains in (self.source, self.target)
-        )
+        source, target = self.source.most, self.target.most
         if not self.scatters:
             return source + target + (target if self.source != self.target else 0)
         if self.block is not None:
@@ -751,11 +746,7 @@ class Reduction(Step):
 
     def seconds(self, network: Network) -> float:
         total, before = 0.0, 1
-        share = (
-            -(-most_local(self.shape, self.source, self.mesh) // self.parts)
-            if not self.scatters
-            else most_local(self.shape, self.target, self.mesh)
-        )
+        share = self.target.most if self.scatters else -(-self.source.most // self.parts)
         for m in sorted(self.mesh_dims, key=lambda m: network.link(m).beta):
             received = (self.mesh[m] - 1) * before * share
             total += network.collective(m, self.mesh[m], received, together=True)
@@ -766,8 +757,7 @@ class Reduction(Step):
         """The part of a rank: it sends each peer a block, in the layout of the peer's target, and
         receives as many blocks of its own target, which are the receive buffer.
         """
-        source, target = self.ends
-        shapes = source.shape_on(rank), target.shape_on(rank)
+        shapes, target = self.shapes_on(rank), self.target
         blocks = [
             (self.flow.of_devices(self.place(rank), self.place(peer)).copies, target.shape_on(peer))
             for peer in peers

@@ -318,7 +318,7 @@ def plan_models(
                 "shape, and must not have a Partial"
             )
         if (source, target) not in found:
-            plan = plan_exchange(source.placed, source.pending, target.placed)
+            plan = plan_exchange(source.placed, target.placed)
             found[source, target] = SpecWay(source, target, plan)
         stays = source == target and name not in relabelled
         named.append(Named(name, found[source, target], stays))

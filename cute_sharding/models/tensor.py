@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.exchange.meshes import Pending
 from cute_sharding.sharding import (
     Partial,
     Placement,
@@ -44,9 +43,8 @@ class PlacedTensor:
     """A tensor on a mesh.
 
     Attributes:
-        placed: its shape, the mesh, and what cuts its dims.
+        placed: how it lies.
         dtype: the name of its dtype, as torch prints it without ``torch.``.
-        pending: the mesh dims on which a reduction is pending, and its op.
 
     >>> spec = PlacedTensor.of((8, 6), (2, 2), "S(0), P", "bfloat16")
     >>> spec.placed.local_shape(3), spec.itemsize, spec.pending
@@ -57,7 +55,6 @@ class PlacedTensor:
 
     placed: Placed
     dtype: str = "float32"
-    pending: Pending = ()
 
     @classmethod
     def of(
@@ -78,13 +75,20 @@ class PlacedTensor:
             mesh = Mesh(tuple(mesh), range(prod(mesh)))
         if isinstance(placements, str):
             placements = parse_placements(placements, len(shape))
-        pending = tuple(
-            [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
-        )
+        pending = [
+            (m, p.reduce_op)
+            for m, p in enumerate(placements)
+            if isinstance(p, Partial) and mesh.sizes[m] > 1
+        ]
         finished = tuple([Replicate() if isinstance(p, Partial) else p for p in placements])
         placed = Placed.of(Sharding(shape, mesh.sizes, finished), mesh.ranks)
         itemsize_of(dtype)
-        return cls(placed, dtype, tuple([(m, op) for m, op in pending if mesh.sizes[m] > 1]))
+        return cls(replace(placed, pending=tuple(pending)), dtype)
+
+    @property
+    def pending(self) -> tuple[tuple[int, str], ...]:
+        """The mesh dims on which a reduction is pending, and its op."""
+        return self.placed.pending
 
     @property
     def itemsize(self) -> int:

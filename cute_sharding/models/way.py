@@ -51,7 +51,7 @@ class SpecWay:
 
     >>> from cute_sharding.exchange.meshes import plan_exchange
     >>> source, target = (PlacedTensor.of((8, 4), (2,), f"S({d})", "float32") for d in (0, 1))
-    >>> way = SpecWay(source, target, plan_exchange(source.placed, (), target.placed))
+    >>> way = SpecWay(source, target, plan_exchange(source.placed, target.placed))
     >>> way.load(0)
     Load(before=64, finished=0, sent=32, received=32, early=0, made=64, after=64, moved=64)
     """

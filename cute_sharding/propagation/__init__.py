@@ -1,12 +1,12 @@
 """Placements are carried through a relation, one mesh dim after the other. Imports no torch.
 
 - :mod:`.solver`: picks one option for each mesh dim: all that can be carried, or the cheapest.
-- :mod:`.carry`: carries cuts through a view, free or not at all. :mod:`.targets`: the cheapest
-  placements that make a view free; :mod:`.splits`: why a view of a split dim is not.
-- :mod:`.choose`, :mod:`.free`: choose the placements of a movement's results, free ones if there
-  are any, else the cheapest; :mod:`.steps`: for views and movements one after the other.
-- :mod:`.assign`: assigns mesh dims to the names of a signature. :mod:`.operands`: an op's operands,
-  and the cost of redistributing them.
+- :mod:`.views`: carries cuts through a view, free or not at all; why a view is not free, and the
+  cheapest placements that make it so.
+- :mod:`.movements`: chooses the placements of a movement's results, free ones if there are any,
+  else the cheapest; views and movements one after the other.
+- :mod:`.signatures`: assigns mesh dims to the names of a signature; an op's operands, and the cost
+  of redistributing them.
 """
 
 from cute_sharding.propagation.movements import Choice, chosen

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.network import Chosen, Network
-from cute_sharding.exchange.placed import local_elements, received_elements, rows_of_devices
-from cute_sharding.exchange.plan import Held, received_by
+from cute_sharding.exchange.placed import Placed, local_elements, received, rows_of_devices
+from cute_sharding.exchange.plan import received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.step import of_blocks
 from cute_sharding.propagation.solver import Cost, least
@@ -66,25 +66,21 @@ def received_for(
     """
     if operand.parts == target:
         return 0
-    finished = [
-        m
-        for m, (part, wanted) in enumerate(zip(operand.parts, target))
-        if isinstance(part, str) and part != wanted and mesh[m] > 1
-    ]
+    source = _placed(operand.shape, operand.parts, mesh)
+    wanted = _placed(operand.shape, target, mesh)
+    wanted = replace(
+        wanted, pending=tuple([each for each in wanted.pending if each in source.pending])
+    )
     network = Network.of_programs(mesh, chosen)
-    if not finished and network.is_flat:  # one exchange of what is missing
-        return received_elements(operand.shape, cuts_of(operand.parts), cuts_of(target), mesh)
-    ndim = len(operand.shape)
-    kept = tuple(
-        [m for m, part in enumerate(operand.parts) if isinstance(part, str) and m not in finished]
-    )
-    held = Held(
-        chains_of(cuts_of(operand.parts), ndim, mesh),
-        tuple([(m, str(operand.parts[m])) for m in finished]),
-        kept,
-    )
-    wanted = chains_of(cuts_of(target), ndim, mesh)
-    return received_by(plan_steps(operand.shape, mesh, held, wanted, network))
+    if source.pending == wanted.pending and network.is_flat:  # one exchange of what is missing
+        return received(operand.shape, source.chains, wanted.chains, mesh)
+    return received_by(plan_steps(source, wanted, network))
+
+
+def _placed(shape: tuple[int, ...], parts: Sequence[Part], mesh: tuple[int, ...]) -> Placed:
+    """A tensor of that shape on which each mesh dim does what its part says."""
+    pending = [(m, p) for m, p in enumerate(parts) if isinstance(p, str) and mesh[m] > 1]
+    return Placed.numbered(shape, mesh, chains_of(cuts_of(parts), len(shape), mesh), tuple(pending))
 
 
 @remembered

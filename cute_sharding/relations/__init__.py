@@ -3,17 +3,14 @@
 For one tensor dim at a time, as the rows of the table (:mod:`.table`) are written:
 
 - :mod:`.signature`: the names of dims.
-- :mod:`.dim_map`, :mod:`.view`: views. :mod:`.strided`: those that strides stand for.
-- :mod:`.rows`, :mod:`.forms`: the rows of one dim, and which of them a device holds;
-  :mod:`.moves`: an op on tensors of given shapes.
+- :mod:`.view`: DimMaps, and views as layouts. :mod:`.strided`: those that strides stand for.
+- :mod:`.moves`: the rows of one dim, and which of them a device holds; an op on tensors of given
+  shapes as a map of rows.
 
 Element by element, in a form that composes:
 
-- :mod:`.piece`: two layouts of one shape, and the elements that two such pieces have in common.
-- :mod:`.elements`: sets of elements: each element once, and differences of sets.
-- :mod:`.relation`: relations, their composition, juxtaposition and inverse.
-- :mod:`.devices`: the part that a device holds, and the part that it needs.
-- :mod:`.read`: the relations of views and of maps of rows.
+- :mod:`.relation`: pieces, which are two layouts of one shape; relations, their composition,
+  juxtaposition and inverse; the part that a device holds, and the part that it needs.
 """
 
 from cute_sharding.relations.moves import (

@@ -1,6 +1,6 @@
 """A tensor's distribution as a layout: placements -> thread-value layout -> placements
-(:mod:`.sharding`). The rows that a device holds, as strided runs (:mod:`.meeting`) and boxes
-(:mod:`.boxes`); cuts (:mod:`.chains`) and the digits that they fix (:mod:`.digits`). No torch.
+(:mod:`.sharding`). The rows that a device holds, as strided runs (:mod:`.rows`) and boxes
+(:mod:`.boxes`), and the digits of a row number that cuts fix (:mod:`.digits`). No torch.
 """
 
 from cute_sharding.sharding.boxes import Box, intersection

@@ -6,7 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from cute_sharding.exchange import AllToAll
+from cute_sharding.exchange import AllToAll, Placed
+from cute_sharding.exchange import step as steps
 from cute_sharding.exchange.part import edges
 from cute_sharding.sharding.rows import chains_of, near, rows_held
 
@@ -84,8 +85,8 @@ def drawn(seed):
 
     source, target = (chains_of([cut() for _ in mesh], 2, mesh) for _ in range(2))
     device = tuple(draw.randrange(n) for n in mesh)
-    step = AllToAll(shape, mesh, source, target)
-    return step, step.ends[0].mesh.rank(device)
+    before = Placed.numbered(shape, mesh, source)
+    return AllToAll(before, before.cut_as(target)), before.mesh.rank(device)
 
 
 @pytest.mark.one_in(3)
@@ -97,10 +98,10 @@ def test_all_at_once_is_one_by_one(first):
         peers = step.group(rank)
         own = step.flow.kept_by(rank)
         for kept in (own, None):
-            with patch.object(step, "MANY", 1):
+            with patch.object(steps, "MANY", 1):
                 found = step._buffers(rank, peers, kept, 0)
                 at_once += step._at_once(rank, peers, kept, into=False) is not None
-            with patch.object(step, "MANY", 1 << 30):
+            with patch.object(steps, "MANY", 1 << 30):
                 slowly = step._buffers(rank, peers, kept, 0)
             for into in (False, True):
                 one, other = elements(found[into], into), elements(slowly[into], into)
@@ -109,7 +110,8 @@ def test_all_at_once_is_one_by_one(first):
 
 
 def test_few_copies_among_many_peers():
-    exchange = AllToAll((8192, 16384), (8192,), source=(((0, 1),), ()), target=((), ((0, 1),)))
+    rows = Placed.numbered((8192, 16384), (8192,), (((0, 1),), ()))
+    exchange = AllToAll(rows, rows.cut_as(((), ((0, 1),))))
     part = exchange.transfer(5, exchange.group(5))
     assert len(part.sends) == 8192 and set(part.sends) == {2}
     assert part.packs[0] is None or len(part.packs[0]) <= 2

@@ -56,7 +56,7 @@ def elements(placed, rank):
     rows = []
     for d, n in enumerate(placed.shape):
         found = {}
-        for run in rows_held(n, placed.chain(d, device)):
+        for run in rows_held(n, placed.held_on(device)[d]):
             for turns in product(*(range(count) for count, _, _ in run.loops)):
                 x = run.x + sum(i * dx for i, (_, dx, _) in zip(turns, run.loops))
                 y = run.y + sum(i * dy for i, (_, _, dy) in zip(turns, run.loops))

@@ -22,12 +22,15 @@ from on_numpy import (
     shuffled,
 )
 
+from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.step import AllToAll
 from cute_sharding.sharding.digits import digits
 
 
 def between(source, target):
-    return AllToAll(source.shape, source.mesh, source.chains, target.chains)
+    return AllToAll(
+        *(Placed.numbered(each.shape, each.mesh, each.chains) for each in (source, target))
+    )
 
 
 def cases(seed, count, **options):
@@ -45,8 +48,8 @@ def dividing(seed, count, **options):
     for step, have, want in cases(seed, count, **options):
         if all(
             digits(n, chain, step.mesh) is not None
-            for chains in (step.source, step.target)
-            for n, chain in zip(step.shape, chains)
+            for placed in step.ends
+            for n, chain in zip(step.shape, placed.chains)
         ):
             yield step, have, want
 

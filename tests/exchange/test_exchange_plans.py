@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from test_any_meshes import drawn_pair, drawn_ranks, drawn_sharding
@@ -96,7 +97,7 @@ def pending_plan(ranks=(9, 4, 5)):
     """A sum of two, on ranks 0 and 1, for each of which tp has half of the columns on two."""
     source = placed((8, 8), (2, 2), (Replicate(), Shard(1)))
     target = placed((8, 8), (len(ranks),), (Shard(0),), ranks)
-    return plan_exchange(source, PENDING, target, Network.default((2, 2)))
+    return plan_exchange(replace(source, pending=PENDING), target, Network.default((2, 2)))
 
 
 def test_the_plan_is_plain_data():
@@ -132,7 +133,7 @@ def test_the_plan_as_text():
 
 def test_the_plan_of_what_stays_where_it_is():
     line, square = (placed((8, 4), sizes, (Shard(0),) * len(sizes)) for sizes in ((4,), (2, 2)))
-    assert str(plan_exchange(line, (), square)).splitlines() == [
+    assert str(plan_exchange(line, square)).splitlines() == [
         "relabel, mesh (4,) of ranks 0 to 3 -> mesh (2, 2) of ranks 0 to 3: receives 0 elements, "
         "0 s",
         "  ((4,),(2,4)):((8,),(4,1)) -> ((2,2),(2,4)):((16,8),(4,1))",
@@ -145,7 +146,7 @@ def test_what_is_pending_stays_while_the_exchange_runs():
     source, target = 32, 32  # of a rank; a target's ranks hold nothing before, and receive it all
     assert plan.crossing.peak_elements == target + target
     assert plan.peak_elements == source + target + target > plan.steps[0].peak_elements
-    alone = plan_exchange(plan.source, (), plan.target)
+    alone = plan_exchange(plan.source, plan.target)
     assert alone.peak_elements == plan.crossing.peak_elements
 
 

@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 
 from cute_sharding.exchange import Link, Network
-from cute_sharding.exchange.plan import Held, received_by
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.plan import received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.step import AllToAll
 from cute_sharding.sharding.rows import chains_of
@@ -18,7 +19,10 @@ OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
 
 def exchange(shape, mesh, source, target):
     return AllToAll(
-        shape, mesh, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh)
+        *(
+            Placed.numbered(shape, mesh, chains_of(cuts, len(shape), mesh))
+            for cuts in (source, target)
+        )
     )
 
 
@@ -69,9 +73,9 @@ def test_a_gather_of_uneven_rows_is_cheaper_padded():
     over the cards.
     """
     network = Network.default((64,)).without_latency
-    chains = chains_of([(0, 1)], 1, (64,))
-    (apart,) = plan_steps((64 * 100 - 7,), (64,), Held(chains), ((),), network)
-    (padded,) = plan_steps((64 * 100 - 7,), (64,), Held(chains), ((),), network, native=True)
+    rows = Placed.numbered((64 * 100 - 7,), (64,), chains_of([(0, 1)], 1, (64,)))
+    (apart,) = plan_steps(rows, rows.cut_as(((),)), network)
+    (padded,) = plan_steps(rows, rows.cut_as(((),)), network, native=True)
     assert (
         padded.padded and not apart.padded and padded.received_elements >= apart.received_elements
     )
@@ -90,9 +94,9 @@ def test_latencies_of_one_collective(parts, messages):
     assert (spread.kind, gather.kind) == ("all-to-all", "all-gather")
     assert spread.seconds(LATENCY) == gather.seconds(LATENCY) == messages
     assert replace(spread, rounds=3).seconds(LATENCY) == 3 * messages
-    held = Held(((),), ((0, "sum"),))
-    (scatter,) = plan_steps((n,), mesh, held, (((0, 1),),), LATENCY)
-    (reduce,) = plan_steps((n,), mesh, held, ((),), LATENCY)
+    held = Placed.numbered((n,), mesh, ((),), ((0, "sum"),))
+    (scatter,) = plan_steps(held, held.cut_as((((0, 1),),)), LATENCY)
+    (reduce,) = plan_steps(held, held.cut_as(((),)), LATENCY)
     assert (scatter.kind, scatter.seconds(LATENCY)) == ("reduce-scatter (sum)", messages)
     assert (reduce.kind, reduce.seconds(LATENCY)) == ("all-reduce (sum)", 2 * messages)
     assert exchange((n,), mesh, [None], [(0, 1)]).seconds(LATENCY) == 0  # a slice sends nothing
@@ -116,7 +120,8 @@ def test_hosts_decide_between_steps():
     """On one mesh dim of two hosts: a reduction brings each element into a host once, so it is
     faster to reduce more elements than to exchange fewer.
     """
-    question = (6, 64), (16,), Held(((), ()), ((0, "sum"),)), (((0, 2),), ())
+    held = Placed.numbered((6, 64), (16,), ((), ()), ((0, "sum"),))
+    question = held, held.cut_as((((0, 2),), ()))
     network = Network.of_programs((16,))
     flat = plan_steps(*question, Network.flat(alpha=0.0, beta=1.0))
     hosts = plan_steps(*question, network)

@@ -4,17 +4,17 @@ no plan receives more than the naive one.
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, shuffled
 
 from cute_sharding.exchange.network import Link, Network
-from cute_sharding.exchange.placed import holds_all
-from cute_sharding.exchange.plan import Held, collectives, received_by
+from cute_sharding.exchange.placed import Placed, holds_all
+from cute_sharding.exchange.plan import collectives, received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.step import AllToAll, Reduction
-from cute_sharding.sharding.rows import cutting
 
 FLAT = Network.flat(alpha=0, beta=1)
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max}
@@ -27,8 +27,8 @@ def without(sharding, mesh_dims):
 
 
 def programs(seed, count, **options):
-    """(source, target, what is held: with what is pending and to be reduced, and the mesh dims on
-    which a reduction stays pending).
+    """(source, target, and how both lie: with what is pending and to be reduced, and with what
+    stays pending).
     """
     rng = random.Random(seed)
     for _ in range(count):
@@ -42,11 +42,13 @@ def programs(seed, count, **options):
         )
         ops = rng.choice([["sum"], ["max"], ["sum", "avg"]])
         source = without(source, [*reduce, *stay])
-        yield (
-            source,
-            without(target, stay),
-            Held(source.chains, tuple((m, rng.choice(ops)) for m in reduce), tuple(stay)),
-        )
+        target, kept = without(target, stay), tuple((m, "sum") for m in stay)
+        pending = (*((m, rng.choice(ops)) for m in reduce), *kept)
+        yield source, target, placed(source, pending), placed(target, kept)
+
+
+def placed(sharding, pending=()):
+    return Placed.numbered(sharding.shape, sharding.mesh, sharding.chains, pending)
 
 
 def contributions(rng, source, partial):
@@ -86,7 +88,7 @@ def test_values_are_right_everywhere(seed, flat):
     """On networks with slow and fast links as well, where plans may have a step more."""
     rng, kinds = random.Random(100 + seed), Counter()
     meshes = MESHES if flat else [(2, 3), (4, 2), (2, 4), (2, 2, 2), (3, 2, 2)]
-    for source, target, hold in programs(seed, 300, meshes=meshes, most=600):
+    for source, target, before, after in programs(seed, 300, meshes=meshes, most=600):
         network = (
             FLAT
             if flat
@@ -94,21 +96,20 @@ def test_values_are_right_everywhere(seed, flat):
                 tuple(rng.choice([Link(1e-6, 1e-11), Link(1e-5, 1e-9)]) for _ in source.mesh)
             )
         )
-        steps = plan_steps(source.shape, source.mesh, hold, target.chains, network)
-        tensors = contributions(rng, source, [*hold.kept, *(m for m, _ in hold.pending)])
-        after = run(
+        steps = plan_steps(before, after, network)
+        tensors = contributions(rng, source, [m for m, _ in before.pending])
+        found = run(
             steps,
             {device: read(tensors, device, indices) for device, indices in source.indices.items()},
             rng,
         )
-        for m, op in hold.pending:
+        for m, op in before.reduced_to(after).items():
             tensors = REDUCE[op](tensors, axis=m, keepdims=True)
         for device, indices in target.indices.items():
             expected = read(tensors, device, indices)
-            assert after[device].shape == expected.shape and (after[device] == expected).all(), (
-                source,
-                target,
-                hold,
+            assert found[device].shape == expected.shape and (found[device] == expected).all(), (
+                before,
+                after,
                 steps,
             )
         kinds.update(
@@ -134,59 +135,53 @@ def test_a_reduction_that_stays_pending_is_not_mixed():
     """Two exchanges may cut, in between, a mesh dim that neither source nor target cut, but not one
     whose devices hold different contributions.
     """
-    source, target = (Sharding((16,), (2, 4), (cut, None), (0, 1)) for cut in ((0, 1), None))
+    source, target = (
+        placed(Sharding((16,), (2, 4), (cut, None), (0, 1))) for cut in ((0, 1), None)
+    )
     network = Network((Link(0, 1e-9), Link(0, 1e-11)))
-    assert (
-        collectives(
-            plan_steps(source.shape, source.mesh, Held(source.chains), target.chains, network)
-        )
-        == 2
-    )
-    (step,) = plan_steps(
-        source.shape, source.mesh, Held(source.chains, kept=(1,)), target.chains, network
-    )
+    assert collectives(plan_steps(source, target, network)) == 2
+    ends = (replace(end, pending=((1, "sum"),)) for end in (source, target))
+    (step,) = plan_steps(*ends, network)
     assert step.mesh_dims == (0,)
 
 
 def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
     """The naive plan: all-reduce every pending mesh dim, one after another, then move."""
     fewer = 0
-    for source, target, hold in programs(10, 600, most=600):
-        steps = plan_steps(source.shape, source.mesh, hold, target.chains, FLAT)
+    for source, target, before, after in programs(10, 600, most=600):
+        steps, reduced = plan_steps(before, after, FLAT), before.reduced_to(after)
         assert (
             collectives(steps)
             == sum(isinstance(step, Reduction) or bool(step.mesh_dims) for step in steps)
-            <= bool(hold.pending) + 1
+            <= bool(reduced) + 1
         )
         have = source.indices
         most = max(indices.size for indices in have.values())
-        naive = sum(
-            -(-2 * (g - 1) * most // g) for g in (source.mesh[m] for m, _ in hold.pending)
-        ) + max(lacking(have, target.indices).values())
+        naive = sum(-(-2 * (g - 1) * most // g) for g in (source.mesh[m] for m in reduced)) + max(
+            lacking(have, target.indices).values()
+        )
         assert received_by(steps) == sum(step.received_elements for step in steps) <= naive, (
-            source,
-            target,
-            hold,
+            before,
+            after,
         )
         fewer += received_by(steps) < naive
     assert fewer > 100
 
 
 def test_nothing_pending_is_one_exchange_or_nothing():
-    for source, target, _ in programs(11, 100):
-        steps = plan_steps(source.shape, source.mesh, Held(source.chains), target.chains, FLAT)
-        assert steps == (
-            ()
-            if source.chains == target.chains
-            else (AllToAll(source.shape, source.mesh, source.chains, target.chains),)
+    for *ends, _, _ in programs(11, 100):
+        source, target = map(placed, ends)
+        assert plan_steps(source, target, FLAT) == (
+            () if source == target else (AllToAll(source, target),)
         )
 
 
 def planned(shape, mesh, source, target, *pending):
     source, target = (
-        Sharding(shape, mesh, cuts, tuple(range(len(mesh)))) for cuts in (source, target)
+        placed(Sharding(shape, mesh, cuts, tuple(range(len(mesh)))), held)
+        for cuts, held in ((source, pending), (target, ()))
     )
-    return plan_steps(shape, mesh, Held(source.chains, pending), target.chains, FLAT)
+    return plan_steps(source, target, FLAT)
 
 
 R, S0, S1 = None, (0, 1), (1, 1)
@@ -267,16 +262,15 @@ def test_a_reduction_keeps_to_what_each_device_has():
     """Its target lies within its source, and either none or all of its mesh dims cut that. Every
     mesh dim that is pending is reduced once.
     """
-    for source, target, hold in programs(12, 300, most=600):
-        steps = plan_steps(source.shape, source.mesh, hold, target.chains, FLAT)
+    for source, _, before, after in programs(12, 300, most=600):
+        steps = plan_steps(before, after, FLAT)
         reductions = [step for step in steps if isinstance(step, Reduction)]
         for step in reductions:
-            assert {*step.mesh_dims} <= cutting(step.target) or cutting(step.target).isdisjoint(
-                step.mesh_dims
-            )
-            assert holds_all(step.shape, step.mesh, step.source, step.target)
+            dims, cut = {*step.mesh_dims}, {*step.target.cut}
+            assert dims <= cut or cut.isdisjoint(dims)
+            assert holds_all(step.shape, step.mesh, step.source.chains, step.target.chains)
         assert sorted(m for step in reductions for m in step.mesh_dims) == [
-            m for m, _ in hold.pending if 0 not in source.shape
+            m for m in before.reduced_to(after) if 0 not in source.shape
         ]
 
 

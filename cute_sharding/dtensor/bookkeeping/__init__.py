@@ -4,8 +4,7 @@ Plain values behind locks. Nothing here knows a rule, and of torch only its vers
 
 - :mod:`.versions`: the releases that were checked
 - :mod:`.settings`: the settings in force, as a value
-- :mod:`.stats`: counts, and the log; :mod:`.telling`: what was logged already; :mod:`.names`: names
-  in errors
+- :mod:`.stats`: counts, and the log, which says each thing once; names in errors
 - :mod:`.kept`: the list of all that is kept from one op to the next, and how to empty it
 - :mod:`.locks`: locks that a fork does not leave held
 """

@@ -3,23 +3,16 @@
 What a call of an op does is one value, :class:`~cute_sharding.dtensor.run.op_plan.OpPlan`.
 
 - :mod:`.decide`: the list of functions of which the first with a plan decides: the one file to
-  read first
-- :mod:`.meshes`: operands on several meshes, described on one
-- :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims; :mod:`.any_sizes`: the
-  same with symbolic sizes; :mod:`.splits`: the parts of ``tensor_split`` in one exchange
-- :mod:`.question`: facts about an op that the decision depends on, and the answers not by torch
-- :mod:`.views`, :mod:`.view_placements`: answers for views; placements carried through a DimMap
+  read first; operands on several meshes, described on one
+- :mod:`.question`: facts about an op that the decision depends on, torch's rule on operands without
+  strided shards, and which redistributions torch itself does rightly
+- :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
+- :mod:`.views`: views, by placements carried through a DimMap
 - :mod:`.signatures`: the placements that an op's signature allows
-- :mod:`.gate`: torch's rule on operands without strided shards; ops that skip the propagator
-- :mod:`.picks`: rows of a sharded dim that an index picks
-- :mod:`.shares`: averages over devices with different numbers of elements
-- :mod:`.written`: ops that write to an operand
-- :mod:`.values`: ops whose results have sizes that depend on values
-- :mod:`.local_arguments`, :mod:`.local_results`: local arguments in the form that kernels expect;
-  numbers that are reduced, and the order in which results lie
-- :mod:`.losses`: the placements that loss_parallel takes
-- :mod:`.redistributions`: which redistributions run by plan; :mod:`.stock`: which ones torch
-  itself does rightly
+- :mod:`.local`: what runs on local tensors beside a kernel: its arguments, averages over devices
+  with different numbers of elements, rows that an index picks, results
+- :mod:`.values`: ops whose results are values, or have sizes that depend on them; losses
+- :mod:`.redistributions`: which redistributions run by plan; ops that write to an operand
 
 Bugs of torch on placements that its own rules accept are in :mod:`..fixes`.
 """

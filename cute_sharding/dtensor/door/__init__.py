@@ -2,7 +2,8 @@
 
 It decides nothing and moves nothing.
 
-- :mod:`.understood`: whether the conversion is known; if it is not, torch answers
-- :mod:`.cuts`: what each mesh dim does to a tensor
+- :mod:`.cuts`: what each mesh dim does to a tensor, and whether that is known; if it is not, torch
+  answers
 - :mod:`.held`: which elements a rank holds, as boxes
+- :mod:`.composed`: a parameter that ``fully_shard`` shards once more
 """

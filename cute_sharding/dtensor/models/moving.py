@@ -267,16 +267,10 @@ def _finished(local: torch.Tensor, way: SpecWay, spec: DTensorSpec) -> torch.Ten
     local = communication.wait_for(local)
     local, _ = by_elements(local, spec)
     if way.source.pending:
-        by, placed = means(spec.mesh), way.source.placed
+        by = means(spec.mesh)
         network = Network.of_programs(tuple(spec.mesh.shape), by.network)
-        plan = plan_exchange(
-            placed,
-            way.source.pending,
-            way.target.placed,
-            network,
-            groups=by.groups,
-            native=by.native,
-        )
+        ends = way.source.placed, way.target.placed
+        plan = plan_exchange(*ends, network, groups=by.groups, native=by.native)
         local = run(plan.steps, local, spec.mesh)
     return local.resolve_conj().resolve_neg()
 

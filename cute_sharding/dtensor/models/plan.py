@@ -151,12 +151,9 @@ def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[PlacedTensor,
         stays = PlacedTensor(Placed(shape, meshes.source, chains_of_spec(current)), _name(current))
         return stays, stays
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
-    before = Placed(shape, meshes.source, chains_of_spec(current))
+    before = Placed(shape, meshes.source, chains_of_spec(current), pending_sums(current))
     after = Placed(shape, meshes.target, meshes.chains(chains_of_spec(target)))
-    return (
-        PlacedTensor(before, _name(current), pending_sums(current)),
-        PlacedTensor(after, _name(target)),
-    )
+    return PlacedTensor(before, _name(current)), PlacedTensor(after, _name(target))
 
 
 def _name(spec: DTensorSpec) -> str:

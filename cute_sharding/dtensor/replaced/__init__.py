@@ -13,19 +13,17 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.patches`, :mod:`.used`, :mod:`.patch`: what is replaced and why; what is called; replacing
   it and putting it back
 - :mod:`.tensor_specs`, :mod:`.symints`, :mod:`.local_tensors`: placements and specs; symbolic
-  sizes; local tensors
-- :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`, :mod:`.scatters`: modes;
-  meshes and their groups; collectives. :mod:`.observing`, :mod:`.codes`, :mod:`.watching`: the ops
-  and collectives that run for a program's lines, and who is told of them
-- :mod:`.registry`, :mod:`.op_schemas`, :mod:`.keys`: the propagator's registries and caches; an
-  op's arguments; which of them tell its calls apart
-- :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and functions in
-  place of its steps; :mod:`.composites`: what comes before it; :mod:`.indices`,
-  :mod:`.mixed_lists`: plain tensors beside DTensors; :mod:`.forward_mode`: their tangents;
-  :mod:`.read_hook`: reads of a local tensor
-- :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
-  compiled programs; :mod:`.view_replay`: views that leave these; :mod:`.collective_order`: the
-  order of their collectives
+  sizes; local tensors, and reads of them (:mod:`.read_hook`)
+- :mod:`.dispatch_modes`, :mod:`.communication`, :mod:`.scatters`: modes; meshes, their groups and
+  collectives. :mod:`.observing`: the ops and collectives that run for a program's lines, and who is
+  told of them
+- :mod:`.op_schemas`: an op's arguments, which of them tell its calls apart, the propagator's
+  registries and caches, and functions in place of its steps
+- :mod:`.dispatch`, :mod:`.redistribution_hook`: the dispatcher; :mod:`.composites`: what comes
+  before it; :mod:`.indices`, :mod:`.mixed_lists`: plain tensors beside DTensors;
+  :mod:`.forward_mode`: their tangents
+- :mod:`.compiler`, :mod:`.expansion`: DTensors in compiled programs, and views that leave these;
+  :mod:`.collective_order`: the order of their collectives
 - :mod:`.state_dicts`, :mod:`.given_placements`: checkpoints, state dicts, pictures; functions with
   fixed placements for their inputs; :mod:`.fully_sharded`: parameters that FSDP keeps
 """

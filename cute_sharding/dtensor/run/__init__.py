@@ -4,25 +4,23 @@ All data moves in this room, except by torch's own steps, and by the scatter tha
 (:mod:`..extras.state`). Every function that decides what is sent, and in which group, returns the
 same on all ranks: it must not depend on anything that one rank alone knows.
 
-- :mod:`.placements`: placements as cuts of the algebra, and back
-- :mod:`.ranks`, :mod:`.groups`: ranks of a mesh; the process groups at hand
-- :mod:`.reading`: the order in which ``_StridedShard`` placements shard
-- :mod:`.packing`, :mod:`.messages`: what each rank sends and receives; sending it, in a group or
-  point to point
+- :mod:`.placements`: placements as cuts of the algebra, and back; the order in which they shard;
+  log lines
+- :mod:`.groups`: ranks of a mesh; the process groups at hand
+- :mod:`.packing`: what each rank sends and receives; sending it, in a group or point to point; how
+  local tensors lie
 - :mod:`.bundles`: the exchange of a bundle: of several tensors, in rounds, or between meshes
 - :mod:`.executor`: the steps of a plan on one mesh; :mod:`.across_meshes`: from one mesh to another
 - :mod:`.together`: steps of several tensors' plans, run at once
-- :mod:`.moving`, :mod:`.windows`: a movement; windows, folds and diagonals of rows
-- :mod:`.op_plan`: what a call of an op does, as one value; :mod:`.calls`: ops that skip torch's
-  fast path; :mod:`.numbers`: results without dims, which are never left pending
-- :mod:`.ops`: runs an op of movements and views in place of torch's local op
-- :mod:`.moved_views`, :mod:`.writes`: slices and views that are copies, and reads of stale ones;
-  writes, which reach the tensor
+- :mod:`.moving`: a movement, also of windows, folds and diagonals of rows
+- :mod:`.op_plan`: what a call of an op does, as one value; ops that skip torch's fast path; results
+  without dims, which are never left pending
+- :mod:`.ops`: runs an op of movements and views in place of torch's local op; slices and views that
+  are copies, reads of stale ones, and writes, which reach the tensor
 - :mod:`.written`: ops that write to tensors which are redistributed first
-- :mod:`.in_graphs`, :mod:`.on_symbols`: the op of a graph that runs an exchange; steps that a graph
-  shows, for symbolic sizes
-- :mod:`.words`: log lines
-- :mod:`.redistribute`: a redistribution from end to end
+- :mod:`.in_graphs`: the op of a graph that runs an exchange
+- :mod:`.redistribute`: a redistribution from end to end; steps that a graph shows, for symbolic
+  sizes
 - :mod:`.lists`: redistributions of several tensors, together where possible
 
 ``redistribute.redistribute_local_tensor`` finds the plan (``exchange/planner.py``) of a

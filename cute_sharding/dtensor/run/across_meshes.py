@@ -88,8 +88,7 @@ def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) ->
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
     before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
     plan = plan_exchange(
-        Placed(tuple(current.shape), meshes.source, before),
-        pending_sums(current),
+        Placed(tuple(current.shape), meshes.source, before, pending_sums(current)),
         Placed(tuple(current.shape), meshes.target, after),
         Network.of_programs(tuple(current.mesh.shape), by.network),
         by.memory_limit,

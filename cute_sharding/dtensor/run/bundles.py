@@ -8,7 +8,7 @@ small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
 from typing import Any, NoReturn
@@ -28,7 +28,7 @@ from cute_sharding.dtensor.run.packing import (
     unpack,
     write,
 )
-from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
+from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, identity
 from cute_sharding.exchange.bundle import part_among
 from cute_sharding.exchange.flow import ALL, Turn
 from cute_sharding.exchange.step import AllToAll, Step
@@ -214,5 +214,5 @@ def shipment_of(
 
 @remembered
 def _exchange_of(step: AllToAll, mesh: Mesh) -> Exchange:
-    source, target = (Placed(step.shape, mesh, chains) for chains in (step.source, step.target))
+    source, target = (replace(placed, mesh=mesh) for placed in step.ends)
     return Exchange(identity(step.shape), (source,), (target,))

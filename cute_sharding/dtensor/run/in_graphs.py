@@ -26,9 +26,9 @@ from cute_sharding.dtensor.run.executor import is_shown, run
 from cute_sharding.dtensor.run.groups import means, prepared_key
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.together import run_together
-from cute_sharding.exchange import Exchange
+from cute_sharding.exchange import Exchange, Placed
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.plan import Held, RedistributionPlan
+from cute_sharding.exchange.plan import RedistributionPlan
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import parse_move
@@ -188,9 +188,9 @@ def run_opaque(
     """
     how, onto = [], []
     for plan, shape in zip(plans, shapes):
-        source, target = plan.source, plan.target.chains
-        how.append((source.chains, source.pending, source.kept, target))
-        onto.append(local_shape_of(shape, target, mesh))
+        source, target = plan.source, plan.target
+        how.append((source.chains, source.pending, target.chains, target.pending))
+        onto.append(local_shape_of(shape, target.chains, mesh))
     sizes = [n for shape in shapes for n in shape]
     return exchange_in_graph("redistribute", tensors, onto, sizes, mesh, *how)
 
@@ -324,18 +324,17 @@ def _redistributed(
     mesh: Any,
     operands: list[torch.Tensor],
     numbers: tuple[int, ...],
-    *how: tuple[Chains, tuple[tuple[int, str], ...], tuple[int, ...], Chains],
+    *how: tuple[Chains, tuple[tuple[int, str], ...], Chains, tuple[tuple[int, str], ...]],
 ) -> list[torch.Tensor]:
     """The operands, whose shapes are the ``numbers``, each redistributed from chains to chains."""
     sizes, by, remaining = tuple(mesh.shape), means(mesh), iter(numbers)
     network = Network.of_programs(sizes, by.network)
     plans = []
-    for chains, pending, kept, target in how:
-        shape = tuple(islice(remaining, len(target)))
-        held = Held(chains, pending, kept)
-        plans.append(
-            plan_steps(shape, sizes, held, target, network, groups=by.groups, native=by.native)
-        )
+    for chains, pending, onto, kept in how:
+        shape = tuple(islice(remaining, len(onto)))
+        source = Placed.numbered(shape, sizes, chains, pending)
+        target = Placed.numbered(shape, sizes, onto, kept)
+        plans.append(plan_steps(source, target, network, groups=by.groups, native=by.native))
     return run_together(plans, operands, mesh)
 
 

@@ -148,8 +148,7 @@ def _between(
     ]
     network = network or Network.of_elements(sizes, network_in_force(), itemsize)
     plan = plan_exchange(
-        Placed(shape, one, chains_of_placements(shape, one.sizes, before)),
-        tuple(pending),
+        Placed(shape, one, chains_of_placements(shape, one.sizes, before), tuple(pending)),
         Placed(shape, two, chains_of_placements(shape, two.sizes, after)),
         network.checked(sizes),
         memory_limit,

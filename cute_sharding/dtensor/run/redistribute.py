@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from math import lcm, prod
 from typing import Any, NamedTuple
@@ -44,8 +43,8 @@ from cute_sharding.dtensor.run.placements import (
 )
 from cute_sharding.exchange.foreign import ForeignReduction, ForeignWay, cheapest
 from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.plan import (
-    Held,
     RedistributionPlan,
     collectives,
     received_by,
@@ -225,13 +224,8 @@ def _planned(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared:
     prepared = prepare(tuple(current.shape), tuple(mesh.shape), before, after, *cut, by, **how)
     plan = prepared.plan
     if len(plan.steps) > 1:
-        best = plan_steps(
-            plan.shape,
-            plan.mesh,
-            plan.source,
-            plan.target.chains,
-            Network.of_programs(plan.mesh, by.network),
-        )
+        network = Network.of_programs(plan.mesh, by.network)
+        best = plan_steps(plan.source, plan.target, network)
         missing = tuple(
             sorted(
                 {
@@ -272,25 +266,26 @@ def prepare(
     changes = _changes(mesh, before, after, names)
     if source != target:
         _check_masks(mesh, before, changes.pending, names)
-    ops: list[Any] = [getattr(placement, "reduce_op", None) for placement in before]
-    held = Held(
-        source,
-        tuple([(m, ops[m]) for m in changes.pending if m not in changes.foreign]),
-        tuple(
-            m for m, p in enumerate(before) if isinstance(p, Partial) and m not in changes.pending
-        ),
-    )
+    pending: list[tuple[int, Any]] = [
+        (m, p.reduce_op) for m, p in enumerate(before) if isinstance(p, Partial)
+    ]
+    held = tuple([each for each in pending if each[0] not in changes.foreign])
+    kept = tuple([each for each in pending if each[0] not in changes.pending])
     network = Network.of_programs(mesh, by.network) if timed is None else timed.checked(mesh)
     shown = Network.of(mesh, by.network) if timed is None else timed
 
-    def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
-        steps = plan_steps(shape, mesh, start, goal, network, by.memory_limit, by.groups, by.native)
-        return RedistributionPlan(shape, mesh, start, Held(goal), steps, shown)
+    def plan(start: Placed, goal: Placed) -> RedistributionPlan:
+        steps = plan_steps(start, goal, network, by.memory_limit, by.groups, by.native)
+        return RedistributionPlan(start, goal, steps, shown)
 
     foreign = changes.foreign
     shards = frozenset(m for m in foreign if hands_out and type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
-    way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
+    ends = (
+        Placed.numbered(shape, mesh, source, held),
+        Placed.numbered(shape, mesh, target, kept),
+    )
+    way = cheapest(plan, *ends, foreign, shards, may_move=may_move)
     kind = Kind(partial(_moved_by, way, prod(mesh)))
     return Prepared(way.then, way.reductions, changes.made, kind, way.first)
 
@@ -418,7 +413,7 @@ def settle_divisions(plan: RedistributionPlan, shape: tuple[Any, ...], mesh: Any
 
 def _questions(plan: RedistributionPlan, mesh: Any) -> list[tuple[int, tuple[int, ...]]]:
     groups = groups_at_hand(mesh)
-    return questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups)
+    return questions(plan.source, plan.target, groups)
 
 
 def _is_of_any_size(
@@ -449,7 +444,7 @@ def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec
         )
         blocks = to_symints(blocks, local=True)
     ndim = len(counts)
-    scaled = [replace(step, shape=counts) for step in steps]
+    scaled = [step.of_shape(counts) for step in steps]
     before, after = scaled[0].ends[0], scaled[-1].ends[1]
     rank = before.mesh.rank(tuple(spec.mesh.get_coordinate()))  # type: ignore[arg-type]
     held = before.shape_on(rank)
@@ -476,6 +471,6 @@ def _count(dim: int, steps: Sequence[Step]) -> int:
     """The number of blocks into which the steps together would divide a dim."""
     count = 1
     for step in steps:
-        for chains in (step.source, step.target):
-            count = lcm(count, prod(factor * step.mesh[m] for m, factor in chains[dim]))
+        for placed in step.ends:
+            count = lcm(count, prod(factor * step.mesh[m] for m, factor in placed.chains[dim]))
     return count

@@ -115,10 +115,12 @@ class Spec:
         """
         mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
-        pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
+        pending = [
+            (m, p.reduce_op)
+            for m, p in enumerate(placements)
+            if isinstance(p, Partial) and mesh.sizes[m] > 1
+        ]
         chains = chains_of_placements(shape, mesh.sizes, without((Partial,), placements))
         return PlacedTensor(
-            Placed(shape, mesh, chains),
-            str(self.dtype).removeprefix("torch."),
-            tuple([(m, op) for m, op in pending if mesh.sizes[m] > 1]),
+            Placed(shape, mesh, chains, tuple(pending)), str(self.dtype).removeprefix("torch.")
         )

@@ -3,12 +3,11 @@
 A row gives the relation between an op's operands and its results, in one of the ways of
 :mod:`.row`. Rows and their rules are grouped by family:
 
-- by DimMaps: :mod:`.views`; by rows: :mod:`.movement`, :mod:`.pads`; steps of both: :mod:`.steps`.
+- by DimMaps: :mod:`.views`; by rows: :mod:`.movement`; steps of both: :mod:`.steps`.
 - by names: :mod:`.along` (pointwise, along dims, reductions), :mod:`.indexing`, :mod:`.products`,
   :mod:`.normalization`, :mod:`.losses`, :mod:`.windows`, :mod:`.attention`.
 - without a relation, for ops that torch's own rules answer: :mod:`.torchs`.
-- what rules are written with: :mod:`.names`, :mod:`.by_rows`, :mod:`.kernels`; signatures derived
-  from relations: :mod:`.derived`.
+- what rules are written with: :mod:`.names`, :mod:`.kernels`.
 
 docs/rules.md shows the table.
 """

@@ -30,8 +30,9 @@ def plan_picture(
     ``ranks``, given by number, devices are called by these.
     """
     made = partial(Holding, plan.shape, plan.mesh, names, ranks=ranks)
-    kept = tuple((m, "reduction that stays Partial") for m in plan.source.kept if plan.mesh[m] > 1)
-    before = made(plan.source.chains, tuple(sorted((*plan.source.pending, *kept))))
+    kept = tuple((m, "reduction that stays Partial") for m, _ in plan.target.pending)
+    reduced = plan.source.reduced_to(plan.target)
+    before = made(plan.source.chains, tuple(sorted((*reduced.items(), *kept))))
     after = made(plan.target.chains, kept)
     keys, left_out = legend_of(before, after)
     sections = []

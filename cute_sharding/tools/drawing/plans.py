@@ -7,7 +7,6 @@ from __future__ import annotations
 from cute_sharding._settings import network_in_force
 from cute_sharding.exchange import Mesh, Network, Placed, RedistributionPlan
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
-from cute_sharding.exchange.plan import Held
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.rows import chains_of
@@ -46,11 +45,11 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
     ]
     ndim = len(source.shape)
     before, after = (
-        Placed(x.shape, mesh, chains_of(x.cuts, ndim, x.mesh))
-        for x, mesh in ((source, ranks), (target, other))
+        Placed(x.shape, mesh, chains_of(x.cuts, ndim, x.mesh), pending)
+        for x, mesh, pending in ((source, ranks, tuple(pending)), (target, other, ()))
     )
     network = Network.of_programs(source.mesh, network_in_force())
-    return plan_exchange(before, tuple(pending), after, network)
+    return plan_exchange(before, after, network)
 
 
 def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
@@ -74,19 +73,20 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
             f"{source} has Partial placements with the reductions {sorted(ops)}: use one reduction "
             "for all Partial placements"
         )
-    open_ = [m for m, (before, _) in enumerate(pairs) if isinstance(before, Partial)]
-    kept = tuple(m for m in open_ if pairs[m][0] == pairs[m][1])
-    held = Held(
-        chains_of(source.cuts, ndim, mesh),
-        tuple(
-            (m, before.reduce_op)
-            for m, (before, _) in enumerate(pairs)
-            if isinstance(before, Partial) and m not in kept and mesh[m] > 1
-        ),
-        kept,
+    ends = (
+        Placed.numbered(
+            side.shape,
+            mesh,
+            chains_of(side.cuts, ndim, mesh),
+            tuple(
+                (m, p.reduce_op)
+                for m, p in enumerate(side.placements)
+                if isinstance(p, Partial) and mesh[m] > 1
+            ),
+        )
+        for side in (source, target)
     )
-    chains = chains_of(target.cuts, ndim, mesh)
     by = network_in_force()
-    steps = plan_steps(source.shape, mesh, held, chains, Network.of_programs(mesh, by))
-    shown = Network.of(mesh, by)
-    return RedistributionPlan(source.shape, mesh, held, Held(chains), steps, shown)
+    start, goal = ends
+    steps = plan_steps(start, goal, Network.of_programs(mesh, by))
+    return RedistributionPlan(start, goal, steps, Network.of(mesh, by))

@@ -324,7 +324,7 @@ def test_what_fails_half_way_is_undone(failing, monkeypatch):
     before = all_of_torch()
     owner = next(
         module
-        for module in (adapter.redistribution_hook, adapter.op_hooks, adapter.state_dicts)
+        for module in (adapter.redistribution_hook, adapter.op_schemas, adapter.state_dicts)
         if hasattr(module, failing)
     )
     install = getattr(owner, failing)

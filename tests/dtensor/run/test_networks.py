@@ -43,7 +43,7 @@ def test_programs_run_by_the_network_that_is_chosen(network):
             found = planned(mesh_of(MESH), (16, 16), source, target).plan
             shown = cute_sharding.plan_redistribution((16, 16), mesh_of(MESH), source, target)
         by = Network.of(MESH, network).without_latency
-        question = (16, 16), MESH, found.source, found.target.chains, by, None, None
+        question = found.source, found.target, by, None, None
         assert shown.steps == plan_steps(*question)
         assert found.steps == plan_steps(*question, native=True)  # as the backend gathers
         assert found.network == Network.of(MESH, network) and steps_of(source, target) == before

@@ -260,7 +260,7 @@ def test_ranks_left_out_of_the_legend():
 )
 def test_arguments_that_do_not_fit(make, message):
     of = Sharding((4, 6), (2,), (Shard(0),))
-    plan = plan_exchange(Placed.of(of), (), Placed.of(of, (4, 5)))
+    plan = plan_exchange(Placed.of(of), Placed.of(of, (4, 5)))
     with pytest.raises(ValueError) as error:
         make(plan, of)
     assert message in str(error.value)

@@ -9,10 +9,9 @@ from expecttest import assert_expected_inline
 
 from cute_sharding import estimate
 from cute_sharding.exchange import Network
-from cute_sharding.exchange.plan import Held
+from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding import Sharding, parse_placements
-from cute_sharding.sharding.rows import chains_of
 from cute_sharding.tools.estimate import Estimate
 from cute_sharding.tools.estimate.layers import DEPTHS, memory_of, traffic_of
 from cute_sharding.tools.estimate.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, Memory
@@ -73,13 +72,10 @@ def test_seconds_are_those_of_plans(source, target, network):
     """Of gathers and exchanges of whole dims that divide."""
     shape, mesh = (128, 256), (4, 8)
     chosen = Network.of_elements(mesh, network, 4)
-    before, after = (
-        chains_of(Sharding(shape, mesh, parse_placements(text, 2)).cuts, 2, mesh)
-        for text in (source, target)
+    ends = (
+        Placed.of(Sharding(shape, mesh, parse_placements(text, 2))) for text in (source, target)
     )
-    steps = [
-        step for step in plan_steps(shape, mesh, Held(before), after, chosen) if step.communicates
-    ]
+    steps = [step for step in plan_steps(*ends, chosen) if step.communicates]
     assert steps
     for step in steps:
         op = "all-gather" if step.gathers else "all-to-all"
