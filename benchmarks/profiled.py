@@ -31,8 +31,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.tools.profile.profiler import Profiler
-from cute_sharding.tools.profile.reporting import report
+from cute_sharding.tools.profile import causes
+from cute_sharding.tools.profile.recorder import Recorder
 
 RANKS, BATCH, TOKENS, WIDTH, HEADS = 4, 2, 16, 32, 8
 
@@ -120,13 +120,13 @@ def measure(step: Callable[[], None], rounds: int) -> tuple[float, float, float,
     seconds: list[list[float]] = [[], [], []]
     gc.disable()
     for _ in range(rounds):
-        profiler = Profiler()
-        for some, context in zip(seconds, (nullcontext(), profiler, Empty())):
+        recorder = Recorder()
+        for some, context in zip(seconds, (nullcontext(), recorder, Empty())):
             some.append(processor_time(step, context))
     gc.enable()
     alone, recorded, empty = (mean(sorted(some)[: max(rounds // 5, 1)]) for some in seconds)
     start = time.process_time()
-    report(profiler)
+    causes.recorded(recorder, None)
     return alone, recorded, empty, time.process_time() - start
 
 

@@ -49,9 +49,9 @@ if typing.TYPE_CHECKING:
         settings,
     )
     from cute_sharding.sharding import Box, intersection
-    from cute_sharding.tools.cli.explained import explain
     from cute_sharding.tools.drawing import draw
     from cute_sharding.tools.estimate import estimate
+    from cute_sharding.tools.explain import explain
     from cute_sharding.tools.profile import Profile, profile
     from cute_sharding.tools.profile.refusing import no_communication
     from cute_sharding.tools.stats import stats
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> typing.Any:
 
         return estimate
     if name == "explain":
-        from cute_sharding.tools.cli.explained import explain
+        from cute_sharding.tools.explain import explain
 
         return explain
     if name in ("Profile", "profile"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun.
@@ -36,3 +38,16 @@ def seconds_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:,.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: int = 0, left: int = 0) -> list[str]:
+    """Rows of cells as lines of text: the first ``left`` columns to the left, the next ``right``
+    ones to the right, and the others to the left.
+
+    >>> columns([("op", "n"), ("view", "12")], left=1, right=1)
+    ['op     n', 'view  12']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    signs = "<" * left + ">" * right + "<" * len(widths)
+    cells = [[f"{x:{sign}{n}}" for x, sign, n in zip(row, signs, widths)] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_sharding import draw
 from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Sharding, format_placements, parse_placements
 from cute_sharding.tools.drawing import Picture
-from cute_sharding.tools.drawing.dispatch import planned_between
-from cute_sharding.tools.drawing.inputs import mesh_of
+from cute_sharding.tools.drawing.dispatch import draw_sharding
 
 PAGE = Path(__file__).with_name("gallery.md")
 FOLDER = Path(__file__).with_name("gallery")
@@ -43,12 +41,14 @@ class Pattern:
     to_names: tuple[str, ...] = ()
 
     def picture(self) -> Picture:
-        if self.to_mesh is None:
-            return draw(self.sharding, view=self.view, to=self.to, names=self.names)
-        here, there = mesh_of(self.sharding.mesh), self.to_mesh
-        target = Sharding(self.sharding.shape, there.sizes, self.to)
-        plan = planned_between(self.sharding, here, target, there)
-        return draw(plan.named(self.names, self.to_names))
+        return draw_sharding(
+            self.sharding,
+            self.view,
+            self.to,
+            self.to_mesh,
+            self.names,
+            to_names=self.to_names,
+        )
 
 
 def pattern(

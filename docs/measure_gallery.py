@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import cute_sharding
 from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Shard, Sharding
-from cute_sharding.tools.drawing.inputs import placements_of
+from cute_sharding.tools.inputs import sharding_of
 
 WORLD = 8
 
@@ -85,7 +85,7 @@ def outcome(
         except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
             return f"raises {type(error).__name__}"
         got = dict(local._local_tensors)
-    result = Sharding(tuple(expected.shape), sizes, placements_of(y.placements, expected.ndim))
+    result = sharding_of(expected.shape, sizes, y.placements)
     right = held(expected, result, ranks)
     placements = f"[{', '.join(map(str, result.placements))}]"
     if any(not torch.equal(got[rank], right[rank]) for rank in right):

@@ -190,7 +190,7 @@ def test_libraries_that_render_are_not_imported_by_name():
         for name, line, _ in imports(path)
         if name.split(".")[0] in RENDERERS
     ]
-    assert not found, f"use tools.drawing.libraries.library: {found}"
+    assert not found, f"use tools.drawing.picture.library: {found}"
 
 
 def test_modules_of_the_package_are_not_imported_by_name():

@@ -294,7 +294,6 @@ INTERNAL = {
     "a symbolic size outside of symbols_of(...)": "ours to open",
     "sizes of one name in … may differ in another call": "by_signature catches it and logs it",
     "results of shapes … are not what … says": "by_signature catches it and logs it",
-    "a step of another kind: …": "of a plan that has a kind of step which pictures do not know",
 }
 
 

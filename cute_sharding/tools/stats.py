@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from cute_sharding._words import columns
 from cute_sharding.dtensor.bookkeeping.stats import (
     OUTCOMES,
     REDISTRIBUTE,
@@ -114,7 +113,7 @@ class Stats(dict[str, Counts]):
         rows = [_row(op, self[op]) for op in (*ops, *[op for op in self if op == REDISTRIBUTE])]
         return "\n".join(
             [
-                *_aligned([("op", "decided", "received"), *rows]),
+                *columns([("op", "decided", "received"), *rows], left=2, right=1),
                 "received: elements, by all devices together, with padding",
                 "each op counts once for its shapes and placements, redistribute each time",
             ]
@@ -126,16 +125,3 @@ def _row(op: str, counts: Counts) -> tuple[str, ...]:
     decided = ", ".join(f"{counts[name]:,} {name}" for name in named if counts[name])
     is_known = not (counts["signature"] or counts["gate"])  # of these no elements are counted
     return op, decided, f"{counts['received_by_all']:,}" if is_known else "-"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells: list[Any] = [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

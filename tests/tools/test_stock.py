@@ -11,16 +11,13 @@ import pytest
 import torch.distributed as dist
 from simulation import (
     assert_holds,
-    cuts_of,
     distribute,
     is_partial,
-    locals_of,
-    mesh_of,
     number,
     placement_of,
     ranks_of,
 )
-from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute
+from torch.distributed.tensor import Partial, Replicate, _redistribute
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cute_sharding.dtensor.replaced import local_tensors
@@ -112,35 +109,6 @@ def test_counts_are_those_of_torch(mesh, sizes, strided):
     assert moved > 20
 
 
-@pytest.mark.parametrize("mesh", [(8,), (2, 4), (2, 2, 2)], ids=str)
-def test_memory_is_what_torch_takes(mesh, monkeypatch):
-    """In one process of a group that only pretends: there an all-to-all is another collective, and
-    is left out.
-    """
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks.redistribution import Watch
-
-    rng = random.Random(f"memory {mesh}")
-    for _ in range(60):
-        shape = tuple(rng.choice((16, 32)) for _ in range(rng.choice((1, 2, 3))))
-        before, after = draw(rng, mesh, shape, 0.2), draw(rng, mesh, shape)
-        plan = stock_plan(shape, mesh, before, after)
-        if any(step.kind == "all-to-all" for step in plan.steps):
-            continue
-        full = number(shape)
-        local = locals_of(full, mesh, cuts_of(before))[0]
-        start = DTensor.from_local(
-            local, mesh_of(mesh), before, run_check=False, shape=full.shape, stride=full.stride()
-        )
-        with Watch(local) as watch:
-            start.redistribute(placements=after)
-        assert plan.peak_elements * local.element_size() == watch.peak + local.nbytes, (
-            shape,
-            before,
-            after,
-        )
-
-
 def test_a_plan_by_hand():
     plan = stock_plan((8, 8), (2, 4), [S(0), S(1)], [S(1), S(0)])
     assert [(s.kind, s.mesh_dim, s.change, s.received_elements) for s in plan.steps] == [
@@ -175,7 +143,7 @@ def test_through_replicate():
 
 
 def test_mesh_dims_of_one_device_and_negative_dims():
-    assert stock_plan((8, 8), (1, 4), [S(0), R], [S(1), R]) == StockPlan((1, 4), source_elements=64)
+    assert stock_plan((8, 8), (1, 4), [S(0), R], [S(1), R]) == StockPlan((1, 4))
     assert stock_plan((8, 8), (4,), [S(-2)], [S(-1)]) == stock_plan((8, 8), (4,), [S(0)], [S(1)])
     assert stock_plan((8, 8), (4,), [R], [R]).steps == ()
 
@@ -187,7 +155,7 @@ def test_what_torch_raises_is_said():
         and not plan.steps
         and plan.received_elements == 0
     )
-    assert plan.to_dict(Network.flat(alpha=0, beta=0), ["mesh0"])["seconds"] is None
+    assert "not supported yet" in plan.text(Network.flat(alpha=0, beta=0), ["mesh0"])
     assert "Mixed Partial" in stock_plan((8, 8), (2, 2), [P, Partial("max")], [R, R]).error
     assert "1 placements for a mesh of 2 dims" in stock_plan((8, 8), (2, 2), [S(0)], [R, R]).error
     assert stock_plan((8, 8), (4,), [S(2)], [R]).error

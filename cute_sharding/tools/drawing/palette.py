@@ -13,8 +13,6 @@ DEVICES = (
 )
 # Of what all devices hold.
 COMMON, COMMON_COLOUR = -1, "#DDDDDD"
-# Where nobody holds anything, and what is left out.
-BLANK = "#FFFFFF"
 # Of amounts, as in the matrix of who sends how much to whom: of none, and of the most there is.
 NOTHING, MOST = "#F7FBFF", "#08306B"
 # Of text, whichever reads better.

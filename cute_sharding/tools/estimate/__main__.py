@@ -1,19 +1,44 @@
-"""Runs one setting in this process: ``python -m cute_sharding.tools.estimate REQUEST RESULT``."""
+"""Runs one setting in this process: ``python -m cute_sharding.tools.estimate REQUEST RESULT``. The
+step runs on one rank of a made-up world, on tensors without memory. The process ends with the run,
+so that it may tell torch of devices and ranks that do not exist.
+"""
 
-import json
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
 import os
+import pickle
 import sys
+import traceback
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from torch.distributed.device_mesh import init_device_mesh
 
 from cute_sharding._settings import from_environment
+from cute_sharding.dtensor.replaced import dispatch_modes, observing
+from cute_sharding.dtensor.replaced.process_groups import stand_for
 from cute_sharding.dtensor.switch import adapter
-from cute_sharding.tools.estimate.dry_run import run
-from cute_sharding.tools.estimate.programs import function_of, place_of, said
+from cute_sharding.tools.estimate import stand_ins
+from cute_sharding.tools.estimate.storages import Layers, Storages
+from cute_sharding.tools.estimate.values import DryRun, Memory, Traffic
+from cute_sharding.tools.profile.causes import recorded
+from cute_sharding.tools.profile.recorder import Recorder
+from cute_sharding.tools.profile.values import Place
+
+# The backend of the groups, by the kind of devices.
+BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
-def main(request: dict[str, Any]) -> dict[str, Any]:
+def main(request: dict[str, Any]) -> list[DryRun] | str:
+    """The runs; or why the program cannot be imported."""
     warnings.filterwarnings("ignore", message=".*random operators may not have complete support")
     settings = from_environment(os.environ)
     if settings is not None and not adapter.is_enabled():
@@ -21,11 +46,113 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     try:
         step = function_of(*request.pop("function"))
     except Exception as error:
-        place = place_of(error)
-        return {"import": said(error), "place": None if place is None else [*place]}
-    return {"runs": run(step, **request)}
+        return said(error)
+    return run(step, **request)
+
+
+def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
+    """The function with this name in a module, or in a file that runs as a module with another name
+    than ``__main__``.
+
+    Raises:
+        ImportError: there is no such function.
+    """
+    if file is None:
+        found: Any = importlib.import_module(module)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+        spec = importlib.util.spec_from_file_location(module, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} is not a Python file: give a file whose name ends in .py")
+        found = sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ImportError(f"{file or module} has no function {name!r}")
+    return cast(Callable[..., Any], found)
+
+
+def said(error: BaseException) -> str:
+    """The error in one line, after the innermost line of the program in its traceback; with a
+    remedy if there is one.
+    """
+    words = " ".join(str(error).split())
+    text = f"{type(error).__name__}{f': {words}' if words else ', without a message'}"
+    if isinstance(error, stand_ins.NEEDS_VALUES):
+        text = (
+            f"the elements of a tensor are asked for ({text.rpartition(' ')[2]}), and a dry run "
+            "has none: leave out of the step what reads a value (item(), bool(), tolist()), and "
+            "what has a shape that depends on values (nonzero, unique, indexing by a mask)"
+        )
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if observing.kind_of(frame).is_own:
+            return f"{Place(frame.f_code.co_filename, line, frame.f_code.co_name)}: {text}"
+    return text
+
+
+def run(
+    step: Callable[..., Any],
+    sizes: Sequence[int],
+    names: tuple[str, ...] | None,
+    rank: int,
+    device: str,
+    layers: Sequence[int | None],
+) -> list[DryRun]:
+    """The communication and memory of the step, once for each number of layers; with None, the
+    function gets no number of layers.
+    """
+    stand_for(BACKENDS[device])
+    dispatch_modes.start_group(rank, prod(sizes))
+    mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=names)
+    found: list[DryRun] = []
+    for many in layers:
+        make = partial(step, mesh, **({} if many is None else {"layers": many}))
+        found.append(once(make, sizes, device))
+        gc.collect()
+        if found[-1].failure is not None:
+            break
+    return found
+
+
+def once(make: Callable[[], Any], sizes: Sequence[int], device: str) -> DryRun:
+    """The communication and memory of the step that ``make()`` returns; if it returns nothing, of
+    ``make()`` itself. A step with an optimizer is run a second time, because the optimizer's
+    state then exists from the start.
+    """
+    recorder, layers, fakes = Recorder(), Layers(), stand_ins.Fakes()
+    memory = Storages(layers, fakes.mode)
+    starts, failure = [0], None  # the records before the step, and before its second run
+    with ExitStack() as contexts:
+        if device == "cuda":
+            contexts.enter_context(stand_ins.GpuKernels())
+            contexts.enter_context(stand_ins.exchanges_shards())
+        for context in (layers, memory, memory.resizing(), fakes, recorder):
+            contexts.enter_context(context)
+        try:
+            step = make()
+            if step is not None:
+                starts.append(len(recorder.seen))
+                memory.forget_peaks()
+                step()
+                if memory.optimized:
+                    starts.append(len(recorder.seen))
+                    step()
+        except Exception as raised:
+            failure = said(raised)
+    collectives = recorder.collectives
+    lines = recorded(recorder, None)["lines"] if failure is None else ()
+    causes = [line.cause for line in lines if line.cause.kind == "op"]
+    return DryRun(
+        "",
+        step=Traffic.of(collectives[starts[-1] :], sizes),
+        setup=Traffic.of(collectives[: starts[1] if len(starts) > 1 else 0], sizes),
+        memory=Memory.of(memory.peaks),
+        failure=failure,
+        causes=tuple([cause for cause in causes if cause.place is not None]),
+    )
 
 
 if __name__ == "__main__":
-    result = main(json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(result))
+    result = main(pickle.loads(Path(sys.argv[1]).read_bytes()))
+    Path(sys.argv[2]).write_bytes(pickle.dumps(result))

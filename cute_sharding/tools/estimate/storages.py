@@ -4,23 +4,87 @@ layer and its purpose; and the storages at the peak.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
-from cute_sharding.tools.estimate.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
-from cute_sharding.tools.estimate.modules import OUTSIDE, Layers
 from cute_sharding.tools.estimate.stand_ins import tensors_in
+from cute_sharding.tools.estimate.values import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
+
+OUTSIDE = ""  # of all modules
+
+
+class Layers:
+    """The layers of all modules that run inside the ``with`` block: in the forward pass, the path
+    of the innermost module; in the backward pass, of the module whose gradient is computed.
+    Autograd numbers its nodes in the order in which it makes them, so the numbers at which each
+    module begins and ends give the module of a node.
+
+    Attributes:
+        found: a function that is called with each outermost module, before the module runs.
+    """
+
+    def __init__(self, found: Any = lambda module: None) -> None:
+        self.found = found
+        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._running: list[nn.Module] = []
+        self._numbers, self._layers = [0], [OUTSIDE]  # the layer of the nodes from this number on
+
+    def __enter__(self) -> Layers:
+        self._hooks = [
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ends, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def now(self) -> str:
+        """The path of the module that runs, or whose gradient is computed, such as
+        ``layers.3.attention``. Empty outside of all modules.
+        """
+        node = observing.current_node()
+        if node is None or self._running:  # a checkpoint runs modules in the backward pass
+            return self._layers[-1]
+        at = bisect_right(self._numbers, observing.number_of_node(node)) - 1
+        return self._layers[max(at, 0)]
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        if not self._running:
+            if module not in self._paths:
+                self._paths.update((child, path) for path, child in module.named_modules())
+            self.found(module)
+        self._running.append(module)
+        self._note()
+
+    def _ends(self, module: nn.Module, args: Any, result: Any) -> None:
+        while self._running and self._running.pop() is not module:
+            pass  # a module that raised an error, which the program caught
+        self._note()
+
+    def _note(self) -> None:
+        layer = self._paths.get(self._running[-1], OUTSIDE) if self._running else OUTSIDE
+        if layer != self._layers[-1]:
+            self._numbers.append(observing.nodes_made())
+            self._layers.append(layer)
 
 
 class Block:
@@ -120,7 +184,7 @@ class Storages(observing.Observer):
         self._total += size
 
     def _look(self) -> None:
-        where = self._layers.is_backward, self._layers.now
+        where = observing.current_node() is not None, self._layers.now
         if self._total > self._most.get(where, -1):
             self._most[where] = self._total
             self.peaks[where] = Counter({of: n for of, n in self._held.items() if n})

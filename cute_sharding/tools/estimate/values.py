@@ -1,17 +1,19 @@
-"""The results of dry runs, setting by setting."""
+"""The results of dry runs: the bytes that a step receives and holds; and the same of a model with
+many layers, from runs with few layers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
-from cute_sharding.tools.estimate.memory import Memory
-from cute_sharding.tools.estimate.traffic import Traffic
-from cute_sharding.tools.profile.report import Place
+from cute_sharding.exchange.network import Chosen
+from cute_sharding.tools.profile.values import Cause, Collective, Place, seconds_of
 
 STOCK = "PyTorch"
-# Seconds, or bytes, that differ by a smaller share count as equal.
-ALIKE = 0.01
 # The columns, with their flags.
 SETTINGS: dict[str, dict[str, str]] = {
     STOCK: {},
@@ -20,38 +22,210 @@ SETTINGS: dict[str, dict[str, str]] = {
     "movement": {"USE_CUTE_MOVEMENT": "1"},
     "all": {"USE_CUTE_SHARDING": "1"},
 }
+# The numbers of layers of the models that run. Two steps of one layer show whether each layer adds
+# the same. Each model has a first and a last layer.
+DEPTHS = (2, 3, 4)
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
+ACTIVATIONS = "activations"  # and all other storages
+KINDS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
+
+
+class Alike(NamedTuple):
+    """The common properties of collectives that are counted together.
+
+    Attributes:
+        place: the line for which they run; None if the line is unknown.
+        backward: whether gradients were computed.
+        op: the kind of the collectives, as in
+            :class:`~cute_sharding.tools.profile.values.Collective`.
+        group: the mesh dims of the group, and the number of ranks of each.
+        itemsize: the bytes of an element.
+    """
+
+    place: Place | None
+    backward: bool
+    op: str
+    group: tuple[tuple[int, int], ...]
+    itemsize: int
+
+
+class TrafficAmount(NamedTuple):
+    """The amount of communication of equal collectives.
+
+    Attributes:
+        collectives: the number of collectives.
+        received: the elements that this rank receives.
+        busiest: the elements that the busiest rank receives; if unknown, as ``received``.
+    """
+
+    collectives: int = 0
+    received: int = 0
+    busiest: int = 0
+
+
+def group_on(mesh: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The mesh dims on which the ranks differ, and the number of ranks on each.
+
+    >>> group_on((2, 4), [4, 5, 6, 7])
+    ((1, 4),)
+    """
+    found, step = [], 1
+    for m in range(len(mesh) - 1, -1, -1):
+        parts = len({rank // step % mesh[m] for rank in ranks})
+        if parts > 1:
+            found.append((m, parts))
+        step *= mesh[m]
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The failure of a step.
+class Traffic:
+    """The bytes that a step receives.
 
     Attributes:
-        text: the error, in one line.
-        place: the line of the program; None if the error has no line of the program.
+        rows: groups of equal collectives, with their amounts.
     """
 
-    text: str
-    place: Place | None
+    rows: dict[Alike, TrafficAmount]
 
-    def __str__(self) -> str:
-        return self.text if self.place is None else f"{self.place}: {self.text}"
+    @classmethod
+    def of(cls, collectives: Iterable[Collective], mesh: Sequence[int]) -> Traffic:
+        """The recorded collectives, on a mesh of these sizes whose ranks start at 0. Barriers
+        receive nothing.
+        """
+        rows: dict[Alike, TrafficAmount] = {}
+        for one in collectives:
+            if one.op != "barrier":
+                group = group_on(mesh, one.ranks)
+                alike = Alike(one.place, one.backward, one.op, group, one.itemsize)
+                many, received, busiest = rows.get(alike, TrafficAmount())
+                rows[alike] = TrafficAmount(many + 1, received + one.received, busiest + one.most)
+        return cls(rows)
+
+    @property
+    def collectives(self) -> int:
+        """The number of collectives."""
+        return sum(amount.collectives for amount in self.rows.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that the rank receives."""
+        return sum(amount.received * alike.itemsize for alike, amount in self.rows.items())
+
+    @property
+    def busiest_bytes(self) -> int:
+        """The bytes that the busiest rank of each collective receives."""
+        return sum(amount.busiest * alike.itemsize for alike, amount in self.rows.items())
+
+    def seconds(self, mesh: Sequence[int], network: Chosen = None) -> float:
+        """The seconds of all collectives by the network model, one after the other."""
+        return sum(
+            n * seconds_of(alike.op, alike.group, busiest / n, alike.itemsize, mesh, network)
+            for alike, (n, _, busiest) in self.rows.items()
+            if n
+        )
+
+    def by_line(self) -> dict[Place | None, Traffic]:
+        """For each line, the communication of its forward and backward pass."""
+        found: dict[Place | None, dict[Alike, TrafficAmount]] = {}
+        for alike, amount in self.rows.items():
+            found.setdefault(alike.place, {})[alike] = amount
+        return {place: Traffic(rows) for place, rows in found.items()}
 
 
-class CommunicatingOp(NamedTuple):
-    """An op that communicates.
+class Purpose(NamedTuple):
+    """The purpose of bytes.
 
     Attributes:
-        place: the line of the program.
-        backward: whether the op computes a gradient.
-        op: the name of the op.
-        text: the op, its tensors and the rule that decided, in a sentence.
+        kind: one of ``KINDS``.
+        layer: a layer of the model, or consecutive layers, such as ``blocks.*``. Empty for bytes
+            that belong to no layer.
     """
 
-    place: Place
+    kind: str
+    layer: str
+
+
+class Moment(NamedTuple):
+    """A part of a step, in which layers of one kind run.
+
+    Attributes:
+        backward: whether gradients were computed.
+        layer: as in :class:`Purpose`.
+        at: the position among consecutive layers: 0 for the first, 1 for any between, 2 for the
+            last.
+    """
+
     backward: bool
-    op: str
-    text: str
+    layer: str
+    at: int
+
+
+def layer_of(path: str) -> tuple[str, int | None]:
+    """The layer of a module, and its number if it belongs to a list of layers: the path before its
+    first number, or the first word of the path.
+
+    >>> layer_of("blocks.3.attention.wq"), layer_of("norm")
+    (('blocks.*', 3), ('norm', None))
+    """
+    parts = path.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join([*parts[:i], "*"]), int(part)
+    return parts[0], None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most memory that a rank holds at once.
+
+    Attributes:
+        moments: the most memory in each part of the step: bytes by purpose.
+    """
+
+    moments: Mapping[Moment, Mapping[Purpose, int]]
+
+    @classmethod
+    def of(cls, peaks: Mapping[tuple[bool, str], Mapping[tuple[str, str], int]]) -> Memory:
+        """The memory from the records of a run: by (whether gradients were computed, the path of
+        the module), the bytes of all storages by (kind, path).
+        """
+        last: dict[str, int] = {}
+        for _, path in peaks:
+            layer, number = layer_of(path)
+            last[layer] = max(last.get(layer, 0), number or 0)
+        moments: dict[Moment, Counter[Purpose]] = {}
+        for (backward, path), held in peaks.items():
+            layer, number = layer_of(path)
+            at = 0 if not number else 2 if number == last[layer] else 1
+            counted: Counter[Purpose] = Counter()
+            for (kind, owner), size in held.items():
+                counted[Purpose(kind, layer_of(owner)[0])] += size
+            moment = Moment(backward, layer, at)
+            if counted.total() > moments.get(moment, Counter()).total():
+                moments[moment] = counted
+        return cls(moments)
+
+    @property
+    def most(self) -> Mapping[Purpose, int]:
+        """The storages at the peak."""
+        return max(self.moments.values(), key=lambda held: sum(held.values()), default={})
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once."""
+        return sum(self.most.values())
+
+    def by_kind(self) -> dict[str, int]:
+        """The bytes at the peak, for each of ``KINDS``."""
+        return {kind: sum(n for of, n in self.most.items() if of.kind == kind) for kind in KINDS}
+
+    def by_layer(self) -> dict[str, int]:
+        """The bytes at the peak, layer by layer."""
+        found: Counter[str] = Counter()
+        for of, size in self.most.items():
+            found[of.layer] += size
+        return dict(found)
 
 
 @dataclass(frozen=True)
@@ -63,7 +237,7 @@ class DryRun:
         step: the communication of the step, up to a failure.
         setup: the communication before the step.
         memory: the memory of the rank.
-        failure: the reason why the step does not run; None if it runs.
+        failure: the line and the error, if the step does not run; None if it runs.
         causes: the ops of DTensors that communicate. The program asks for all other communication.
         counted: whether the figures follow from runs with fewer layers.
     """
@@ -72,6 +246,68 @@ class DryRun:
     step: Traffic
     setup: Traffic
     memory: Memory
-    failure: Failure | None = None
-    causes: tuple[CommunicatingOp, ...] = ()
+    failure: str | None = None
+    causes: tuple[Cause, ...] = ()
     counted: bool = False
+
+
+Key = TypeVar("Key")
+
+
+def counted(runs: Sequence[DryRun], layers: int) -> DryRun | None:
+    """The run of a model with so many layers, from runs with ``DEPTHS`` layers; or the first of
+    them that failed. None if further layers do not all add the same.
+    """
+    failed = next((run for run in runs if run.failure is not None), None)
+    if failed is not None:
+        return failed
+    step, setup = (
+        _grown([getattr(run, name).rows for run in runs], layers) for name in ("step", "setup")
+    )
+    memory = memory_of([run.memory for run in runs], layers)
+    if step is None or setup is None or memory is None:
+        return None
+    both = [
+        Traffic({alike: TrafficAmount(*amount) for alike, amount in rows.items()})
+        for rows in (step, setup)
+    ]
+    return replace(runs[-1], step=both[0], setup=both[1], memory=memory, counted=True)
+
+
+def memory_of(found: Sequence[Memory], layers: int) -> Memory | None:
+    """The memory, in each part of the step. While a layer runs, the held memory grows linearly with
+    the layers before it and after it. So the peak is in the first or in the last layer, and each
+    of the ``DEPTHS`` has these two.
+    """
+    moments = [{m: held for m, held in each.moments.items() if m.at != 1} for each in found]
+    if any({*one} != {*other} for one, other in pairwise(moments)):
+        return None
+    flat = [
+        {(moment, of): (n,) for moment, held in each.items() for of, n in held.items()}
+        for each in moments
+    ]
+    sizes = _grown(flat, layers)
+    if sizes is None:
+        return None
+    grown: dict[Moment, dict[Purpose, int]] = {moment: {} for moment in moments[0]}
+    for (moment, of), (n,) in sizes.items():
+        grown[moment][of] = n
+    return Memory(grown)
+
+
+def _grown(
+    found: Sequence[Mapping[Key, tuple[int, ...]]], layers: int
+) -> dict[Key, tuple[int, ...]] | None:
+    """For each key, the values at ``layers`` of the straight lines through the values of
+    ``DEPTHS``; None if some are not on a straight line.
+    """
+    grown: dict[Key, Any] = {}
+    for key in dict.fromkeys(key for each in found for key in each):
+        known = next(each[key] for each in found if key in each)
+        values = zip(*[each.get(key, (0,) * len(known)) for each in found])
+        grown[key] = ()
+        for first, second, third in values:
+            if third - second != second - first:
+                return None
+            grown[key] += (third + (layers - DEPTHS[-1]) * (third - second),)
+    return grown

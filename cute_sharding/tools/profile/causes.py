@@ -1,74 +1,143 @@
-"""The causes of collectives as plain values: lines, ops, tensors, and the rules that decided.
-
-A decision depends only on the op, the specs of its operands, the settings and the release of torch.
-So the rule in force gives it once more for a recorded op. Nothing runs.
+"""From the records of a recorder to the lines of a profile. A decision depends only on the op, the
+specs of its operands, the settings and the release of torch: so the rule in force gives the word
+for the rule, and the results, once more for a recorded op. Nothing runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping import stats
+from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.decide import propagation
-from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas
+from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, MaskPartial, Placement
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
-from cute_sharding.tools.profile.profiler import PLAIN, Asked, Call, Ran
-from cute_sharding.tools.profile.report import Cause, MovedTensor
+from cute_sharding.exchange.network import Chosen
+from cute_sharding.tools.profile.recorder import PLAIN, Recorder, Seen, Source
+from cute_sharding.tools.profile.values import Cause, Collective, Line, MovedTensor, seconds_of
 
 
-def of_asked(asked: Asked) -> Cause:
-    """The cause of communication that the program asks for, or that no op of a DTensor asks for."""
-    moved: tuple[MovedTensor, ...] = ()
-    if asked.before is not None and asked.after is not None:
-        moved = (moved_of(asked.before, asked.after),)
-    rule = "" if asked.kind == "compiled" else "program"
-    return Cause(asked.place, asked.backward, asked.function, asked.kind, rule, moved)
+def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
+    """The attributes of a profile. ``network`` gives the modeled seconds; None: that of the
+    settings.
+    """
+    if network is None:
+        network = network_in_force()
+    by_source: dict[Source, list[Seen]] = {}
+    for seen in recorder.seen:
+        by_source.setdefault(recorder.source_of(seen), []).append(seen)
+    meshes = list(dict.fromkeys(mesh for source in by_source for mesh in meshes_of(source)))
+    lines = []
+    for source, every in by_source.items():
+        sent = [recorder.collective_of(seen) for seen in every]
+        timed = [one._replace(model=_modelled(one, meshes, network)) for one in sent]
+        lines.append(Line(cause_of(source, every), tuple(timed)))
+    # The settings while the collectives ran; if they changed, the last of them.
+    settings = [recorder.settings, *(source.settings for source in by_source)]
+    last = next((each for each in reversed(settings) if each is not None), None)
+    flags = ("views", "ops", "redistribution", "movement")
+    is_one = not dist.is_initialized()
+    return {
+        "lines": tuple(sorted(lines, key=lambda line: -line.received)),
+        "rank": 0 if is_one else dist.get_rank(),
+        "world": 1 if is_one else dist.get_world_size(),
+        "meshes": tuple(dict.fromkeys(map(_mesh_text, meshes))),
+        "settings": ", ".join(name for name in flags if getattr(last, name, False)),
+        "network": "default" if network is None else str(network),
+        "torch_version": torch.__version__,
+        "seconds": recorder.ended - recorder.started,
+    }
 
 
-def of_call(call: Call, notes: Sequence[Ran]) -> Cause:
-    """The cause of collectives that an op on DTensors ran."""
-    pairs = dict.fromkeys(note.moved for note in notes)
+def _mesh_text(mesh: Any) -> str:
+    return ", ".join(f"{name}={n}" for name, n in zip(_names(mesh), mesh.shape))
+
+
+def _names(mesh: Any) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(mesh.ndim)])
+
+
+def meshes_of(source: Source) -> list[Any]:
+    """The meshes of the DTensors of a source."""
+    specs = [x for x in _leaves((source.args, source.kwargs)) if isinstance(x, DTensorSpec)]
+    return [spec.mesh for spec in (*specs, *(source.moved or ()))]
+
+
+def _modelled(one: Collective, meshes: Sequence[Any], network: Chosen) -> float:
+    """The seconds by the network's model. A group that belongs to no mesh has as many ranks in a
+    host as the default network.
+    """
+    sizes, group = [max(one.ranks) - min(one.ranks) + 1], [(0, len(one.ranks))]
+    for mesh in meshes:
+        found = _group_on(mesh, one.ranks)
+        if found:
+            sizes, group = list(mesh.shape), found
+            break
+    if len(one.ranks) < 2:
+        return 0.0
+    return seconds_of(one.op, group, one.most, one.itemsize, sizes, network)
+
+
+def _group_on(mesh: Any, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The mesh dims that a group has, and the number of ranks on each; none if it is no group of
+    the mesh.
+    """
+    for on in process_groups.slices(mesh):
+        if all(on.coordinates(rank) is not None for rank in ranks):
+            places = [len({*of}) for of in zip(*map(on.device, ranks))]
+            return [(m, parts) for m, parts in enumerate(places) if parts > 1]
+    return []
+
+
+def cause_of(source: Source, every: Sequence[Seen]) -> Cause:
+    """The cause of the collectives of one source."""
+    asked = (moved_of(*source.moved),) if source.moved else ()
+    cause = Cause(source.place, source.backward, name_of(source), source.kind, moved=asked)
+    if source.kind != "op":
+        return cause._replace(rule="" if source.kind == "compiled" else "program")
+    pairs = dict.fromkeys(seen.found.moved for seen in every)
     moved = tuple([moved_of(*pair) for pair in pairs if pair is not None and None not in pair])
-    cause = Cause(call.place, call.backward, name_of(call), "op", moved=moved)
-    schema = schema_of(call)
+    cause = cause._replace(moved=moved or asked)
+    schema = schema_of(source)
     if schema is None:
         return cause
-    cause = cause._replace(operands=tuple(map(spec_text, op_schemas.specs_of(schema))))
-    if any(note.is_torchs for note in notes):
+    cause = cause._replace(operands=tuple(map(_spec_text, op_schemas.specs_of(schema))))
+    if any(seen.is_torchs for seen in every):
         return cause._replace(rule="PyTorch")
     try:
-        found = decided(schema, call)
+        rule, by_operand, results = decided(schema, source)
     except Exception:  # the op ran in a context that has ended, such as loss_parallel
         return cause
     # Of operands that lie alike, the records do not say how many are redistributed.
-    by_operand = tuple([moved_of(*pair) for pair in found.moved])
     return cause._replace(
-        rule=found.rule,
+        rule=rule,
         moved=by_operand if {*by_operand} >= {*moved} else moved,
-        results=tuple(map(spec_text, found.results)),
+        results=tuple(map(_spec_text, results)),
     )
 
 
-def name_of(source: Call | Asked) -> str:
+def name_of(source: Source) -> str:
     """The name of an op without its overload, or of the function that the program calls."""
-    if isinstance(source, Asked):
-        return source.function
-    return op_schemas.name_of(source.op).removesuffix(".default").partition(".")[0]
+    if isinstance(source.op, str):
+        return source.op
+    return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
 
 
 def moved_of(before: DTensorSpec, after: DTensorSpec) -> MovedTensor:
     """A redistribution as plain values."""
     mesh: Any = before.mesh
     sizes = tuple(map(int, mesh.shape))
-    names = mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(len(sizes))])
     placements = [tuple(map(_text, spec.placements)) for spec in (before, after)]
-    return MovedTensor(tuple(map(int, before.shape)), sizes, tuple(names), *placements)
+    return MovedTensor(tuple(map(int, before.shape)), sizes, _names(mesh), *placements)
 
 
-def spec_text(spec: DTensorSpec) -> str:
+def _spec_text(spec: DTensorSpec) -> str:
     """The shape and the placements."""
     return f"{tuple(spec.shape)} [{', '.join(map(_text, spec.placements))}]"
 
@@ -78,7 +147,7 @@ def _text(placement: Placement) -> str:
     return "MaskP(sum)" if isinstance(placement, MaskPartial) else str(placement)
 
 
-# By what stats() counts, the word for the rule (:data:`cute_sharding.tools.profile.report.RULES`).
+# By what stats() counts, the word for the rule (:data:`.values.RULES`).
 _RULES = {
     **dict.fromkeys(("algebra", "tracing", "redistribution"), "view"),
     **dict.fromkeys(("free", "exchanged"), "movement"),
@@ -88,32 +157,24 @@ _RULES = {
 }
 
 
-class Decided(NamedTuple):
-    """A decision.
-
-    Attributes:
-        rule: the word for the rule that decided.
-        moved: for each operand that is redistributed, the specs before and after.
-        results: the specs of the results.
+def schema_of(source: Source) -> OpSchema | None:
+    """The op on its specs; None if this is no op, or if an argument was a plain tensor, or could
+    not be recorded.
     """
-
-    rule: str
-    moved: tuple[tuple[DTensorSpec, DTensorSpec], ...]
-    results: tuple[DTensorSpec, ...]
-
-
-def schema_of(call: Call) -> OpSchema | None:
-    """The op on its specs; None if an argument was a plain tensor, or could not be recorded."""
-    if PLAIN in _leaves((call.args, call.kwargs)):
+    if isinstance(source.op, str) or PLAIN in _leaves((source.args, source.kwargs)):
         return None
-    args = tuple([_listed(value) for value in call.args])
-    kwargs = {name: _listed(value) for name, value in call.kwargs}
-    return OpSchema(call.op, args, kwargs, op_schemas.schema_info(call.op))
+    args = tuple([_listed(value) for value in source.args])
+    kwargs = {name: _listed(value) for name, value in source.kwargs}
+    return OpSchema(source.op, args, kwargs, registry.schema_info(source.op))
 
 
-def decided(schema: OpSchema, call: Call) -> Decided:
-    """The decision for the op. Raises what the rule raises."""
-    stock, settings = op_schemas.stock_propagation(), call.settings
+def decided(
+    schema: OpSchema, source: Source
+) -> tuple[str, tuple[MovedTensor, ...], list[DTensorSpec]]:
+    """The word for the rule that decides the op, the operands that are redistributed, and the specs
+    of the results. Raises what the rule raises.
+    """
+    stock, settings = registry.stock_propagation(), source.settings
     is_ours = settings is not None and settings.views
     rule = propagation(stock, settings) if settings is not None and is_ours else stock
     with dispatch_modes.no_modes(), stats.count_apart() as outcomes:
@@ -123,14 +184,10 @@ def decided(schema: OpSchema, call: Call) -> Decided:
         word = "program"
     wanted = found.redistribute_schema
     plan = (wanted and plan_of(wanted)) or of_torch(found, schema)
-    results = [x for x in plan.specs if isinstance(x, DTensorSpec)]
-    return Decided(word, () if plan.takes_all else _moved(schema, plan.wanted), tuple(results))
-
-
-def _moved(schema: OpSchema, wanted: OpSchema) -> tuple[tuple[DTensorSpec, DTensorSpec], ...]:
-    specs, to = (op_schemas.specs_of(each) for each in (schema, wanted))
-    pairs = zip(specs, to) if len(specs) == len(to) else ()
-    return tuple([(a, b) for a, b in pairs if tuple(a.placements) != tuple(b.placements)])
+    specs, to = (op_schemas.specs_of(each) for each in (schema, plan.wanted))
+    pairs = zip(specs, to) if len(specs) == len(to) and not plan.takes_all else ()
+    moved = [moved_of(a, b) for a, b in pairs if tuple(a.placements) != tuple(b.placements)]
+    return word, tuple(moved), [x for x in plan.specs if isinstance(x, DTensorSpec)]
 
 
 def _leaves(value: Any) -> list[Any]:

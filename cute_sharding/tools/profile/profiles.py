@@ -1,31 +1,51 @@
-"""``profile``: what a program sends, line by line."""
+"""``profile``: what a program sends, line by line; as plain values, as text, as a trace in Chrome's
+format, and as a page of HTML.
+"""
 
 from __future__ import annotations
 
 import json
+import linecache
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from html import escape
+from math import prod
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+from cute_sharding import _html
+from cute_sharding._words import bytes_text, columns, counted, seconds_text
 from cute_sharding.exchange.network import Network
-from cute_sharding.tools.profile import page, table, trace
-from cute_sharding.tools.profile.report import Collective, Line, Report
+from cute_sharding.tools.profile.values import Cause, Collective, Line, MovedTensor
 
 SUFFIXES = (".json", ".html", ".txt")
+NARROWEST = 72
+# So many of the lines that call a function are named.
+CALLERS = 5
+# Of how many redistributions pictures are made, and for meshes of up to how many devices.
+PICTURES, DEVICES = 8, 64
 
 
+@dataclass(eq=False)
 class Profile:
     """The result of :func:`profile`: the communication inside the block, for each line of the
-    program.
+    program. It is filled when the block ends.
 
     ``print`` shows a table. Sizes are in bytes, and times in seconds. Received bytes are those of
     the busiest rank, and all other values are those of this rank. Only :attr:`collectives` also
     count elements.
 
     Attributes:
-        report: the whole profile, as plain values.
+        lines: the lines that communicate, with the most bytes first.
+        rank, world: the rank of this process, and the number of ranks.
+        meshes: the meshes of the DTensors that communicate, as text.
+        settings: the settings of this package, as text; empty if the package was off.
+        network: the network of the modeled seconds, as text.
+        torch_version: the version of torch.
+        seconds: the duration of the block.
 
     >>> with profile() as p:
     ...     pass
@@ -33,23 +53,14 @@ class Profile:
     (True, (), [])
     """
 
-    def __init__(self, read: Callable[[], Report]) -> None:
-        self._read = read
-        self._report: Report | None = None
-
-    @property
-    def report(self) -> Report:
-        """The whole profile, as plain values. Inside the block, the values until now."""
-        return self._read() if self._report is None else self._report
-
-    def end(self, report: Report) -> None:
-        """The block has ended, and no more will be seen."""
-        self._report = report
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """The lines that communicate, with the most bytes first."""
-        return self.report.lines
+    lines: tuple[Line, ...] = ()
+    rank: int = 0
+    world: int = 1
+    meshes: tuple[str, ...] = ()
+    settings: str = ""
+    network: str = "default"
+    torch_version: str = ""
+    seconds: float = 0.0
 
     @property
     def collectives(self) -> list[Collective]:
@@ -57,15 +68,64 @@ class Profile:
         of a collective count elements. ``received_bytes``, ``sent_bytes`` and ``busiest_bytes``
         count bytes.
         """
-        events = [event for line in self.lines for event in line.events]
-        return [event.collective for event in sorted(events, key=lambda event: event.start)]
+        return sorted([one for line in self.lines for one in line.collectives], key=_start)
+
+    def totals(self) -> dict[str, Any]:
+        """The sums over all lines."""
+        return {
+            "collectives": len(self.collectives),
+            "received_bytes": sum(line.received for line in self.lines),
+            "model_seconds": sum(line.model for line in self.lines),
+            "measured_seconds": sum(line.measured for line in self.lines),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as plain data for JSON, in bytes and seconds."""
+        lines = [line.to_dict() for line in self.lines]
+        return {**vars(self), "meshes": list(self.meshes), **self.totals(), "lines": lines}
+
+    def _head(self) -> list[str]:
+        """Sentences that say what was recorded in all."""
+        on = f"on ({self.settings})" if self.settings else "off"
+        where = f"mesh {'; '.join(self.meshes)}" if self.meshes else "no DTensor mesh"
+        said = [f"Rank {self.rank} of {self.world}, {where}, torch {self.torch_version}."]
+        said[0] += f" cute_sharding is {on}."
+        if not self.lines:
+            return [*said, "No communication."]
+        places, totals = (
+            {(line.cause.place, line.cause.backward) for line in self.lines},
+            self.totals(),
+        )
+        said.append(
+            f"{counted(totals['collectives'], 'collective')} on {counted(len(places), 'line')} of "
+            f"the program: the busiest rank received {bytes_text(totals['received_bytes'])}; "
+            f"{seconds_text(totals['model_seconds'])} by the network model ({self.network}), "
+            f"{seconds_text(totals['measured_seconds'])} measured, until the program waited for "
+            "each result."
+        )
+        if not all(line.is_of_busiest for line in self.lines):
+            said.append("*: bytes of this rank, because those of the busiest rank are unknown.")
+        return said
 
     def table(self, width: int | None = None, most: int = 20) -> str:
-        """The profile as text, in ``width`` columns (default: the width of the terminal), with at
-        most ``most`` lines of the program.
+        """The profile as text, in ``width`` columns (default: the width of the terminal), with the
+        ``most`` rows that receive the most: one for each line, op and set of placements.
         """
-        columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
-        return table.text(self.report, columns, most)
+        wide = shutil.get_terminal_size((100, 24)).columns if width is None else width
+        wide = max(wide, NARROWEST)
+        text = [part for said in self._head() for part in wrap(said, wide, subsequent_indent="  ")]
+        shown, left = self.lines[:most], self.lines[most:]
+        if shown:
+            numbers = columns([NUMBERS, *map(_numbers, shown)], right=3)
+            text += ["", numbers[0]]
+            for line, row in zip(shown, numbers[1:]):
+                text.append(row)
+                for said in _sentences(line):
+                    text += wrap(said, wide, initial_indent="    ", subsequent_indent="      ")
+        if left:
+            received = bytes_text(sum(line.received for line in left))
+            text += ["", f"and {counted(len(left), 'more row')}, {received} received"]
+        return "\n".join(text)
 
     def __str__(self) -> str:
         return self.table()
@@ -73,20 +133,60 @@ class Profile:
     def __repr__(self) -> str:
         return f"<Profile of {len(self.collectives)} collectives>"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The profile as plain data for JSON, in bytes and seconds."""
-        return self.report.to_dict()
-
     def trace(self) -> dict[str, Any]:
-        """The profile as data of a trace in Chrome's format: an event for each collective."""
-        return trace.trace(self.report)
+        """The profile as data of a trace in Chrome's format, which Perfetto (ui.perfetto.dev)
+        reads: an event for each collective. Collectives that run at one time are on rows of their
+        own. (The format: "Trace Event Format" of the Chromium project; times in microseconds.)
+        """
+        events = [_named("process_name", self, 0, f"rank {self.rank} of {self.world}")]
+        ends: list[float] = []
+        every = [(one, line.cause) for line in self.lines for one in line.collectives]
+        for one, cause in sorted(every, key=lambda each: each[0].start):
+            row = next((k for k, end in enumerate(ends) if end <= one.start), len(ends))
+            if row == len(ends):
+                ends.append(0.0)
+                events.append(_named("thread_name", self, row, "collectives"))
+            ends[row] = one.start + one.measured
+            events.append(
+                {
+                    "ph": "X",
+                    "name": f"{one.op} ({cause.op})",
+                    "cat": one.op,
+                    "pid": self.rank,
+                    "tid": row,
+                    "ts": one.start * 1e6,
+                    "dur": one.measured * 1e6,
+                    "args": {
+                        "line": cause.place and f"{cause.place.file}:{cause.place.line}",
+                        "text": cause.text,
+                        **one.to_dict(),
+                    },
+                }
+            )
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def html(self) -> str:
-        """The profile as one HTML page without other files: a sortable table, a flame graph of the
-        lines, and pictures of which rank sends to which. Without matplotlib, the page has no
-        pictures.
+        """The profile as one HTML page without other files: a table, and pictures of which rank
+        sends to which. Without matplotlib, the page has no pictures.
         """
-        return page.html(self.report)
+        pictures = "".join(
+            f"<h3>{escape(moved.text)}</h3><div class=scroll>{svg}</div>"
+            for moved, svg in _pictures(self.lines)
+        )
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>Communication by line</title><style>{_STYLE}</style></head><body>"
+            f"<h1>Communication by line</h1>{self._repr_html_()}{pictures}</body></html>"
+        )
+
+    def _repr_html_(self) -> str:
+        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._head())
+        if not self.lines:
+            return said
+        rows = [(*_numbers(line), " ".join(_sentences(line))) for line in self.lines]
+        table = _html.table(rows, (*NUMBERS, "what"))
+        return f'{said}<div class="scroll">{table}</div>'
 
     def save(self, path: str | Path) -> Path:
         """Write the profile to a file. The suffix gives the form: a trace (.json), the page (.html)
@@ -99,22 +199,86 @@ class Profile:
             ValueError: another suffix.
         """
         path = Path(path)
-        if path.suffix == ".json":
-            content = json.dumps(self.trace())
-        elif path.suffix == ".html":
-            content = self.html()
-        elif path.suffix == ".txt":
-            content = self.table() + "\n"
-        else:
+        if path.suffix not in SUFFIXES:
             raise ValueError(
                 f"{str(path)!r} ends in {path.suffix!r}: give a file name for the profile that "
                 f"ends in one of {', '.join(SUFFIXES)}"
             )
+        content = {
+            ".json": lambda: json.dumps(self.trace()),
+            ".html": self.html,
+            ".txt": lambda: f"{self}\n",
+        }[path.suffix]()
         path.write_text(content, encoding="utf-8")
         return path
 
-    def _repr_html_(self) -> str:
-        return page.fragment(self.report)
+
+# What is received comes first: it is on a narrow screen as well.
+NUMBERS = ("received", "model", "measured", "collectives", "line")
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1200px; padding: 1rem }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; font-size: 13px }
+th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left;
+  vertical-align: top }
+td:nth-child(-n+3) { white-space: nowrap }
+svg { background: #fff }
+"""
+
+
+def _start(one: Collective) -> float:
+    return one.start
+
+
+def _numbers(line: Line) -> tuple[str, ...]:
+    """A row of the table."""
+    cause = line.cause
+    place = "unknown" if cause.place is None else str(cause.place).partition(" ")[0]
+    return (
+        bytes_text(line.received) + ("" if line.is_of_busiest else "*"),
+        seconds_text(line.model),
+        seconds_text(line.measured),
+        ", ".join(f"{n} {kind}" for kind, n in line.kinds.items()),
+        f"{place} grad" if cause.backward else place,
+    )
+
+
+def _sentences(line: Line) -> list[str]:
+    """The text of a line of the program, what communicates there, and from where the function of
+    the line is called, if from several lines.
+    """
+    callers = [f"{place} ({counted(n, 'collective')})" for place, n in line.callers.items()]
+    more = [counted(len(callers) - CALLERS, "more line")] if len(callers) > CALLERS else []
+    called = f"Called from {', '.join([*callers[:CALLERS], *more])}." if len(callers) > 1 else ""
+    return [text for text in (_source(line.cause), f"{line.cause.text}.", called) if text]
+
+
+def _source(cause: Cause) -> str:
+    """The text of the line, where its file is there."""
+    return linecache.getline(cause.place.file, cause.place.line).strip() if cause.place else ""
+
+
+def _named(what: str, of: Profile, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": of.rank, "tid": row, "args": {"name": name}}
+
+
+def _pictures(lines: Sequence[Line]) -> Iterator[tuple[MovedTensor, str]]:
+    """(redistribution, its picture as the text of an SVG) of the lines that receive the most; none
+    without matplotlib. Partial placements of other kinds than torch's own make none.
+    """
+    from cute_sharding import dtensor
+    from cute_sharding.tools.drawing import draw
+
+    wanted = dict.fromkeys(moved for line in lines for moved in line.cause.moved)
+    for moved in [moved for moved in wanted if prod(moved.mesh) <= DEVICES][:PICTURES]:
+        before, after = (", ".join(side) for side in (moved.before, moved.after))
+        try:
+            plan = dtensor.plan_redistribution(moved.shape, moved.mesh, before, after)
+            svg = draw(plan.named(moved.names)).svg()
+        except (ImportError, ValueError, RuntimeError, NotImplementedError):
+            continue
+        yield moved, svg[svg.index("<svg") :]
 
 
 @contextmanager
@@ -138,23 +302,22 @@ def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
             InfiniBand between.
 
     Returns:
-        A :class:`Profile`.
+        A :class:`Profile`, which is filled when the block ends.
 
     >>> with profile() as p:
     ...     pass
     >>> print(p.table().partition("off.")[2].strip())
     No communication.
     """
-    from cute_sharding.tools.profile.profiler import Profiler
-    from cute_sharding.tools.profile.reporting import report
+    from cute_sharding.tools.profile.causes import recorded
+    from cute_sharding.tools.profile.recorder import Recorder
 
-    profiler = Profiler()
-    found = Profile(lambda: report(profiler, network))
+    recorder, found = Recorder(), Profile()
     try:
-        with profiler:
+        with recorder:
             yield found
     except BaseException:
         with suppress(Exception):  # what the program raises comes first
-            found.end(report(profiler, network))
+            vars(found).update(recorded(recorder, network))
         raise
-    found.end(report(profiler, network))
+    vars(found).update(recorded(recorder, network))

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from cute_sharding.tools.profile.amounts import Posted
-from cute_sharding.tools.profile.causes import name_of, of_asked, of_call
-from cute_sharding.tools.profile.places import Found
-from cute_sharding.tools.profile.profiler import Asked, Call, Profiler
-from cute_sharding.tools.profile.recorder import Seen
-from cute_sharding.tools.profile.report import Cause, Place
+from cute_sharding.tools.profile.causes import cause_of, name_of
+from cute_sharding.tools.profile.collectives import Posted, sent_by
+from cute_sharding.tools.profile.recorder import Found, Recorder, Seen
+from cute_sharding.tools.profile.values import Cause, Place
 
 ACTIONS = ("raise", "warn")
 
@@ -23,7 +21,7 @@ class CommunicationError(RuntimeError):
     """
 
 
-class _Refusing(Profiler):
+class _Refusing(Recorder):
     """Raises, or warns, before a collective runs."""
 
     def __init__(self, action: str, *, allow_explicit: bool) -> None:
@@ -34,31 +32,24 @@ class _Refusing(Profiler):
     def about_to_send(self, post: Posted, found: Found) -> None:
         seen = Seen((post,), found, None, self._last)
         source = self.source_of(seen)
-        if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
+        if self._allow_explicit and source.kind in ("asked", "direct"):
             return
         key = source.place, source.backward, name_of(source)
         if key in self._warned:
             return
         self._warned.add(key)
-        sent = self.collective_of(seen, source.place)
-        if isinstance(source, Call):
-            cause = of_call(source, [self.note_of(seen)])
-        else:
-            cause = of_asked(source)
+        sent, cause = sent_by(seen.posts), cause_of(source, [seen])
         if self._action == "raise":
-            raise CommunicationError(communicates(sent.op, sent.ranks, cause))
-        said = communicates(sent.op, sent.ranks, cause)
+            raise CommunicationError(communicates(sent.kind, sent.ranks, cause))
+        said = communicates(sent.kind, sent.ranks, cause)
         place = cause.place or Place("unknown", 0, "")
         warnings.warn_explicit(said, RuntimeWarning, place.file, place.line)
 
 
 def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
     """The message for a collective in such a block: the line, the op, and what was recorded."""
-    where = (
-        "an unknown line"
-        if cause.place is None
-        else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
-    )
+    place = cause.place
+    where = "an unknown line" if place is None else f"{place.file}:{place.line} in {place.function}"
     what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
     return (
         f"{what} communicates inside a no_communication() block: {kind} among "

@@ -22,7 +22,7 @@ from cute_sharding._settings import (
     Settings,
     from_environment,
 )
-from cute_sharding.tools.cli import status
+from cute_sharding.tools import status
 
 
 def run(site, *arguments, **flags):

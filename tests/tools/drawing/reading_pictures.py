@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import product
 
-from cute_sharding.tools.drawing.parts import GAP
+from cute_sharding.tools.drawing.picture import GAP
 
 
 def devices_of(picture, mesh, names):

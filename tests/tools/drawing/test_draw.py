@@ -97,9 +97,8 @@ def test_devices_of_another_mesh_are_told_by_rank():
     tensor = DTensor.from_local(
         torch.zeros(2, 4), mesh, [Replicate(), Replicate()], run_check=False
     )
-    assert draw(tensor).captions == (
-        "devices are numbered by their place in the mesh: device 0 is rank 6, device 3 rank 3",
-    )
+    (key,) = draw(tensor).legend
+    assert (key.label, key.text) == ("6..", "ranks 6, 7, 2, 3 (any dp, any tp): holds (2, 4)")
 
 
 @pytest.mark.costly

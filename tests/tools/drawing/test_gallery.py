@@ -39,7 +39,7 @@ def test_a_change_is_noticed(gallery, tmp_path, monkeypatch):
     gallery.PAGE.write_text((DOCS / "gallery.md").read_text().replace("tp=4", "tp=8"))
     for p in gallery.PATTERNS:
         svg = (DOCS / "gallery" / f"{p.name}.svg").read_text()
-        changed = svg.replace("device 1", "device 9") if p.name == "merge" else svg
+        changed = svg.replace("rank 1", "rank 9") if p.name == "merge" else svg
         (tmp_path / f"{p.name}.svg").write_text(changed)
     (tmp_path / "old.svg").write_text("")
     assert gallery.out_of_date() == [

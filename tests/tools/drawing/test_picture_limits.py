@@ -5,7 +5,7 @@ import pytest
 from cute_sharding import draw
 from cute_sharding.layout import Layout
 from cute_sharding.sharding import Sharding, parse_placements
-from cute_sharding.tools.drawing import grids, holding, owners
+from cute_sharding.tools.drawing import holding
 
 LARGE = [
     ((1 << 40, 1 << 40), (1 << 10, 1 << 10), "S(0),S(1)"),
@@ -27,13 +27,12 @@ def cells_of(picture):
 @pytest.mark.parametrize("shape, mesh, placements", LARGE)
 def test_a_large_picture_is_small(shape, mesh, placements, monkeypatch):
     looked_at = []
-    run_at = owners.run_at
-    for module in (owners, holding):
-        monkeypatch.setattr(module, "run_at", lambda *of: looked_at.append(of) or run_at(*of))
+    run_at = holding.run_at
+    monkeypatch.setattr(holding, "run_at", lambda *of: looked_at.append(of) or run_at(*of))
     picture = draw(Sharding(shape, mesh, parse_placements(placements)))
-    assert cells_of(picture) <= grids.ROWS * grids.COLUMNS * 2
-    assert len(picture.sections[0].panels) <= grids.PANELS
-    assert len(picture.legend) <= grids.KEYS
+    assert cells_of(picture) <= holding.ROWS * holding.COLUMNS * 2
+    assert len(picture.sections[0].panels) <= holding.PANELS
+    assert len(picture.legend) <= holding.KEYS
     assert len(looked_at) <= 200
     assert len(picture.text().splitlines()) < 120
 
@@ -41,7 +40,10 @@ def test_a_large_picture_is_small(shape, mesh, placements, monkeypatch):
 def test_what_is_left_out_is_named():
     picture = draw(Sharding((4096, 64), (512,), parse_placements("S(0)")))
     assert picture.sections[0].captions == ("dim 0: rows 112 to 4087 of 4096 go on alike",)
-    assert picture.captions == ("devices 15 to 510 of 512 are left out of the legend",)
+    assert picture.captions == (
+        "of 512 sets of ranks that hold the same, the first 15 and the last are in the legend; the "
+        "others are left out",
+    )
     # 4095 rows on 512 devices: the last has fewer, so it is not said that all go on alike.
     uneven = draw(Sharding((4095, 64), (512,), parse_placements("S(0)")))
     assert uneven.sections[0].captions == ("dim 0: rows 112 to 4087 of 4095 are left out",)
@@ -53,10 +55,10 @@ def test_what_is_left_out_is_named():
 def test_what_goes_on_alike_does():
     """The pattern of the runs that are shown, continued, is that of the rows left out."""
     n, cuts = 4096, [(0, 8, 4)]
-    shown = owners.runs_shown(n, cuts, 16, singly=True)
+    shown = holding.runs_shown(n, cuts, 16, singly=True)
     period, length = 4, shown[0].stop
     for row in range(n):
-        assert owners.run_at(n, cuts, row).owner == shown[row // length % period].owner
+        assert holding.run_at(n, cuts, row).owner == shown[row // length % period].owner
 
 
 @pytest.mark.parametrize(
@@ -73,25 +75,26 @@ def test_a_matrix_of_many_devices_is_small(shape, mesh, source, target):
     for section in picture.sections[2:]:
         (panel,) = section.panels
         assert len(panel.rows) == len(panel.columns) <= 17
-        assert "devices are shown; the others are left out" in section.captions[-1]
+        assert "ranks that receive are shown; the others are left out" in section.captions[-1]
         # What is shown are devices that have to do with one another.
         assert sum(cell.share is not None for row in panel.cells for cell in row) >= 2
 
 
-def test_devices_are_left_out_of_a_matrix_only_where_it_says_so():
-    whole = draw(Sharding((64, 64), (8, 4), parse_placements("S(0),S(1)")), to="S(0),R")
-    assert whole.sections[2].panels[0].rows == ("0", "1", "2", "3")
-    text = "4 of 32 devices are shown; the others are left out (those of other mesh0 do likewise)"
-    assert whole.sections[2].captions[-1] == text
-    uneven = draw(Sharding((63, 63), (8, 4), parse_placements("S(0),S(1)")), to="S(0),R")
-    assert uneven.sections[2].captions[-1] == "4 of 32 devices are shown; the others are left out"
-    part = draw(Sharding((64, 64), (32,), parse_placements("S(0)")), to="S(1)")
-    assert part.sections[2].panels[0].rows[-3:] == ("14", "..", "31")
+def test_ranks_are_left_out_of_a_matrix_only_where_it_says_so():
+    for mesh, source, target in (((8, 4), "S(0),S(1)", "S(0),R"), ((32,), "S(0)", "S(1)")):
+        picture = draw(Sharding((64, 64), mesh, parse_placements(source)), to=target)
+        section = picture.sections[2]
+        assert section.panels[0].rows[-3:] == ("14", "..", "31")
+        assert (
+            section.captions[-1] == "16 of 32 ranks that receive are shown; the others are left out"
+        )
+    whole = draw(Sharding((64, 64), (16,), parse_placements("S(0)")), to="S(1)").sections[2]
+    assert len(whole.panels[0].rows) == 16 and "left out" not in str(whole.captions)
 
 
 def test_a_large_layout_is_small():
     picture = draw(Layout((1 << 20, (1 << 10, 1 << 10), 1 << 20)))
-    assert cells_of(picture) <= grids.ROWS * grids.COLUMNS * 2
+    assert cells_of(picture) <= holding.ROWS * holding.COLUMNS * 2
     assert picture.sections[0].captions == (
         "mode 0: indices 2 to 1048574 of 1048576 are left out",
         "mode 1: indices 7 to 1048574 of 1048576 are left out",

@@ -6,9 +6,10 @@ import pytest
 from enumeration import cuts_on, devices, held
 
 from cute_sharding import draw
+from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
-from cute_sharding.tools.drawing.dispatch import planned
-from cute_sharding.tools.drawing.moves import amount_text
+from cute_sharding.tools.drawing.pictures import amount_text
+from cute_sharding.tools.inputs import planned
 
 
 def placements_of(cuts):
@@ -33,7 +34,7 @@ def test_each_receives_what_it_needs_and_has_not(seed):
         before, after = (tuple(rng.choice(cuts_on(shape)) for _ in mesh) for _ in range(2))
         source = Sharding(shape, mesh, placements_of(before))
         target = Sharding(shape, mesh, placements_of(after))
-        steps = planned(source, target).steps
+        steps = planned(source, Mesh.numbered(mesh), target, Mesh.numbered(mesh)).steps
         picture = draw(source, to=target)
         assert len(picture.sections) == 2 + len(steps)
         if len(steps) != 1:
@@ -61,7 +62,7 @@ def test_an_all_to_all():
     assert matrix_of(picture.sections[2]) == [[4, 4, 4], [4, 4, 4], [0, 0, 0]]
     assert picture.sections[2].title == "step 1: all-to-all on mesh0"
     assert picture.captions[-1] == (
-        "in all 1 collective: the busiest device receives 8 elements; it needs 8 that it does not "
+        "in all 1 collective: the busiest rank receives 8 elements; it needs 8 that it does not "
         "hold"
     )
 
@@ -75,16 +76,15 @@ def test_reductions(target, row, kind):
     (section,) = picture.sections[2:]
     assert section.title == f"step 1: {kind} on mesh0"
     assert matrix_of(section)[0] == row
-    plan = planned(
-        Sharding((8,), (4,), (Partial(),)), Sharding((8,), (4,), parse_placements(target))
-    )
+    ends = (Sharding((8,), (4,), p) for p in ((Partial(),), parse_placements(target)))
+    plan = planned(next(ends), Mesh.numbered((4,)), next(ends), Mesh.numbered((4,)))
     assert plan.received_elements == sum(row[1:])
 
 
 def test_nothing_to_send():
     picture = draw(Sharding((8, 4), (2,), (Replicate(),)), to="S(0)")
     assert picture.sections[2].title == "step 1: local slice"
-    assert picture.sections[2].captions[0] == "every device has what it needs: nothing is sent"
+    assert picture.sections[2].captions[0] == "every rank has what it needs: nothing is sent"
     assert picture.captions[-1] == "nothing is sent"
     same = draw(Sharding((8, 4), (2,), (Shard(0),)), to="S(0)")
     assert len(same.sections) == 2 and same.captions[-1] == "nothing is sent"

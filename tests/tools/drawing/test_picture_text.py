@@ -25,7 +25,7 @@ class TestText(TestCase):
         self.assertExpectedInline(
             picture.text(),
             """\
-(3, 7) on mesh (dp=2, tp=3) as [S(0), S(1)]
+(3, 7): [S(0), S(1)] on mesh (dp=2, tp=3) of ranks 0 to 5
 
 down: dim 0 (3), on dp
 across: dim 1 (7), on tp
@@ -34,19 +34,19 @@ across: dim 1 (7), on tp
 1  0  0  0  1  1  1  2
 2  3  3  3  4  4  4  5
 
- 0  device 0 (dp=0, tp=0): holds (2, 3)
- 1  device 1 (dp=0, tp=1): holds (2, 3)
- 2  device 2 (dp=0, tp=2): holds (2, 1)
- 3  device 3 (dp=1, tp=0): holds (1, 3)
- 4  device 4 (dp=1, tp=1): holds (1, 3)
- 5  device 5 (dp=1, tp=2): holds (1, 1)""",
+ 0  rank 0 (dp=0, tp=0): holds (2, 3)
+ 1  rank 1 (dp=0, tp=1): holds (2, 3)
+ 2  rank 2 (dp=0, tp=2): holds (2, 1)
+ 3  rank 3 (dp=1, tp=0): holds (1, 3)
+ 4  rank 4 (dp=1, tp=1): holds (1, 3)
+ 5  rank 5 (dp=1, tp=2): holds (1, 1)""",
         )
 
     def test_a_view_on_a_wide_terminal(self):
         self.assertExpectedInline(
             FLATTEN.text(100),
             """\
-view(12,) of (2, 6) on mesh (tp=2) as [S(1)]
+view(12,) of (2, 6): [S(1)] on mesh (tp=2) of ranks 0, 1
 
 before: (2, 6) as [S(1)]    after: (12,) as [_S(0,2)]
 
@@ -54,17 +54,17 @@ down: dim 0 (2)             dim 0 (12), on tp in 2 pieces
 across: dim 1 (6), on tp      0   1   2   3   4   5   6   7   8   9   10  11
    0  1  2  3  4  5           0   0   0   1   1   1   0   0   0   1   1   1
 0  0  0  0  1  1  1
-1  0  0  0  1  1  1            whose  mode         placed
-                            *  tp     2:3          _S(0,2)
-   whose  mode  placed      *  local  (2,3):(6,1)  dim 0
-*  tp     2:3   S(1)
-*  local  2:6   dim 0
-*  local  3:1   dim 1
+1  0  0  0  1  1  1            mode         whose  placed
+                            *  2:3          tp     dim 0
+   mode  whose  placed      *  (2,3):(6,1)  local  dim 0
+*  2:3   tp     dim 1
+*  2:6   local  dim 0
+*  3:1   local  dim 1
 
- 0  device 0 (tp=0): holds (2, 3), then (6,)
- 1  device 1 (tp=1): holds (2, 3), then (6,)
+ 0  rank 0 (tp=0): holds (2, 3), then (6,)
+ 1  rank 1 (tp=1): holds (2, 3), then (6,)
 
-free: no element moves between devices
+free: no element moves between ranks
 * marks the modes that moved: another dim, or another stride""",
         )
 
@@ -72,8 +72,8 @@ free: no element moves between devices
         self.assertExpectedInline(
             FLATTEN.text(40),
             """\
-view(12,) of (2, 6) on mesh (tp=2) as
-[S(1)]
+view(12,) of (2, 6): [S(1)] on mesh
+(tp=2) of ranks 0, 1
 
 before: (2, 6) as [S(1)]
 
@@ -83,29 +83,29 @@ across: dim 1 (6), on tp
 0  0  0  0  1  1  1
 1  0  0  0  1  1  1
 
-   whose  mode  placed
-*  tp     2:3   S(1)
-*  local  2:6   dim 0
-*  local  3:1   dim 1
+   mode  whose  placed
+*  2:3   tp     dim 1
+*  2:6   local  dim 0
+*  3:1   local  dim 1
 
 after: (12,) as [_S(0,2)]
 
 dim 0 (12), on tp in 2 pieces
-  0   1   2   3   4   5   6       11
-  0   0   0   1   1   1   0   ..  1
+  0   1   2   3   4   5   6   11
+  0   0   0   1   1   1   0   1
 columns 7 to 10 are not shown: the
 terminal is 40 wide
 
-   whose  mode         placed
-*  tp     2:3          _S(0,2)
-*  local  (2,3):(6,1)  dim 0
+   mode         whose  placed
+*  2:3          tp     dim 0
+*  (2,3):(6,1)  local  dim 0
 
- 0  device 0 (tp=0): holds (2, 3), then
+ 0  rank 0 (tp=0): holds (2, 3), then
     (6,)
- 1  device 1 (tp=1): holds (2, 3), then
+ 1  rank 1 (tp=1): holds (2, 3), then
     (6,)
 
-free: no element moves between devices
+free: no element moves between ranks
 * marks the modes that moved: another
 dim, or another stride""",
         )
@@ -115,7 +115,7 @@ dim, or another stride""",
         self.assertExpectedInline(
             picture.text(),
             """\
-view(2, 2, 4) of (2, 8) on mesh (tp=4) as [S(1)]
+view(2, 2, 4) of (2, 8): [S(1)] on mesh (tp=4) of ranks 0 to 3
 
 before: (2, 8) as [S(1)]      after: (2, 2, 4)
 
@@ -125,19 +125,19 @@ across: dim 1 (8), on tp      down: dim 1 (2)      down: dim 1 (2)
 0  0  0  1  1  2  2  3  3        0  1  2  3           0  1  2  3
 1  0  0  1  1  2  2  3  3     0  0  0  1  1        0  0  0  1  1
                               1  2  2  3  3        1  2  2  3  3
-                              what each device would hold: no
-                              placements say so
+                              what each rank would hold: no placements
+                              say so
 
- 0  device 0 (tp=0): holds (2, 2)
- 1  device 1 (tp=1): holds (2, 2)
- 2  device 2 (tp=2): holds (2, 2)
- 3  device 3 (tp=3): holds (2, 2)
+ 0  rank 0 (tp=0): holds (2, 2)
+ 1  rank 1 (tp=1): holds (2, 2)
+ 2  rank 2 (tp=2): holds (2, 2)
+ 3  rank 3 (tp=3): holds (2, 2)
 
-not free: no Shard or _StridedShard of the output, (2, 2, 4), gives the devices of tp the elements
-that S(1) gives them
+not free: no Shard or _StridedShard of the output gives the devices of mesh dim tp the elements that
+S(1) gives them
 dim 1 of 8 is split into 2 x 4, and 2 is no multiple of the 4 devices that shard it: in attention,
 the heads do not divide by the mesh
-redistributed to [_S(1,2)] first, it is free, as [S(2)]: a device receives up to 4 elements""",
+redistributed to [_S(1,2)] first, it is free, as [S(2)]: a rank receives up to 4 elements""",
         )
 
     def test_replicas_and_a_pending_sum(self):
@@ -145,7 +145,7 @@ redistributed to [_S(1,2)] first, it is free, as [S(2)]: a device receives up to
         self.assertExpectedInline(
             picture.text(120),
             """\
-(2, 4) on mesh (dp=2, tp=2): [P(sum), S(1)] -> [R, R]
+(2, 4) on mesh (dp=2, tp=2) of ranks 0 to 3: [P(sum), S(1)] -> [R, R]
 
 before: [P(sum), S(1)]      after: [R, R]             step 1: all-reduce (sum) on dp
 
@@ -156,11 +156,11 @@ across: dim 1 (4), on tp    across: dim 1 (4)         across: receiver
 1  0+2  0+2  1+3  1+3       1  0-3  0-3  0-3  0-3     1   .   (4)   .    4
                                                       2   4    .   (4)   .
                                                       3   .    4    .   (4)
-                                                      the busiest device receives 4 elements;
-                                                      of each pair it is counted what a
-                                                      reduce-scatter and an all-gather send,
-                                                      rounded up
-                                                      in brackets: what a device keeps
+                                                      the busiest rank receives 4 elements; of
+                                                      each pair it is counted what a reduce-
+                                                      scatter and an all-gather send, rounded
+                                                      up
+                                                      in brackets: what a rank keeps
 
 step 2: all-gather on tp
 
@@ -171,14 +171,14 @@ across: receiver
 1   4   (4)   .    .
 2   .    .   (4)   4
 3   .    .    4   (4)
-the busiest device receives 4 elements
-in brackets: what a device keeps
+the busiest rank receives 4 elements
+in brackets: what a rank keeps
 
- 0+2  devices 0, 2 (tp=0, each dp a term of the sum): before, holds (2, 2)
- 1+3  devices 1, 3 (tp=1, each dp a term of the sum): before, holds (2, 2)
- 0-3  devices 0 to 3 (any dp, any tp): after, holds (2, 4)
+ 0+2  ranks 0, 2 (tp=0, each dp a term of the sum): before, holds (2, 2)
+ 1+3  ranks 1, 3 (tp=1, each dp a term of the sum): before, holds (2, 2)
+ 0-3  ranks 0 to 3 (any dp, any tp): after, holds (2, 4)
 
-in all 2 collectives: the busiest device receives 8 elements""",
+in all 2 collectives: the busiest rank receives 8 elements""",
         )
 
     def test_many_dims(self):
@@ -186,7 +186,7 @@ in all 2 collectives: the busiest device receives 8 elements""",
         self.assertExpectedInline(
             picture.text(60),
             """\
-(4, 2, 4) on mesh (dp=2, tp=2) as [S(0), S(2)]
+(4, 2, 4): [S(0), S(2)] on mesh (dp=2, tp=2) of ranks 0 to 3
 
 [0:2, :, :]                 [2:4, :, :]
 down: dim 1 (2)             down: dim 1 (2)
@@ -195,10 +195,10 @@ across: dim 2 (4), on tp    across: dim 2 (4), on tp
 0  0  0  1  1               0  2  2  3  3
 1  0  0  1  1               1  2  2  3  3
 
- 0  device 0 (dp=0, tp=0): holds (2, 2, 2)
- 1  device 1 (dp=0, tp=1): holds (2, 2, 2)
- 2  device 2 (dp=1, tp=0): holds (2, 2, 2)
- 3  device 3 (dp=1, tp=1): holds (2, 2, 2)""",
+ 0  rank 0 (dp=0, tp=0): holds (2, 2, 2)
+ 1  rank 1 (dp=0, tp=1): holds (2, 2, 2)
+ 2  rank 2 (dp=1, tp=0): holds (2, 2, 2)
+ 3  rank 3 (dp=1, tp=1): holds (2, 2, 2)""",
         )
 
     def test_a_large_tensor_on_many_devices(self):
@@ -206,7 +206,7 @@ across: dim 2 (4), on tp    across: dim 2 (4), on tp
         self.assertExpectedInline(
             picture.text(),
             """\
-(1048576, 4096) on mesh (dp=64, tp=8) as [S(0), R]
+(1048576, 4096): [S(0), R] on mesh (dp=64, tp=8) of ranks 0 to 511
 
 down: dim 0 (1048576), on dp
 across: dim 1 (4096)
@@ -231,25 +231,25 @@ across: dim 1 (4096)
 dim 0: rows 229376 to 1032191 of 1048576
 go on alike
 
-   0-7    devices 0 to 7 (dp=0, any tp): holds (16384, 4096)
-  8-15    devices 8 to 15 (dp=1, any tp): holds (16384, 4096)
-  16-23   devices 16 to 23 (dp=2, any tp): holds (16384, 4096)
-  24-31   devices 24 to 31 (dp=3, any tp): holds (16384, 4096)
-  32-39   devices 32 to 39 (dp=4, any tp): holds (16384, 4096)
-  40-47   devices 40 to 47 (dp=5, any tp): holds (16384, 4096)
-  48-55   devices 48 to 55 (dp=6, any tp): holds (16384, 4096)
-  56-63   devices 56 to 63 (dp=7, any tp): holds (16384, 4096)
-  64-71   devices 64 to 71 (dp=8, any tp): holds (16384, 4096)
-  72-79   devices 72 to 79 (dp=9, any tp): holds (16384, 4096)
-  80-87   devices 80 to 87 (dp=10, any tp): holds (16384, 4096)
-  88-95   devices 88 to 95 (dp=11, any tp): holds (16384, 4096)
- 96-103   devices 96 to 103 (dp=12, any tp): holds (16384, 4096)
- 104-111  devices 104 to 111 (dp=13, any tp): holds (16384, 4096)
- 112-119  devices 112 to 119 (dp=14, any tp): holds (16384, 4096)
- 504-511  devices 504 to 511 (dp=63, any tp): holds (16384, 4096)
+   0-7    ranks 0 to 7 (dp=0, any tp): holds (16384, 4096)
+  8-15    ranks 8 to 15 (dp=1, any tp): holds (16384, 4096)
+  16-23   ranks 16 to 23 (dp=2, any tp): holds (16384, 4096)
+  24-31   ranks 24 to 31 (dp=3, any tp): holds (16384, 4096)
+  32-39   ranks 32 to 39 (dp=4, any tp): holds (16384, 4096)
+  40-47   ranks 40 to 47 (dp=5, any tp): holds (16384, 4096)
+  48-55   ranks 48 to 55 (dp=6, any tp): holds (16384, 4096)
+  56-63   ranks 56 to 63 (dp=7, any tp): holds (16384, 4096)
+  64-71   ranks 64 to 71 (dp=8, any tp): holds (16384, 4096)
+  72-79   ranks 72 to 79 (dp=9, any tp): holds (16384, 4096)
+  80-87   ranks 80 to 87 (dp=10, any tp): holds (16384, 4096)
+  88-95   ranks 88 to 95 (dp=11, any tp): holds (16384, 4096)
+ 96-103   ranks 96 to 103 (dp=12, any tp): holds (16384, 4096)
+ 104-111  ranks 104 to 111 (dp=13, any tp): holds (16384, 4096)
+ 112-119  ranks 112 to 119 (dp=14, any tp): holds (16384, 4096)
+ 504-511  ranks 504 to 511 (dp=63, any tp): holds (16384, 4096)
 
-of 64 sets of devices that hold the same, the first 15 and the last are in the legend; the others
-are left out""",
+of 64 sets of ranks that hold the same, the first 15 and the last are in the legend; the others are
+left out""",
         )
 
     def test_a_layout(self):
@@ -271,25 +271,28 @@ across: mode 1, (2,3):(6,2)
         self.assertExpectedInline(
             scalar.text() + "\n\n" + empty.text(),
             """\
-() on mesh (mesh0=2, mesh1=2) as [P(max), R]
+(): [P(max), R] on mesh (mesh0=2, mesh1=2) of ranks 0 to 3
 
 a scalar
   +0-3
 
- +0-3  devices 0 to 3 (any mesh1, each mesh0 a term of the max): holds a scalar
+ +0-3  ranks 0 to 3 (any mesh1, each mesh0 a term of the max): holds a scalar
 
-(0, 4) on mesh (mesh0=2) as [S(0)]
+(0, 4): [S(0)] on mesh (mesh0=2) of ranks 0, 1
 
 no elements: nobody holds any
 
- 0  device 0 (mesh0=0): holds nothing
- 1  device 1 (mesh0=1): holds nothing""",
+ 0  rank 0 (mesh0=0): holds nothing
+ 1  rank 1 (mesh0=1): holds nothing""",
         )
 
 
 def test_print_and_repr():
     assert str(FLATTEN) == FLATTEN.text(100)
-    assert repr(FLATTEN) == "<Picture of view(12,) of (2, 6) on mesh (tp=2) as [S(1)]: 2 panels>"
+    assert (
+        repr(FLATTEN)
+        == "<Picture of view(12,) of (2, 6): [S(1)] on mesh (tp=2) of ranks 0, 1: 2 panels>"
+    )
 
 
 def test_with_colour_there_are_the_same_letters():
@@ -378,7 +381,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
                 Sharding((4,), (2,), (Replicate(),)), to=Sharding((5,), (2,), (Replicate(),))
             ),
             ValueError,
-            "must have the same shape and the same mesh",
+            "must have the same shape",
         ),
         (lambda: FLATTEN.save("picture.pdf"), ValueError, "ends in '.pdf'"),
     ],

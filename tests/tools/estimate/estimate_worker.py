@@ -2,7 +2,7 @@
 runs of every rank in one process.
 """
 
-import json
+import pickle
 import sys
 from datetime import timedelta
 from itertools import product
@@ -20,13 +20,11 @@ from torch.distributed.device_mesh import init_device_mesh
 import cute_sharding
 from cute_sharding._settings import from_environment
 from cute_sharding.dtensor.replaced import dispatch_modes
-from cute_sharding.dtensor.replaced.communication import stand_for
-from cute_sharding.tools.estimate import run, stand_ins
-from cute_sharding.tools.estimate.layers import DEPTHS
-from cute_sharding.tools.estimate.modules import Layers
-from cute_sharding.tools.estimate.storages import Storages
-from cute_sharding.tools.estimate.traffic import Traffic
-from cute_sharding.tools.estimate.values import SETTINGS
+from cute_sharding.dtensor.replaced.process_groups import stand_for
+from cute_sharding.tools.estimate import __main__ as run
+from cute_sharding.tools.estimate import stand_ins
+from cute_sharding.tools.estimate.storages import Layers, Storages
+from cute_sharding.tools.estimate.values import DEPTHS, SETTINGS, Traffic
 from cute_sharding.tools.profile.recorder import Recorder
 
 MESHES = (2,), (4,), (2, 2), (4, 1)
@@ -72,8 +70,8 @@ def measure(rank, world, rendezvous, folder, sizes):
     for name, model, settings in cases(sizes):
         torch.manual_seed(0)
         both = with_settings(settings, lambda model=model: recorded(lambda: model(mesh)))
-        found[name] = [Traffic.of(each, sizes).to_data() for each in both]
-    Path(folder, f"measured-{rank}.json").write_text(json.dumps(found))
+        found[name] = [Traffic.of(each, sizes) for each in both]
+    Path(folder, f"measured-{rank}").write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
     wait_for_others(world, f"{rendezvous}-left")
@@ -88,8 +86,8 @@ def estimated(sizes, rank):
         one = with_settings(
             settings, lambda model=model: run.once(lambda: model(mesh), sizes, "cpu")
         )
-        assert one["error"] is None, (name, one["error"])
-        found[name] = [one["setup"], one["step"]]
+        assert one.failure is None, (name, one.failure)
+        found[name] = [one.setup, one.step]
     dist.destroy_process_group()
     return found
 
@@ -146,4 +144,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     what, result = sys.argv[1:]
     found = checks() if what == "checks" else estimated(*RANKS[int(what)])
-    Path(result).write_text(json.dumps(found))
+    Path(result).write_bytes(pickle.dumps(found))

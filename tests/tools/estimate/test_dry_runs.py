@@ -2,8 +2,8 @@
 memory as torch's own tracker counts, and what is said of programs that need values.
 """
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 from math import prod
@@ -15,9 +15,7 @@ import pytest
 from processes import REPOSITORY, search_path
 
 import cute_sharding
-from cute_sharding.tools.estimate.layers import DEPTHS, memory_of, traffic_of
-from cute_sharding.tools.estimate.memory import Memory
-from cute_sharding.tools.estimate.traffic import Traffic
+from cute_sharding.tools.estimate.values import DEPTHS, counted
 
 TESTS = REPOSITORY / "tests"
 HERE = Path(__file__).parent
@@ -26,7 +24,7 @@ PROGRAMS = HERE / "estimated_programs.py"
 
 def dry(what, folder):
     """What the worker finds, in a process of its own."""
-    result = folder / f"{what}.json"
+    result = folder / what
     done = subprocess.run(
         [sys.executable, str(HERE / "estimate_worker.py"), what, str(result)],
         env={**os.environ, "PYTHONPATH": search_path(REPOSITORY, TESTS, TESTS / "dtensor")},
@@ -35,7 +33,7 @@ def dry(what, folder):
         timeout=gloo.SECONDS,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(result.read_text())
+    return pickle.loads(result.read_bytes())
 
 
 @pytest.mark.costly
@@ -50,15 +48,15 @@ def test_the_same_as_over_gloo(sizes, tmp_path):
     for at, (mesh, rank) in enumerate(estimate_worker.RANKS):
         if mesh != sizes:
             continue
-        measured = json.loads((tmp_path / f"measured-{rank}.json").read_text())
-        compared = received = 0
+        measured = pickle.loads((tmp_path / f"measured-{rank}").read_bytes())
+        many = received = 0
         for name, found in dry(str(at), tmp_path).items():
             for part, ours, theirs in zip(("setup", "step"), found, measured[name]):
-                assert Traffic.from_data(ours) == Traffic.from_data(theirs), (name, rank, part)
-                compared += 1
-            received += Traffic.from_data(found[1]).received_bytes
+                assert ours == theirs, (name, rank, part)
+                many += 1
+            received += found[1].received_bytes
         # Over one device of (4, 1) a model that is parallel over tensors alone sends nothing.
-        assert compared == 2 * 3 * 5 and received > 0
+        assert many == 2 * 3 * 5 and received > 0
 
 
 @pytest.fixture(scope="module")
@@ -75,46 +73,39 @@ def test_the_memory_is_what_torchs_tracker_counts(checks):
 
 @pytest.mark.costly
 def test_counted_layers_are_as_layers_that_are_run(checks):
-    """Of FSDP and tensor parallelism with an optimizer, all but the last digit of nothing."""
-    found = {int(n): one for n, one in checks["layers"].items()}
-    for part in ("setup", "step"):
-        some = {n: Traffic.from_data(found[n][part]) for n in DEPTHS}
-        assert traffic_of(7, some) == Traffic.from_data(found[7][part])
-    held = {n: Memory.of(one["memory"]) for n, one in found.items()}
-    grown = memory_of(7, {n: held[n] for n in DEPTHS})
-    assert grown.to_dict() == held[7].to_dict()
-    assert grown.by_kind()["optimizer"] > grown.by_kind()["parameters"] > 0
+    """Of FSDP and tensor parallelism with an optimizer."""
+    found, wanted = checks["layers"], checks["layers"][7]
+    grown = counted([found[n] for n in DEPTHS], 7)
+    assert (grown.step, grown.setup) == (wanted.step, wanted.setup) and grown.counted
+    assert grown.memory.by_layer() == wanted.memory.by_layer()
+    kinds = grown.memory.by_kind()
+    assert kinds == wanted.memory.by_kind() and kinds["optimizer"] > kinds["parameters"] > 0
 
 
 @pytest.mark.costly
 def test_what_needs_values_is_told_where(checks):
-    error = checks["reads_a_value"]["error"]
-    assert "leave out of the step what reads a value" in error["text"]
-    file, line, _ = error["place"]
-    assert Path(file) == PROGRAMS and ".item()" in PROGRAMS.read_text().splitlines()[line - 1]
-    error = checks["raises"]["error"]
-    assert error["text"] == "ValueError: there is no such model" and error["place"][2] == "raises"
+    failure = checks["reads_a_value"].failure
+    assert "leave out of the step what reads a value" in failure
+    line = int(failure.removeprefix(f"{PROGRAMS.name}:").partition(" ")[0])
+    assert ".item()" in PROGRAMS.read_text().splitlines()[line - 1]
+    assert checks["raises"].failure.endswith(" raises: ValueError: there is no such model")
 
 
 @pytest.mark.costly
-def test_a_function_may_be_the_step_and_make_meshes(checks):
-    alone, meshes = checks["runs_by_itself"], checks["makes_a_mesh"]
-    assert alone["error"] is meshes["error"] is None
-    assert alone["setup"] == meshes["setup"] == []
-    assert [Traffic.from_data(each["step"]).collectives for each in (alone, meshes)] == [1, 1]
-
-
-@pytest.mark.costly
-def test_an_op_that_torch_takes_apart_for_its_rule_runs(checks):
-    found = checks["takes_an_op_apart"]
-    assert found["error"] is None and Traffic.from_data(found["step"]).collectives == 1
-
-
-@pytest.mark.costly
-def test_a_parameter_may_be_frozen(checks):
-    found = checks["has_a_frozen_parameter"]
-    assert found["error"] is None and Traffic.from_data(found["step"]).collectives > 0
-    assert Memory.of(found["memory"]).by_kind()["parameters"] > 0
+def test_what_runs(checks):
+    """The function itself as the step, a mesh of its own, an op that torch takes apart for its
+    rule, and a parameter that is frozen.
+    """
+    alone, meshes, apart, frozen = (
+        checks[name]
+        for name in (
+            *("runs_by_itself", "makes_a_mesh", "takes_an_op_apart", "has_a_frozen_parameter"),
+        )
+    )
+    assert [one.failure for one in (alone, meshes, apart, frozen)] == [None] * 4
+    assert [one.step.collectives for one in (alone, meshes, apart)] == [1, 1, 1]
+    assert alone.setup.rows == meshes.setup.rows == {}
+    assert frozen.step.collectives > 0 and frozen.memory.by_kind()["parameters"] > 0
 
 
 @pytest.mark.costly

@@ -128,7 +128,11 @@ def test_what_a_checkpoint_runs_again_is_of_the_line_that_runs_again(operands):
 def test_two_recorders_at_once_see_the_same(operands):
     with Recorder() as outer, Recorder() as inner:
         gathered(*operands)
-    assert outer.collectives == inner.collectives != []
+    one, other = [
+        [each._replace(start=0.0, measured=0.0) for each in recorder.collectives]
+        for recorder in (outer, inner)
+    ]
+    assert one == other != []
 
 
 def test_nothing_is_left_behind(operands):

@@ -5,8 +5,10 @@ program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from cute_sharding.exchange.network import Chosen, Network
 
 
 class Place(NamedTuple):
@@ -52,6 +54,10 @@ class Collective(NamedTuple):
         recomputed: whether it ran again in the backward pass, for a checkpointed region.
         caller: the line that called the function of ``place``. None for a gradient, or if the line
             is unknown.
+        start: seconds since the recording began.
+        measured: seconds from the start until the program waited for the result; if no wait was
+            seen, until the backend took the collective.
+        model: seconds by the network's model.
 
     >>> place = Place("model.py", 12, "forward")
     >>> one = Collective("all-gather", "", (0, 1), "float32", 4, 10, 10, 10, place)
@@ -71,6 +77,9 @@ class Collective(NamedTuple):
     backward: bool = False
     recomputed: bool = False
     caller: Place | None = None
+    start: float = 0.0
+    measured: float = 0.0
+    model: float = 0.0
 
     @property
     def received_bytes(self) -> int:
@@ -87,8 +96,13 @@ class Collective(NamedTuple):
         """The bytes that the busiest rank received; None if this rank cannot know the number."""
         return None if self.busiest is None else self.busiest * self.itemsize
 
+    @property
+    def most(self) -> int:
+        """The elements that the busiest rank received, or this rank, if the number is unknown."""
+        return self.received if self.busiest is None else self.busiest
+
     def to_dict(self) -> dict[str, Any]:
-        """The collective as plain data."""
+        """The collective as plain data: elements, bytes and seconds."""
         lines = {"place": self.place, "caller": self.caller}
         return {
             **self._asdict(),
@@ -98,6 +112,48 @@ class Collective(NamedTuple):
             "sent_bytes": self.sent_bytes,
             "busiest_bytes": self.busiest_bytes,
         }
+
+
+# The collectives whose elements a host receives once, for all its devices.
+_TOGETHER = ("all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce")
+
+
+def seconds_of(
+    op: str,
+    group: Sequence[tuple[int, int]],
+    elements: float,
+    itemsize: int,
+    mesh: Sequence[int],
+    network: Chosen,
+) -> float:
+    """The seconds of a collective by :meth:`~cute_sharding.exchange.Network.collective`. Over
+    several mesh dims, the fastest dims come first, as in the times of plans. A rank receives from
+    the ranks that differ from it on the slower dims in proportion to their number.
+
+    Args:
+        op: the kind of the collective.
+        group: the mesh dims of its group, and the number of ranks of each.
+        elements: the elements that the busiest rank receives.
+        itemsize: the bytes of an element.
+        mesh: the sizes of the mesh.
+        network: its links.
+    """
+    links = Network.of_elements(tuple(mesh), network, itemsize)
+    dims = sorted(group, key=lambda each: links.link(each[0]).beta)
+    ranks = near = 1
+    for _, parts in dims:
+        ranks *= parts
+    total = 0.0
+    for m, parts in dims:
+        total += links.collective(
+            m,
+            parts,
+            elements * near * (parts - 1) / max(ranks - 1, 1),
+            together=op in _TOGETHER,
+            times=2 if op == "all-reduce" else 1,
+        )
+        near *= parts
+    return total
 
 
 class MovedTensor(NamedTuple):
@@ -117,26 +173,9 @@ class MovedTensor(NamedTuple):
     after: tuple[str, ...]
 
     @property
-    def changed(self) -> tuple[int, ...]:
-        """The mesh dims on which the placement changes."""
-        return tuple([m for m, (p, q) in enumerate(zip(self.before, self.after)) if p != q])
-
-    @property
-    def change(self) -> str:
-        """The placements that change, such as ``S(0) -> R``."""
-        if len(self.before) == 1:
-            return f"{self.before[0]} -> {self.after[0]}"
-        return f"{_in_brackets(self.before)} -> {_in_brackets(self.after)}"
-
-    @property
-    def where(self) -> str:
-        """The names of the mesh dims on which the placement changes."""
-        return ", ".join(self.names[m] for m in self.changed)
-
-    @property
     def text(self) -> str:
         """The redistribution in words."""
-        before, after = map(_in_brackets, (self.before, self.after))
+        before, after = (f"[{', '.join(side)}]" for side in (self.before, self.after))
         return f"a tensor of {self.shape} from {before} to {after}"
 
 
@@ -196,20 +235,15 @@ class Cause(NamedTuple):
             who = f"the backward pass of {self.op}()" if self.backward else f"{self.op}()"
             return f"{who} redistributes {moved}" if moved else f"{who} communicates"
         if moved:
-            beside = _named(self._beside)
+            left = Counter(self.operands)  # those that were not redistributed
+            left.subtract([f"{each.shape} [{', '.join(each.before)}]" for each in self.moved])
+            beside = _named([operand for operand, n in left.items() if n > 0])
             said = f"{self.op} redistributes {moved}" + (f", beside {beside}" if beside else "")
         else:
             operands, results = map(_named, (self.operands, self.results))
             to = f" to {results}" if results else ""
             said = f"{self.op} communicates" + (f", from {operands}{to}" if operands else "")
         return f"{said}, by {RULES[self.rule]}" if self.rule else said
-
-    @property
-    def _beside(self) -> list[str]:
-        """The operands that were not redistributed."""
-        left = Counter(self.operands)
-        left.subtract([f"{each.shape} {_in_brackets(each.before)}" for each in self.moved])
-        return [operand for operand, n in left.items() if n > 0]
 
 
 def _named(tensors: Sequence[str]) -> str:
@@ -219,151 +253,61 @@ def _named(tensors: Sequence[str]) -> str:
     return " and ".join([*some[:MOST_NAMED], *([f"{left} more"] if left > 0 else [])])
 
 
-def _in_brackets(placements: Sequence[str]) -> str:
-    return f"[{', '.join(placements)}]"
-
-
-class Event(NamedTuple):
-    """A collective with its times.
-
-    Attributes:
-        collective: the collective.
-        start: seconds since the profile began.
-        measured: seconds from the start until the program waited for the result; if the profile saw
-            no wait, until the backend took the collective.
-        model: seconds by the network's model.
-    """
-
-    collective: Collective
-    start: float
-    measured: float
-    model: float
-
-    @property
-    def received(self) -> int:
-        """The bytes that the busiest rank received, or this rank, if the number is unknown."""
-        busiest = self.collective.busiest_bytes
-        return self.collective.received_bytes if busiest is None else busiest
-
-
 class Line(NamedTuple):
     """All communication of one cause.
 
     Attributes:
         cause: the cause.
-        calls: the number of calls.
-        events: the collectives, in order.
+        collectives: the collectives, in order.
     """
 
     cause: Cause
-    calls: int
-    events: tuple[Event, ...]
+    collectives: tuple[Collective, ...]
 
     @property
     def received(self) -> int:
-        """The bytes that the busiest rank received."""
-        return sum(event.received for event in self.events)
+        """The bytes that the busiest rank received, or this rank, where that is unknown."""
+        return sum(one.most * one.itemsize for one in self.collectives)
 
     @property
     def is_of_busiest(self) -> bool:
         """Whether all bytes are those of the busiest rank, and none are those of this rank."""
-        return all(event.collective.busiest is not None for event in self.events)
+        return all(one.busiest is not None for one in self.collectives)
 
     @property
     def model(self) -> float:
         """The seconds by the network's model."""
-        return sum(event.model for event in self.events)
+        return sum(one.model for one in self.collectives)
 
     @property
     def measured(self) -> float:
         """The measured seconds."""
-        return sum(event.measured for event in self.events)
+        return sum(one.measured for one in self.collectives)
 
     @property
     def kinds(self) -> dict[str, int]:
         """The number of collectives of each kind."""
-        found: dict[str, int] = {}
-        for event in self.events:
-            found[event.collective.op] = found.get(event.collective.op, 0) + 1
-        return found
+        return dict(Counter(one.op for one in self.collectives))
 
     @property
     def callers(self) -> dict[Place, int]:
         """The lines that called the function of this line, as far as known, and the number of
         collectives of each; the most first.
         """
-        found = Counter(event.collective.caller for event in self.events)
+        found = Counter(one.caller for one in self.collectives)
         return {line: n for line, n in found.most_common() if line is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """The line as plain data: bytes and seconds."""
         cause = self.cause
         return {
+            **cause._asdict(),
             "place": None if cause.place is None else cause.place._asdict(),
-            "backward": cause.backward,
-            "op": cause.op,
-            "kind": cause.kind,
-            "calls": self.calls,
             "moved": [moved._asdict() for moved in cause.moved],
-            "operands": list(cause.operands),
-            "results": list(cause.results),
-            "rule": cause.rule,
             "text": cause.text,
-            "collectives": self.kinds,
+            "kinds": self.kinds,
             "received_bytes": self.received,
             "model_seconds": self.model,
             "measured_seconds": self.measured,
-            "events": [
-                {
-                    **event.collective.to_dict(),
-                    "start": event.start,
-                    "measured_seconds": event.measured,
-                    "model_seconds": event.model,
-                }
-                for event in self.events
-            ],
-        }
-
-
-class Report(NamedTuple):
-    """The results of a profile.
-
-    Attributes:
-        lines: the lines that communicate, with the most bytes first.
-        rank, world: the rank of this process, and the number of ranks.
-        meshes: the meshes of the DTensors, as text.
-        settings: the settings of this package, as text; empty if the package was off.
-        network: the network of the modeled seconds, as text.
-        version: the version of torch.
-        seconds: the duration of the profile.
-    """
-
-    lines: tuple[Line, ...]
-    rank: int
-    world: int
-    meshes: tuple[str, ...]
-    settings: str
-    network: str
-    version: str
-    seconds: float
-
-    def total(self, of: Callable[[Line], float], lines: Iterable[Line] | None = None) -> float:
-        """The sum over lines."""
-        return sum(map(of, self.lines if lines is None else lines))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain data: bytes and seconds."""
-        return {
-            "rank": self.rank,
-            "world": self.world,
-            "meshes": list(self.meshes),
-            "settings": self.settings,
-            "network": self.network,
-            "torch_version": self.version,
-            "seconds": self.seconds,
-            "collectives": sum(len(line.events) for line in self.lines),
-            "received_bytes": self.total(lambda line: line.received),
-            "model_seconds": self.total(lambda line: line.model),
-            "measured_seconds": self.total(lambda line: line.measured),
-            "lines": [line.to_dict() for line in self.lines],
+            "collectives": [one.to_dict() for one in self.collectives],
         }

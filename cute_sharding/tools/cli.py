@@ -1,0 +1,504 @@
+"""The command line ``python -m cute_sharding``: each command is a function of the package with its
+arguments, and prints what it gives as text or as JSON. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from argparse import REMAINDER, ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import cute_sharding
+from cute_sharding.exchange import Network
+from cute_sharding.layout import Layout
+from cute_sharding.models import plan_models
+from cute_sharding.tools.arguments import (
+    UsageError,
+    read_groups,
+    read_itemsize,
+    read_mesh,
+    read_mesh_of_ranks,
+    read_model,
+    read_network,
+    read_numbers,
+    read_placed,
+    read_sizes,
+)
+from cute_sharding.tools.drawing import Picture, draw
+from cute_sharding.tools.drawing.dispatch import draw_sharding
+from cute_sharding.tools.estimate import estimate
+from cute_sharding.tools.estimate.values import SETTINGS
+from cute_sharding.tools.explain import MOVES, explain
+from cute_sharding.tools.inputs import VIEWS, sharding_of, view_of
+
+# The smallest width of a picture, in columns.
+NARROWEST = 20
+
+
+class Result(NamedTuple):
+    """The result of a command: as plain data, as text (None: nothing is printed), and the exit
+    status.
+    """
+
+    data: dict[str, Any]
+    text: str | None
+    code: int = 0
+
+
+def run_explain(given: Namespace) -> Result:
+    """``explain``."""
+    asked = {name: text for name in (*VIEWS, *MOVES) if (text := getattr(given, name)) is not None}
+    if len(asked) != 1:
+        options = ", --".join(asked or (*VIEWS, *MOVES))
+        raise UsageError(f"give exactly one of the options --{options}")
+    ((name, text),) = asked.items()
+    names, mesh = read_mesh(given.mesh)
+    if name in VIEWS:
+        numbers: Any = read_sizes(text, f"--{name}")
+    else:
+        numbers = read_numbers(text, f"--{name}", MOVES[name].form)
+    found = explain(
+        shape=read_sizes(given.shape, "--shape"),
+        mesh=dict(zip(names, mesh)),
+        placements=given.placements,
+        torch=given.torch,
+        **{name: numbers},
+    )
+    return Result(found.to_dict(), str(found))
+
+
+def run_plan(given: Namespace) -> Result:
+    """``plan``: this package's plan and PyTorch's own steps; or the plan for a model."""
+    if given.model is not None:
+        return _plan_of_model(given)
+    if given.output is not None:
+        raise UsageError(
+            "plan --output needs --model: for a picture of one tensor, use draw --to --output"
+        )
+    if given.shape is None:
+        raise UsageError("plan needs --shape, or --model FILE")
+    from cute_sharding.dtensor import plan_redistribution
+    from cute_sharding.tools.stock import stock_plan
+
+    shape = read_sizes(given.shape, "--shape")
+    names, mesh = read_mesh_of_ranks(given.mesh)
+    if given.to_mesh is None:
+        read_mesh(given.mesh)
+    to_names, to_mesh = read_mesh_of_ranks(given.to_mesh or given.mesh, "--to-mesh")
+    itemsize = read_itemsize(given.itemsize)
+    ends = getattr(given, "from"), given.to
+    texts = [
+        ", ".join(map(str, sharding_of(shape, of.sizes, text).placements))
+        for text, of in zip(ends, (mesh, to_mesh))
+    ]
+    plan: Any = plan_redistribution(
+        shape,
+        mesh,
+        *texts,
+        target_mesh=to_mesh,
+        memory_limit=given.memory_limit,
+        network=given.network and read_network(given.network, mesh.sizes, itemsize),
+        groups=given.groups and read_groups(given.groups, names),
+        itemsize=itemsize,
+    )
+    plan = plan.named(names) if to_mesh == mesh else plan.named(names, to_names)
+    links = [plan.network.link(m) for m in range(len(mesh.sizes))]
+    data = {"from": texts[0], "to": texts[1], "itemsize": itemsize, "ours": plan.to_dict()}
+    data["network"] = [{"alpha": link.alpha, "beta": link.beta} for link in links]
+    said = [f"{of} {a.alpha:.3g} s + {a.beta:.3g} s an element" for of, a in zip(names, links)]
+    lines = [
+        f"{shape}: [{texts[0]}] on {mesh.text(names)} -> [{texts[1]}] on {to_mesh.text(to_names)}",
+        *(f"network: {', '.join(said)}", "", str(plan)),
+    ]
+    if plan.lower_bound is not None:
+        lines.append(
+            f"lower bound: {plan.lower_bound:,} elements, the most that a device needs and does "
+            "not hold"
+        )
+    if to_mesh == mesh:
+        torchs = stock_plan(shape, mesh.sizes, *texts)
+        data["torch"] = torchs.to_dict(plan.network, names)
+        lines += ["", "by torch itself:", torchs.text(plan.network, names)]
+    return Result(data, "\n".join(lines))
+
+
+def _plan_of_model(given: Namespace) -> Result:
+    if given.shape is not None or given.groups is not None:
+        raise UsageError("--model gives the shapes of all tensors: leave out --shape and --groups")
+    _, mesh = read_mesh_of_ranks(given.mesh)
+    _, to_mesh = read_mesh_of_ranks(given.to_mesh or given.mesh, "--to-mesh")
+    tensors = read_model(given.model)
+    source = read_placed(tensors, getattr(given, "from"), "--from", mesh)
+    target = read_placed(tensors, given.to, "--to", to_mesh)
+    plan = plan_models(
+        ((name, source[name], target[name]) for name in tensors),
+        given.memory_limit,
+        given.network and Network.parse(given.network),
+    )
+    text = str(plan)
+    if given.output is not None:
+        text += f"\n{_saved(draw(plan), given.output)}"
+    return Result(plan.to_dict(), text)
+
+
+def run_draw(given: Namespace) -> Result:
+    """``draw``: a picture, on the terminal or in a file."""
+    if given.width is not None and given.width < NARROWEST:
+        raise UsageError(f"--width {given.width}: a picture needs {NARROWEST} columns or more")
+    picture = _picture(given)
+    if given.output is not None:
+        text = _saved(picture, given.output)
+    else:
+        from cute_sharding.tools.drawing.picture import as_text
+
+        text = "" if given.json else as_text(picture, given.width, None)
+    return Result(picture.to_dict(), text)
+
+
+def _saved(picture: Picture, path: str) -> str:
+    try:
+        return f"wrote {picture.save(path)}"
+    except OSError as error:
+        raise UsageError(f"--output {path}: {error}") from None
+
+
+def _picture(given: Namespace) -> Picture:
+    shape = None if given.shape is None else read_sizes(given.shape, "--shape")
+    views = {name: text for name in VIEWS if (text := getattr(given, name)) is not None}
+    if len(views) + (given.to is not None) > 1:
+        raise UsageError(
+            "give only one of --view, --permute, --expand, --repeat, --to: a picture shows only "
+            "one change"
+        )
+    if given.layout is not None:
+        if views or given.to is not None or given.placements is not None:
+            raise UsageError(f"with --layout, leave out --placements, --to, --{', --'.join(VIEWS)}")
+        return draw(Layout.parse(given.layout), shape=shape)
+    missing = [name for name in ("shape", "mesh", "placements") if getattr(given, name) is None]
+    if shape is None or missing:
+        raise UsageError(
+            f"draw needs --shape, --mesh and --placements, or only --layout: also give "
+            f"--{', --'.join(missing)}"
+        )
+    names, mesh = read_mesh_of_ranks(given.mesh)
+    sharding = sharding_of(shape, mesh.sizes, given.placements)
+    view: Any = None
+    to_mesh = None
+    for name, text in views.items():
+        read_mesh(given.mesh)
+        sizes = read_sizes(text, f"--{name}")
+        view = sizes if name == "view" else view_of(name, sizes, shape)[1]
+    to_names = names
+    if given.to_mesh is not None:
+        if given.to is None:
+            raise UsageError("--to-mesh needs --to: give the placements on the mesh of --to-mesh")
+        to_names, to_mesh = read_mesh_of_ranks(given.to_mesh, "--to-mesh")
+    return draw_sharding(sharding, view, given.to, to_mesh, names, of=mesh, to_names=to_names)
+
+
+def run_estimate(given: Namespace) -> Result:
+    """``estimate``."""
+    names, sizes = read_mesh(given.mesh)
+    found = estimate(
+        given.step,
+        dict(zip(names, sizes)) if "=" in given.mesh else sizes,
+        network=given.network,
+        layers=given.layers,
+        rank=given.rank,
+        device=given.device,
+        settings=[name.strip() for name in given.settings.split(",")],
+    )
+    return Result(found.to_dict(), str(found))
+
+
+def run_stats(given: Namespace) -> Result:
+    """``stats``: runs the program as ``python PROGRAM`` does, in this process, and reads the
+    counts, even if the program raises an error or exits.
+    """
+    program = given.program
+    if not given.is_module and not os.path.exists(program):
+        raise UsageError(
+            f"the file {program!r} does not exist: give a Python file, or -m and a module name"
+        )
+    code, before = 0, (sys.argv, sys.path[:])
+    sys.argv = [program, *given.arguments]
+    # As python does: for a file, its directory comes first; for a module, the current directory.
+    sys.path.insert(
+        0, os.getcwd() if given.is_module else os.path.dirname(os.path.abspath(program))
+    )
+    try:
+        if given.is_module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        if isinstance(exit_.code, str):
+            print(exit_.code, file=sys.stderr)
+    except Exception:
+        code = 1
+        traceback.print_exc()
+    finally:
+        sys.argv, sys.path[:] = before
+    found = cute_sharding.stats()
+    text: str | None = f"\n{found.table()}"
+    if not found and not cute_sharding.is_enabled():
+        text = "nothing was counted, because no flag is on. Set a flag, such as USE_CUTE_SHARDING=1"
+    return Result({"stats": found}, text if os.environ.get("RANK", "0") == "0" else None, code)
+
+
+def run_status(given: Namespace) -> Result:
+    """``status``."""
+    from cute_sharding.tools import status
+
+    found = status.status()
+    return Result(found, status.show(found), int(not status.is_well(found)))
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """An option: its names and what argparse is told of it."""
+
+    names: tuple[str, ...]
+    how: dict[str, Any]
+
+
+def _option(*names: str, **how: Any) -> Option:
+    return Option(names, how)
+
+
+PLACEMENTS = (
+    'placements, one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a layout '
+    "(devices, local), in the form that explain prints"
+)
+LINKS = (
+    "one link for each mesh dim, such as infiniband,nvlink, or flat:ALPHA,BETA (latency in "
+    "seconds, and seconds for each element); default: $USE_CUTE_NETWORK, or if this is not set, "
+    "nvlink within hosts of eight devices and infiniband between hosts"
+)
+SHAPE = _option("--shape", help="the tensor's global shape, such as 4,16,32")
+MESH = _option("--mesh", help="the device mesh, such as dp=2,tp=4")
+TO_MESH = _option(
+    "--to-mesh",
+    metavar="MESH",
+    help="the mesh of --to, if it differs from --mesh; write its ranks after @, such as gen=4@8-11 "
+    "or gen=2@3,9 (default: ranks from 0 on). With --to-mesh, --mesh also takes ranks after @",
+)
+OUTPUT = _option("--output", metavar="FILE", help="write the picture to a .svg, .png or .txt file")
+VIEW_OPTIONS = (
+    _option(
+        "--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)"
+    ),
+    _option("--permute", help="the new order of dims, such as 1,0,2"),
+    _option("--expand", help="the expanded shape"),
+    _option("--repeat", help="how often to repeat each dim"),
+)
+
+
+def _required(option: Option) -> Option:
+    return Option(option.names, {**option.how, "required": True})
+
+
+class Command(NamedTuple):
+    """A command: what it is for, what runs it, and its options."""
+
+    text: str
+    run: Callable[[Namespace], Result]
+    options: Sequence[Option]
+
+
+COMMANDS = {
+    "explain": Command(
+        "show the placements and layouts before and after a view or a movement op, and the cost "
+        "of the op",
+        run_explain,
+        (
+            *(_required(SHAPE), _required(MESH)),
+            _option("--placements", required=True, help=PLACEMENTS),
+            *VIEW_OPTIONS,
+            *(
+                _option(f"--{name}", metavar=of.form, help=f"a movement op; write {of.example}")
+                for name, of in MOVES.items()
+            ),
+            _option(
+                "--torch",
+                action="store_true",
+                help="add the result of torch's own rule for the op (imports torch)",
+            ),
+        ),
+    ),
+    "plan": Command(
+        "show the steps and the cost of a redistribution, with this package and with PyTorch alone",
+        run_plan,
+        (
+            SHAPE,
+            _required(MESH),
+            _option(
+                "--model",
+                metavar="FILE",
+                help="in place of --shape: a JSON file with the dtype, sizes and tensors of a "
+                "model, such as examples/models/dense_8b.json",
+            ),
+            _option(
+                "--from",
+                required=True,
+                metavar="PLACEMENTS",
+                help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"; with --model, '
+                'placements for patterns of names, such as "*norm*=R; *=S(0)"',
+            ),
+            _option("--to", required=True, metavar="PLACEMENTS", help="as for --from"),
+            TO_MESH,
+            _option("--network", help=LINKS),
+            _option(
+                "--groups",
+                metavar="SETS",
+                help="the sets of mesh dims that have a common process group, such as dp+tp,cp+tp, "
+                "or none (default: all sets)",
+            ),
+            _option(
+                "--memory-limit",
+                type=int,
+                metavar="ELEMENTS",
+                help="the largest number of elements that a device may hold at once in this "
+                "package's plan; with --model, the number of bytes",
+            ),
+            OUTPUT,
+            _option(
+                *("--itemsize", "--dtype"),
+                default="4",
+                metavar="BYTES",
+                help="the number of bytes of an element, or a dtype such as bfloat16 (default: 4)",
+            ),
+        ),
+    ),
+    "draw": Command(
+        "draw which rank has each element; for a view, before and after the view; for a "
+        "redistribution, how many elements each rank sends to each other rank",
+        run_draw,
+        (
+            *(SHAPE, MESH, _option("--placements", help=PLACEMENTS), *VIEW_OPTIONS),
+            _option(
+                "--to", metavar="PLACEMENTS", help="draw the redistribution to these placements"
+            ),
+            TO_MESH,
+            _option(
+                "--layout",
+                help="draw a layout, such as (4,6):(1,4); with --shape, draw the sharding that the "
+                "layout describes",
+            ),
+            OUTPUT,
+            _option(
+                "--width",
+                type=int,
+                metavar="COLUMNS",
+                help="the width of the picture (default: the width of the terminal)",
+            ),
+        ),
+    ),
+    "stats": Command(
+        "run a Python program; at its end, print on rank 0 how its ops were decided, and how many "
+        "elements views, movement ops and redistributions received",
+        run_stats,
+        (
+            _option(
+                "-m",
+                dest="is_module",
+                action="store_true",
+                help="PROGRAM is the name of a module, as for python -m",
+            ),
+            _option("program", metavar="PROGRAM", help="a Python file or, with -m, a module"),
+            _option(
+                "arguments", nargs=REMAINDER, metavar="...", help="the program's own arguments"
+            ),
+        ),
+    ),
+    "estimate": Command(
+        "predict the communication, time and memory of one step of a program on a mesh of any "
+        "size, with PyTorch alone and with each flag; needs no device",
+        run_estimate,
+        (
+            _option(
+                "step",
+                metavar="MODULE:FUNCTION",
+                help="a function that takes a DeviceMesh, builds a model, and returns one step as "
+                "a function without arguments; FILE.py:FUNCTION is also allowed",
+            ),
+            _required(MESH),
+            _option("--network", help=LINKS),
+            _option(
+                "--layers",
+                type=int,
+                metavar="N",
+                help="the number of layers of the model: estimate calls the function with "
+                "layers=2, 3 and 4, and computes the figures of N layers from these runs if each "
+                "layer adds the same",
+            ),
+            _option("--rank", type=int, default=0, help="the rank that estimate runs (default: 0)"),
+            _option(
+                "--device",
+                choices=("cuda", "cpu"),
+                default="cuda",
+                help="cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
+            ),
+            _option(
+                "--settings",
+                metavar="NAMES",
+                default=",".join(SETTINGS),
+                help="the columns to show, such as PyTorch,all; default: %(default)s",
+            ),
+        ),
+    ),
+    "status": Command(
+        "show the settings in force and the reason for each, the release of torch, and the "
+        "replaced parts of torch; also check a view and a redistribution",
+        run_status,
+        (),
+    ),
+}
+
+
+class Parser(ArgumentParser):
+    def error(self, message: str) -> Any:  # one line, as for other bad arguments
+        raise UsageError(message)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m cute_sharding",
+        description="Shardings, views and redistributions as CuTe layouts.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"cute_sharding {cute_sharding.__version__}"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(name, help=command.text, description=command.text)
+        added.add_argument("--json", action="store_true", help="print JSON instead of text")
+        for option in command.options:
+            added.add_argument(*option.names, **option.how)
+    return parser
+
+
+# The errors that a bad argument may cause, and the error for a missing library.
+CAUGHT = (ValueError, IndexError, TypeError, RuntimeError, OverflowError, ImportError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        given = make_parser().parse_args(argv)
+        if given.command is None:
+            raise UsageError(f"give a command: {', '.join(COMMANDS)} (see --help)")
+        result = COMMANDS[given.command].run(given)
+    except CAUGHT as error:
+        print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    if result.text is not None:
+        print(json.dumps(result.data, indent=2) if given.json else result.text)
+    return result.code

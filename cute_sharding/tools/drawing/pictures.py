@@ -1,0 +1,454 @@
+"""The pictures: of a tensor, a layout, a view, a redistribution, an exchange, and of plans for many
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from math import prod
+from typing import Any
+
+from cute_sharding.exchange import Bundle, Exchange, Mesh, Placed, RedistributionPlan, Reduction
+from cute_sharding.exchange.meshes import ExchangePlan
+from cute_sharding.exchange.step import Step
+from cute_sharding.layout import Layout, LayoutError
+from cute_sharding.layout.symbolic import is_static
+from cute_sharding.models import ReshardPlan
+from cute_sharding.models.refit import Refit
+from cute_sharding.relations.view import View
+from cute_sharding.sharding import Sharding, format_placements
+from cute_sharding.sharding.chains import placements_text
+from cute_sharding.tools.drawing.holding import (
+    COLUMNS,
+    PANELS,
+    ROWS,
+    SMALL_COLUMNS,
+    SMALL_ROWS,
+    Axis,
+    Holding,
+    left_out,
+    legend_of,
+    panels,
+)
+from cute_sharding.tools.drawing.picture import GAP, Cell, Panel, Picture, Section
+from cute_sharding.tools.explain import explain_view, modes_of
+from cute_sharding.tools.inputs import names_of
+
+MOVED = "*"
+# Indices of a mode before the last two that are shown, ranks of a matrix, and lines of a table.
+LEADING_MODE, RANKS, LINES = 3, 16, 16
+
+
+def holding_picture(holding: Holding) -> Picture:
+    """Who holds what of one tensor."""
+    shown, captions = holding.panels()
+    return Picture(holding.title, (Section("", shown, (), captions),), *legend_of({"": holding}))
+
+
+def layout_picture(layout: Layout) -> Picture:
+    """The value of a layout at each coordinate: its last two modes as a grid, coloured by the index
+    into its first mode, which in a layout of a sharding are the devices.
+
+    Raises:
+        LayoutError: a size or a stride is a symbol.
+    """
+    if not all(is_static(n) for leaf in layout.leaves for n in leaf):
+        raise LayoutError(
+            f"{layout!r} has symbols, but a picture can show only numbers: replace the symbols by "
+            "numbers"
+        )
+    title, modes = f"layout {layout!r}", tuple(layout)
+    if not prod(mode.size for mode in modes):
+        return Picture(title, (Section("", captions=("the layout has no coordinates",)),))
+    grid = [SMALL_ROWS, SMALL_COLUMNS] if len(modes) > 2 else [ROWS, COLUMNS]
+    limits = [*[LEADING_MODE] * (len(modes) - 2), *grid][-len(modes) :]
+    axes, said = [], []
+    for m, (mode, most) in enumerate(zip(modes, limits)):
+        n = int(mode.size)
+        axes.append(Axis(f"mode {m}, {mode!r}", _indices(n, most)))
+        if n > most:
+            said.append(f"mode {m}: indices {most - 1} to {n - 2} of {n} are left out")
+
+    def cell(*index: int) -> Cell:
+        return Cell(str(sum(int(mode(c)) for mode, c in zip(modes, index))), (*index, 0)[0])
+
+    return Picture(title, (Section("", panels(axes, cell), (), (*said, *left_out(axes))),))
+
+
+def _indices(n: int, most: int) -> list[int | None]:
+    """All indices of a mode, or the first ones, None for those left out, and the last."""
+    return [*range(n)] if n <= most else [*range(most - 1), None, n - 1]
+
+
+def view_picture(
+    before: Sharding, view: View, mesh: Mesh, names: tuple[str, ...], what: str
+) -> Picture:
+    """Who holds what before and after a view; where it is not free, before it, what each rank would
+    hold, what blocks it, and the placements that would make it free.
+    """
+    holding, found = Holding.of(before, names, mesh), explain_view(what, view, before, names)
+    title = f"{what} of {holding.title}"
+    shown, captions = holding.panels()
+    if not found.is_free:
+        sections = [Section(f"before: {before.shape} as {holding.said}", shown, (), captions)]
+        if would := _would_hold(view, holding):
+            said = ("what each rank would hold: no placements say so",)
+            sections.append(Section(f"after: {view.output_shape}", would, captions=said))
+        keys, more = legend_of({"before": holding})
+        to, then = (
+            format_placements(each.placements)
+            for each in (found.redistributed, *found.outputs)
+            if each is not None
+        )
+        last = (
+            f"redistributed to {to} first, it is free, as {then}: a rank receives up to "
+            f"{found.received_elements} elements"
+        )
+        return Picture(title, tuple(sections), keys, (*more, *found.why, last))
+    (after,) = found.outputs
+    sides = {"before": holding, "after": Holding.of(after, names, mesh)}
+    modes = [_modes(sharding, names) for sharding in (before, after)]
+    sections = []
+    for (name, side), mine, other in zip(sides.items(), modes, reversed(modes)):
+        shown, captions = side.panels()
+        table = (("", "mode", "whose", "placed"), *_marked(mine, other)) if mine else ()
+        if not mine:
+            captions += ("no layout: blocks differ in size, or begin in an earlier split",)
+        sections.append(Section(f"{name}: {side.shape} as {side.said}", shown, table, captions))
+    keys, more = legend_of(sides)
+    captions = (*more, "free: no element moves between ranks")
+    if any(row[0] == MOVED for section in sections for row in section.table):
+        captions += (f"{MOVED} marks the modes that moved: another dim, or another stride",)
+    return Picture(title, tuple(sections), keys, captions)
+
+
+def _modes(sharding: Sharding, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    try:
+        return modes_of(sharding, names)
+    except LayoutError:
+        return []
+
+
+def _marked(
+    mine: Sequence[tuple[str, str, str]], other: Sequence[tuple[str, str, str]]
+) -> list[tuple[str, ...]]:
+    """The modes, those marked that the other side has not; of a local mode, whatever its dim."""
+
+    def of(mode: tuple[str, str, str]) -> tuple[str, ...]:
+        return mode[:2] if mode[1] == "local" else mode
+
+    left = Counter(map(of, other))
+    rows: list[tuple[str, ...]] = []
+    for mode in mine:
+        rows.append(("" if left[of(mode)] else MOVED, *mode))
+        left[of(mode)] -= 1
+    return rows
+
+
+def _would_hold(view: View, holding: Holding) -> tuple[Panel, ...]:
+    """The output, if it is small, with who holds each element of it."""
+    shape = view.output_shape
+    most = [PANELS, SMALL_ROWS, SMALL_COLUMNS] if len(shape) > 2 else [1, ROWS, COLUMNS]
+    sizes = (prod(shape[:-2]), *(1, 1, *shape)[-2:])
+    if len(view.target) != len(shape) or any(n > limit for n, limit in zip(sizes, most)):
+        return ()  # or an element of the output is several of the input
+
+    def cell(*place: int) -> Cell:
+        flat = int(view.layout(Mesh.numbered(shape).rank(place)))
+        return holding.cell(*(Mesh.numbered(holding.shape).coordinates(flat) or ()))
+
+    axes = [Axis(f"dim {dim} ({n})", range(n)) for dim, n in enumerate(shape)]
+    return panels(axes, cell) if prod(shape) else ()
+
+
+def plan_picture(
+    plan: RedistributionPlan | ExchangePlan,
+    names: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
+) -> Picture:
+    """The tensor before and after, and a matrix of amounts for each step. ``mesh``: that of a plan
+    on one mesh, with its ranks.
+    """
+    kept: tuple[tuple[int, str], ...] = ()
+    if isinstance(plan, ExchangePlan):
+        mesh, start, target = plan.source.mesh, plan.before, plan.target
+        sources = names_of(names or plan.mesh_names, mesh.sizes)
+        targets = names_of(plan.target_names, target.mesh.sizes)
+        shape = plan.source.shape
+    else:
+        mesh = mesh or Mesh.numbered(plan.mesh)
+        start, shape = plan.source, plan.shape
+        target = Placed(shape, mesh, plan.target.chains)
+        sources = targets = names_of(names or plan.mesh_names, plan.mesh)
+        kept = tuple([(m, "reduction that stays Partial") for m in start.kept if plan.mesh[m] > 1])
+    pending = tuple(sorted((*start.pending, *kept)))
+    sides = {
+        "before": _placed(Placed(shape, mesh, start.chains), sources, pending),
+        "after": _placed(target, targets, kept),
+    }
+    steps = [
+        _step(f"step {i + 1}", step, mesh, sources)
+        if isinstance(step, Step)
+        else _exchange(f"step {i + 1}: {step.kind}", plan.exchange)  # type: ignore[union-attr]
+        for i, step in enumerate(plan.stages)
+    ]
+    said = "nothing is sent"
+    if plan.collectives:
+        bound = plan.lower_bound
+        said = (
+            f"in all {_many(plan.collectives, 'collective')}: the busiest rank receives "
+            f"{plan.received_elements:,} elements"
+            + ("" if bound is None else f"; it needs {bound:,} that it does not hold")
+        )
+    return _of_sides(sides, steps, said)
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _placed(
+    placed: Placed, names: Sequence[str] | None, pending: tuple[tuple[int, str], ...] = ()
+) -> Holding:
+    named, many = names_of(names, placed.mesh.sizes), len(placed.mesh.sizes)
+    return Holding(placed, named, placements_text(placed.chains, many, named, pending), pending)
+
+
+def placed_picture(placed: Placed, names: Sequence[str] | None = None) -> Picture:
+    """Who holds what of a tensor on the ranks of a mesh."""
+    return holding_picture(_placed(placed, names))
+
+
+def exchange_picture(exchange: Exchange) -> Picture:
+    """Operands and results on their meshes, and the exchange."""
+    sides = {}
+    for name, every in (("before", exchange.sources), ("after", exchange.targets)):
+        for k, placed in enumerate(every):
+            sides[name if len(every) == 1 else f"{name}, {k}"] = _placed(placed, None)
+    return _of_sides(sides, [_exchange("exchange", exchange)])
+
+
+def _of_sides(sides: dict[str, Holding], steps: Iterable[Section], *captions: str) -> Picture:
+    """Tensors by what each is called, and steps. Of one tensor on one mesh, shape and mesh are said
+    once.
+    """
+    shapes, meshes = {of.shape for of in sides.values()}, {*map(_mesh, sides.values())}
+    is_one, where = len(shapes) == 1, ""
+    if is_one:
+        of = next(iter(sides.values()))
+        where = f"{of.shape}{_mesh(of) * (len(meshes) == 1)}: "
+    said = {
+        name: of.said + _mesh(of) * (len(meshes) > 1) if is_one else of.title
+        for name, of in sides.items()
+    }
+    sections = []
+    for name, holding in sides.items():
+        shown, left = holding.panels()
+        sections.append(Section(f"{name}: {said[name]}", shown, captions=left))
+    before, after = (
+        " and ".join(text for name, text in said.items() if name.startswith(side))
+        for side in ("before", "after")
+    )
+    keys, more = legend_of(sides)
+    title = f"{where}{before} -> {after}"
+    return Picture(title, (*sections, *steps), keys, (*more, *captions))
+
+
+def _mesh(of: Holding) -> str:
+    return f" on {of.placed.mesh.text(of.names)}"
+
+
+def _exchange(title: str, exchange: Exchange) -> Section:
+    """The matrix of who sends how much to whom."""
+    return _of_exchanges(
+        title,
+        (exchange,),
+        exchange.amount,
+        f"{exchange.received_elements:,} elements" if not exchange.is_free else "",
+        exchange.most_peers,
+    )
+
+
+def _of_exchanges(
+    title: str,
+    exchanges: Sequence[Exchange],
+    amount: Callable[[int, int], int],
+    received: str,
+    peers: int,
+) -> Section:
+    """The matrix of exchanges; of many ranks, those that the first ones send to and receive from,
+    and the last. ``received``: what the busiest rank receives; empty if nothing is sent.
+    """
+    sources, targets = (
+        _ranks([placed for each in exchanges for placed in side(each)])
+        for side in (lambda each: each.sources, lambda each: each.targets)
+    )
+    to = (m.peer for rank in sources[:1] for each in exchanges for m in each.sent_by(rank))
+    receivers = _shown(targets, to)
+    of = (m.peer for rank in receivers[:1] for each in exchanges for m in each.sent_to(rank))
+    senders = _shown(sources, [*sources[:1], *islice(of, RANKS)])
+    said = ["every rank has what it needs: nothing is sent"]
+    if received:
+        said = [f"the busiest rank receives {received}; a rank has at most {_many(peers, 'peer')}"]
+    return _matrix(title, (sources, senders), (targets, receivers), amount, said)
+
+
+def _step(title: str, step: Step, mesh: Mesh, names: Sequence[str]) -> Section:
+    """Who sends how much to whom in a step on one mesh."""
+    where = f" on {', '.join(names[m] for m in step.mesh_dims)}" if step.mesh_dims else ""
+    said = "every rank has what it needs: nothing is sent"
+    if step.communicates:
+        said = f"the busiest rank receives {step.received_elements:,} elements"
+        if isinstance(step, Reduction) and not step.scatters:
+            said += (
+                "; of each pair it is counted what a reduce-scatter and an all-gather send, "
+                "rounded up"
+            )
+        elif step.padded:
+            said += ", padding included, which the matrix leaves out"
+    place = {rank: at for at, rank in enumerate(mesh.ranks)} if mesh.ranks[:1] != range(1) else {}
+    shown = _shown(mesh.ranks, [mesh.ranks[at] for at in islice(step.group(0), RANKS)])
+
+    def amount(sender: int, receiver: int) -> int:
+        one, other = (place.get(rank, rank) for rank in (sender, receiver))
+        if not isinstance(step, Reduction):
+            return step.exchange.amount(one, other)
+        if other not in step.group(one):
+            return 0
+        target = prod(step.ends[1].shape_on(other))
+        return target if one == other or step.scatters else -(-2 * target // step.parts)
+
+    sides = mesh.ranks, shown
+    return _matrix(f"{title}: {step.kind}{where}", sides, sides, amount, [said])
+
+
+def _ranks(placed: Sequence[Placed]) -> Sequence[int]:
+    """The ranks of meshes, ascending; each once."""
+    meshes = list(dict.fromkeys(each.mesh for each in placed))
+    if len(meshes) == 1 and isinstance(meshes[0].ranks, range):
+        return meshes[0].ranks
+    return sorted({rank for mesh in meshes for rank in mesh.ranks})
+
+
+def _shown(ranks: Sequence[int], first: Iterable[int]) -> Sequence[Any]:
+    """All of the ranks, if they are few; else those in ``first``, as many of the first ones as
+    there is room for, None, and the last.
+    """
+    if len(ranks) <= RANKS:
+        return ranks
+    wanted = dict.fromkeys([*islice(first, RANKS), *ranks[:RANKS]])
+    wanted.pop(ranks[-1], None)
+    order = {rank: at for at, rank in enumerate(ranks)} if not isinstance(ranks, range) else {}
+    some = sorted(islice(wanted, RANKS - 1), key=lambda rank: order.get(rank, rank))
+    return [*some, None, ranks[-1]]
+
+
+def _matrix(
+    title: str,
+    senders: tuple[Sequence[int], Sequence[Any]],
+    receivers: tuple[Sequence[int], Sequence[Any]],
+    amount: Callable[[int, int], int],
+    said: list[str],
+) -> Section:
+    """The matrix of who sends how much to whom: those that send down, those that receive across;
+    all of them, and those that are shown. In brackets is what a rank keeps.
+    """
+    pairs = [(i, j) for i in senders[1] for j in receivers[1] if None not in (i, j)]
+    amounts = {pair: amount(*pair) for pair in pairs}
+    most = max([n for (i, j), n in amounts.items() if i != j], default=0)
+
+    def cell(i: int, j: int) -> Cell:
+        n = amounts[i, j]
+        if i == j:
+            return Cell(f"({amount_text(n)})" if n else "")
+        return Cell(amount_text(n), share=n / most) if n else Cell(".")
+
+    axes = [Axis("sender", senders[1]), Axis("receiver", receivers[1])]
+    if any(n for (i, j), n in amounts.items() if i == j):
+        said.append("in brackets: what a rank keeps")
+    for word, (ranks, shown) in (("send", senders), ("receive", receivers)):
+        if None in shown:
+            said.append(
+                f"{len(shown) - 1} of {len(ranks)} ranks that {word} are shown; the others are "
+                "left out"
+            )
+    return Section(title, panels(axes, cell), captions=tuple(said))
+
+
+def amount_text(n: float) -> str:
+    """A number of elements, in three digits from 100,000 on.
+
+    >>> amount_text(12), amount_text(480_000_000), amount_text(1_234_567)
+    ('12', '480M', '1.23M')
+    """
+    if n < 100_000:
+        return str(n)
+    for unit in ("k", "M", "G", "T", "P"):
+        n /= 1000
+        if n < 999.5:
+            return f"{n:.3g}{unit}"
+    return f"{n / 1000:.3g}E"
+
+
+def reshard_picture(plan: ReshardPlan) -> Picture:
+    """The kinds of tensors, the buckets in which they go, and the bytes from rank to rank in all.
+
+    What finishes pending sums, tensor by tensor before all else, is in a caption.
+    """
+    title, *_ = str(plan).splitlines()
+    kinds = [
+        (str(len(names)), names[0], str(way.source), str(way.target), way.plan.kind)
+        for way, names in plan.ways.items()
+    ]
+    buckets = [
+        (
+            str(number),
+            str(len(each.members)),
+            f"{each.bundle.received_bytes:,}",
+            "while the one before is unpacked" if each.follows_at_once else "by itself",
+        )
+        for number, each in enumerate(plan.packed)
+    ]
+    bundle = Bundle(tuple([way.item for _, way, stays in plan.tensors if not stays]))
+    limit = "" if plan.memory_limit is None else f", of {plan.memory_limit:,} that it may"
+    said = [f"a rank holds at most {plan.peak_bytes:,} bytes{limit}"]
+    if any(way.plan.steps for way in plan.ways):
+        said.append("Partial sums are reduced before; the matrix leaves that out")
+    sections = (
+        _table("tensors", ("how many", "the first", "from", "to", "by"), kinds),
+        _table("buckets", ("number", "tensors", "bytes received", "sent"), buckets),
+        _bundle(bundle),
+    )
+    return Picture(title, sections, captions=tuple(said))
+
+
+def refit_picture(refit: Refit) -> Picture:
+    """What each result is made of, and the bytes from rank to rank."""
+    title, *_ = str(refit).splitlines()
+    results = [
+        (
+            each.text,
+            each.placed.placements_text(),
+            str(each.placed.mesh),
+            ", ".join(refit.sources_of(k)) or "constants",
+        )
+        for k, each in enumerate(refit.results)
+    ]
+    table = _table("results", ("result", "placements", "on", "of"), results)
+    return Picture(title, (table, _bundle(refit.bundle)))
+
+
+def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Section:
+    """A table; of many lines the first ones and the last."""
+    if len(rows) > LINES:
+        rows = [*rows[: LINES - 1], (GAP,) * len(header), rows[-1]]
+    return Section(title, table=(header, *rows))
+
+
+def _bundle(bundle: Bundle) -> Section:
+    """Who sends how many bytes to whom."""
+    received = "" if bundle.is_free else f"{bundle.received_bytes:,} bytes"
+    peers = 0 if bundle.is_free else bundle.most_peers
+    return _of_exchanges("bytes in all", bundle.exchanges, bundle.amount, received, peers)

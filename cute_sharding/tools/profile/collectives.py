@@ -1,0 +1,312 @@
+"""A table of torch's ops that communicate: the kind of each, its tensors, and the elements that a
+rank receives. The numbers follow the rules of :mod:`cute_sharding.exchange.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from cute_sharding.dtensor.replaced import local_tensors, observing
+from cute_sharding.exchange import collectives
+from cute_sharding.exchange.collectives import Amount
+
+
+class SentSizes(NamedTuple):
+    """The shape and the dtype of a tensor that is sent."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+
+def _flat(tensors: Any) -> list[SentSizes]:
+    """The tensors of nested lists, in one list."""
+    if isinstance(tensors, SentSizes):
+        return [tensors]
+    return [x for some in tensors for x in _flat(some)]
+
+
+class CollectiveCall(NamedTuple):
+    """A call of an op that communicates: its arguments by name, the number of ranks that take part,
+    and the position of this rank among them.
+    """
+
+    given: dict[str, Any]
+    parts: int
+    at: int
+
+    def sizes(self, name: str) -> list[int]:
+        """The elements of each tensor of an argument."""
+        return [x.numel() for x in _flat(self.given[name])]
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root of the collective."""
+        return bool(self.given.get("root_rank", self.given.get("src")) == self.at)
+
+
+class CollectiveRow(NamedTuple):
+    """A collective: its kind, the argument whose first tensor gives the dtype, and the elements
+    that are received and sent.
+    """
+
+    kind: str
+    tensors: str
+    amounts: Callable[[CollectiveCall], list[Amount]]
+
+
+def _each(kind: str, name: str, amount: Callable[[CollectiveCall, int], Amount]) -> CollectiveRow:
+    """A collective of which each tensor counts by itself."""
+    return CollectiveRow(kind, name, lambda call: [amount(call, n) for n in call.sizes(name)])
+
+
+def _all_reduce(name: str) -> CollectiveRow:
+    return _each("all-reduce", name, lambda call, n: collectives.all_reduce(call.parts, n))
+
+
+def _all_gather(name: str) -> CollectiveRow:
+    return _each(
+        "all-gather", name, lambda call, n: collectives.all_gather(call.parts, [n] * call.parts, n)
+    )
+
+
+def _reduce_scatter(name: str) -> CollectiveRow:
+    return _each(
+        "reduce-scatter",
+        name,
+        lambda call, n: collectives.reduce_scatter(call.parts, n // call.parts),
+    )
+
+
+def _broadcast(name: str) -> CollectiveRow:
+    return _each("broadcast", name, lambda call, n: collectives.from_root(n, is_root=call.is_root))
+
+
+def _gathered_lists(given: str, got: str) -> CollectiveRow:
+    """``got`` has, for each given tensor, a list of the tensors of all ranks, which may have
+    different sizes if the backend allows this.
+    """
+
+    def amounts(call: CollectiveCall) -> list[Amount]:
+        own, blocks = sum(call.sizes(given)), call.sizes(got)
+        least = min(blocks) if len(blocks) == call.parts else own
+        return [Amount(sum(blocks) - own, (call.parts - 1) * own, sum(blocks) - least)]
+
+    return CollectiveRow("all-gather", given, amounts)
+
+
+def _all_to_all(given: str, got: str) -> CollectiveRow:
+    """An all-to-all of rows. Without splits, each rank gets the same number of rows."""
+
+    def amounts(call: CollectiveCall) -> list[Amount]:
+        def elements(splits: Any, tensor: SentSizes) -> list[int]:
+            if not splits:
+                return [tensor.numel() // call.parts] * call.parts
+            return [int(n) * prod(tensor.shape[1:]) for n in splits]
+
+        received = elements(call.given.get("output_split_sizes"), call.given[got])
+        sent = elements(call.given.get("input_split_sizes"), call.given[given])
+        return [collectives.all_to_all(received, sent, call.at)]
+
+    return CollectiveRow("all-to-all", given, amounts)
+
+
+def _all_to_all_lists(call: CollectiveCall) -> list[Amount]:
+    got, given = call.sizes("output_tensors"), call.sizes("input_tensors")
+    return [collectives.all_to_all(got, given, call.at)]
+
+
+def _send(name: str) -> CollectiveRow:
+    return _each("send", name, lambda call, n: Amount(0, n, None))
+
+
+def _receive(name: str) -> CollectiveRow:
+    return _each("receive", name, lambda call, n: Amount(n, 0, None))
+
+
+def _batch(call: CollectiveCall) -> list[Amount]:
+    """A batch of messages between ranks, in one op."""
+    sizes = list(zip(call.given["op_list"], call.sizes("tensors")))
+    sent = sum(n for op, n in sizes if "send" in op)
+    return [Amount(sum(n for _, n in sizes) - sent, sent, None)]
+
+
+_BARRIER = CollectiveRow("barrier", "tensor", lambda call: [Amount(0, 0, 0)])
+# By namespace and name.
+ROWS = {
+    "_c10d_functional": {
+        "all_reduce": _all_reduce("input"),
+        "all_reduce_": _all_reduce("input"),
+        "all_reduce_coalesced": _all_reduce("inputs"),
+        "all_reduce_coalesced_": _all_reduce("inputs"),
+        "all_gather_into_tensor": _all_gather("input"),
+        "all_gather_into_tensor_out": _all_gather("input"),
+        "all_gather_into_tensor_coalesced": _all_gather("inputs"),
+        "reduce_scatter_tensor": _reduce_scatter("input"),
+        "reduce_scatter_tensor_out": _reduce_scatter("input"),
+        "reduce_scatter_tensor_coalesced": _reduce_scatter("inputs"),
+        "all_to_all_single": _all_to_all("input", "input"),
+        "broadcast": _broadcast("input"),
+        "broadcast_": _broadcast("input"),
+        "isend": _send("tensor"),
+        "irecv": _receive("tensor"),
+        "batch_p2p_ops": CollectiveRow("messages", "tensors", _batch),
+    },
+    "c10d": {
+        "allreduce_": _all_reduce("tensors"),
+        "allreduce_coalesced_": _all_reduce("tensors"),
+        "_allgather_base_": _all_gather("input_tensor"),
+        "allgather_into_tensor_coalesced_": _all_gather("inputs"),
+        "allgather_": _gathered_lists("input_tensors", "output_tensors"),
+        "allgather_coalesced_": _gathered_lists("input_list", "output_lists"),
+        "_reduce_scatter_base_": _reduce_scatter("input_tensor"),
+        "reduce_scatter_tensor_coalesced_": _reduce_scatter("inputs"),
+        "reduce_scatter_": _each(
+            "reduce-scatter",
+            "output_tensors",
+            lambda call, n: collectives.reduce_scatter(call.parts, n),
+        ),
+        "alltoall_base_": _all_to_all("input", "output"),
+        "alltoall_": CollectiveRow("all-to-all", "input_tensors", _all_to_all_lists),
+        "broadcast_": _broadcast("tensors"),
+        "reduce_": _each(
+            "reduce", "tensors", lambda call, n: collectives.to_root(n, is_root=call.is_root)
+        ),
+        "scatter_": _each(
+            "scatter",
+            "output_tensors",
+            lambda call, n: collectives.scatter(call.parts, n, is_root=call.is_root),
+        ),
+        "gather_": _each(
+            "gather",
+            "input_tensors",
+            lambda call, n: collectives.gather(call.parts, n, is_root=call.is_root),
+        ),
+        "send": _send("tensors"),
+        "recv_": _receive("tensors"),
+        "recv_any_source_": _receive("tensors"),
+        "barrier": _BARRIER,
+        "monitored_barrier_": _BARRIER,
+    },
+    "_dtensor": {"shard_dim_alltoall": _all_to_all("input", "input")},
+}
+# The kinds of messages from one rank to another.
+MESSAGES = ("send", "receive")
+
+
+class CollectiveFacts(NamedTuple):
+    """The known facts about an op that communicates: its row, and the argument that is the process
+    group, by position and by name.
+    """
+
+    op: Any
+    row: CollectiveRow
+    group_at: int
+    group_name: str
+
+
+@lru_cache(maxsize=1)
+def ops() -> dict[Any, CollectiveFacts]:
+    """The ops of this torch that communicate."""
+    return {
+        op: CollectiveFacts(op, row, *observing.group_position(op))
+        for namespace, by_name in ROWS.items()
+        for name, row in by_name.items()
+        for op in observing.overloads(namespace, name)
+    }
+
+
+class Posted(NamedTuple):
+    """A call of an op that communicates, in the form in which it is recorded while the program
+    waits: arguments have the :class:`SentSizes` of each tensor. ``ranks`` are those of the group,
+    ``at`` is the position of this rank among them.
+    """
+
+    of: CollectiveFacts
+    args: list[Any]
+    kwargs: dict[str, Any]
+    ranks: list[int]
+    at: int
+
+
+def posted(
+    of: CollectiveFacts, args: Any, kwargs: Any, groups: dict[Any, tuple[list[int], int]]
+) -> Posted:
+    """A record of a call of the op, which keeps no tensor. ``groups``: for each group of an earlier
+    call, its ranks and the position of this rank.
+    """
+    at = of.group_at
+    group = observing.group_of_argument(args[at] if at < len(args) else kwargs.get(of.group_name))
+    place = groups.get(group)
+    if place is None:
+        place = groups[group] = dist.get_process_group_ranks(group), group.rank()
+    named = kwargs and {key: _sized(value) for key, value in kwargs.items()}
+    return Posted(of, [*map(_sized, args)], named, *place)
+
+
+def _sized(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return SentSizes(value.shape, value.dtype)
+    return [*map(_sized, value)] if isinstance(value, (list, tuple)) else value
+
+
+class Sent(NamedTuple):
+    """The communication of one call, or of one batch of messages.
+
+    Attributes:
+        kind: the kind of the collective.
+        ranks: the ranks that take part, ascending.
+        dtype: that of the first tensor.
+        amount: the elements of all tensors together.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    dtype: torch.dtype
+    amount: Amount
+
+
+def sent_by(posts: Sequence[Posted]) -> Sent:
+    """The communication of a call, or of several messages."""
+    every = [_sent_by(post) for post in posts]
+    if len(every) == 1:
+        return every[0]
+    ranks = tuple(sorted({rank for sent in every for rank in sent.ranks}))
+    return Sent("messages", ranks, every[0].dtype, _together([sent.amount for sent in every]))
+
+
+def _sent_by(post: Posted) -> Sent:
+    row, ranks = post.of.row, post.ranks
+    here = partial(_numbers_on, ranks[post.at])
+    kwargs = post.kwargs and dict(zip(post.kwargs, here([*post.kwargs.values()])))
+    given = observing.arguments_by_name(post.of.op, here(post.args), kwargs)
+    call = CollectiveCall(given, len(ranks), post.at)
+    amount = _together(row.amounts(call))
+    peer = given.get("dst", given.get("src")) if row.kind in MESSAGES else None
+    if isinstance(peer, int):
+        ranks = sorted({ranks[call.at], ranks[peer]})
+    return Sent(row.kind, tuple(ranks), _flat(given[row.tensors])[0].dtype, amount)
+
+
+def _numbers_on(rank: int, value: Any) -> Any:
+    """The arguments of a call on one rank: under LocalTensorMode, sizes differ between ranks."""
+    if isinstance(value, SentSizes):
+        return SentSizes(tuple(_numbers_on(rank, [*value.shape])), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_numbers_on(rank, each) for each in value]
+    return local_tensors.int_on(value, rank)
+
+
+def _together(amounts: Sequence[Amount]) -> Amount:
+    """The sum of several amounts; the busiest rank's if it is known of all."""
+    received, sent, busiest = zip(*amounts)
+    return Amount(sum(received), sum(sent), None if None in busiest else sum(busiest))
