@@ -262,56 +262,69 @@ def run_status(given: Namespace) -> Result:
 
 # -- options ---------------------------------------------------------------------------------------
 
-
-class Option(NamedTuple):
-    """An option: its names and what argparse is told of it."""
-
-    names: tuple[str, ...]
-    how: dict[str, Any]
-
-
-def _option(*names: str, **how: Any) -> Option:
-    return Option(names, how)
-
-
-PLACEMENTS = (
-    'placements, one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a layout '
-    "(devices, local), in the form that explain prints"
-)
-LINKS = (
-    "one link for each mesh dim, such as infiniband,nvlink, or flat:ALPHA,BETA (latency in "
-    "seconds, and seconds for each element); default: $USE_CUTE_NETWORK, or if this is not set, "
-    "nvlink within hosts of eight devices and infiniband between hosts"
-)
-SHAPE = _option("--shape", help="the tensor's global shape, such as 4,16,32")
-MESH = _option("--mesh", help="the device mesh, such as dp=2,tp=4")
-TO_MESH = _option(
-    "--to-mesh",
-    metavar="MESH",
-    help="the mesh of --to, if it differs from --mesh; write its ranks after @, such as gen=4@8-11 "
-    "or gen=2@3,9 (default: ranks from 0 on). With --to-mesh, --mesh also takes ranks after @",
-)
-OUTPUT = _option("--output", metavar="FILE", help="write the picture to a .svg, .png or .txt file")
-VIEW_OPTIONS = (
-    _option(
-        "--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)"
-    ),
-    _option("--permute", help="the new order of dims, such as 1,0,2"),
-    _option("--expand", help="the expanded shape"),
-    _option("--repeat", help="how often to repeat each dim"),
-)
-
-
-def _required(option: Option) -> Option:
-    return Option(option.names, {**option.how, "required": True})
+# The options by name; those of movement ops are in MOVES.
+HELP = {
+    "shape": "the tensor's global shape, such as 4,16,32",
+    "mesh": "the device mesh, such as dp=2,tp=4",
+    "placements": 'placements, one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a '
+    "layout (devices, local), in the form that explain prints",
+    "view": "the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)",
+    "permute": "the new order of dims, such as 1,0,2",
+    "expand": "the expanded shape",
+    "repeat": "how often to repeat each dim",
+    **{name: f"a movement op, {of.form}; write {of.example}" for name, of in MOVES.items()},
+    "torch": "add the result of torch's own rule for the op (imports torch)",
+    "from": 'as for --placements, such as "S(0),S(1)" or "P(sum),R"; with --model, placements for '
+    'patterns of names, such as "*norm*=R; *=S(0)"',
+    "to": "the placements after a redistribution",
+    "to-mesh": "the mesh of --to, if it differs from --mesh; write its ranks after @, such as "
+    "gen=4@8-11 or gen=2@3,9 (default: ranks from 0 on), as those of --mesh then",
+    "model": "in place of --shape: a JSON file with the dtype, sizes and tensors of a model, such "
+    "as examples/models/dense_8b.json",
+    "network": "one link for each mesh dim, such as infiniband,nvlink, or flat:ALPHA,BETA "
+    "(latency in seconds, and seconds for each element); default: $USE_CUTE_NETWORK, or if this "
+    "is not set, nvlink within hosts of eight devices and infiniband between hosts",
+    "groups": "the sets of mesh dims that have a common process group, such as dp+tp,cp+tp, or "
+    "none (default: all sets)",
+    "memory-limit": "the largest number of elements that a device may hold at once in this "
+    "package's plan; with --model, the number of bytes",
+    "output": "write the picture to a .svg, .png or .txt file",
+    "itemsize": "the number of bytes of an element, or a dtype such as bfloat16 (default: 4)",
+    "layout": "draw a layout, such as (4,6):(1,4); with --shape, draw the sharding that the "
+    "layout describes",
+    "width": "the columns of the picture (default: those of the terminal)",
+    "layers": "the number of layers of the model: estimate calls the function with layers=2, 3 "
+    "and 4, and computes the figures of N layers from these runs if each layer adds the same",
+    "rank": "the rank that estimate runs (default: 0)",
+    "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
+    "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
+    "m": "the program is the name of a module, as for python -m",
+    "program": "a Python file or, with -m, a module",
+    "arguments": "the program's own arguments",
+    "step": "module:function or file.py:function: a function that takes a DeviceMesh, builds a "
+    "model, and returns one step as a function without arguments",
+}
+# What else argparse is told of some of them.
+HOW: dict[str, dict[str, Any]] = {
+    "torch": {"action": "store_true"},
+    **{name: {"type": int} for name in ("memory-limit", "width", "layers")},
+    "itemsize": {"default": "4"},
+    "rank": {"type": int, "default": 0},
+    "device": {"choices": ("cuda", "cpu"), "default": "cuda"},
+    "settings": {"default": ",".join(SETTINGS)},
+    "m": {"action": "store_true", "dest": "is_module"},
+    "arguments": {"nargs": REMAINDER},
+}
 
 
 class Command(NamedTuple):
-    """A command: what it is for, what runs it, and its options."""
+    """A command: what it is for, what runs it, and its arguments by name: options that it needs
+    with a ``!``, and those that are given without a name in brackets.
+    """
 
     text: str
     run: Callable[[Namespace], Result]
-    options: Sequence[Option]
+    arguments: str
 
 
 COMMANDS = {
@@ -319,147 +332,36 @@ COMMANDS = {
         "show the placements and layouts before and after a view or a movement op, and the cost "
         "of the op",
         run_explain,
-        (
-            *(_required(SHAPE), _required(MESH)),
-            _option("--placements", required=True, help=PLACEMENTS),
-            *VIEW_OPTIONS,
-            *(
-                _option(f"--{name}", metavar=of.form, help=f"a movement op; write {of.example}")
-                for name, of in MOVES.items()
-            ),
-            _option(
-                "--torch",
-                action="store_true",
-                help="add the result of torch's own rule for the op (imports torch)",
-            ),
-        ),
+        f"shape! mesh! placements! {' '.join((*VIEWS, *MOVES))} torch",
     ),
     "plan": Command(
         "show the steps and the cost of a redistribution, with this package and with PyTorch alone",
         run_plan,
-        (
-            SHAPE,
-            _required(MESH),
-            _option(
-                "--model",
-                metavar="FILE",
-                help="in place of --shape: a JSON file with the dtype, sizes and tensors of a "
-                "model, such as examples/models/dense_8b.json",
-            ),
-            _option(
-                "--from",
-                required=True,
-                metavar="PLACEMENTS",
-                help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"; with --model, '
-                'placements for patterns of names, such as "*norm*=R; *=S(0)"',
-            ),
-            _option("--to", required=True, metavar="PLACEMENTS", help="as for --from"),
-            TO_MESH,
-            _option("--network", help=LINKS),
-            _option(
-                "--groups",
-                metavar="SETS",
-                help="the sets of mesh dims that have a common process group, such as dp+tp,cp+tp, "
-                "or none (default: all sets)",
-            ),
-            _option(
-                "--memory-limit",
-                type=int,
-                metavar="ELEMENTS",
-                help="the largest number of elements that a device may hold at once in this "
-                "package's plan; with --model, the number of bytes",
-            ),
-            OUTPUT,
-            _option(
-                *("--itemsize", "--dtype"),
-                default="4",
-                metavar="BYTES",
-                help="the number of bytes of an element, or a dtype such as bfloat16 (default: 4)",
-            ),
-        ),
+        "shape mesh! model from! to! to-mesh network groups memory-limit output itemsize",
     ),
     "draw": Command(
         "draw which rank has each element; for a view, before and after the view; for a "
         "redistribution, how many elements each rank sends to each other rank",
         run_draw,
-        (
-            *(SHAPE, MESH, _option("--placements", help=PLACEMENTS), *VIEW_OPTIONS),
-            _option(
-                "--to", metavar="PLACEMENTS", help="draw the redistribution to these placements"
-            ),
-            TO_MESH,
-            _option(
-                "--layout",
-                help="draw a layout, such as (4,6):(1,4); with --shape, draw the sharding that the "
-                "layout describes",
-            ),
-            OUTPUT,
-            _option(
-                "--width",
-                type=int,
-                metavar="COLUMNS",
-                help="the width of the picture (default: the width of the terminal)",
-            ),
-        ),
+        f"shape mesh placements {' '.join(VIEWS)} to to-mesh layout output width",
     ),
     "stats": Command(
         "run a Python program; at its end, print on rank 0 how its ops were decided, and how many "
         "elements views, movement ops and redistributions received",
         run_stats,
-        (
-            _option(
-                "-m",
-                dest="is_module",
-                action="store_true",
-                help="PROGRAM is the name of a module, as for python -m",
-            ),
-            _option("program", metavar="PROGRAM", help="a Python file or, with -m, a module"),
-            _option(
-                "arguments", nargs=REMAINDER, metavar="...", help="the program's own arguments"
-            ),
-        ),
+        "m [program] [arguments]",
     ),
     "estimate": Command(
         "predict the communication, time and memory of one step of a program on a mesh of any "
         "size, with PyTorch alone and with each flag; needs no device",
         run_estimate,
-        (
-            _option(
-                "step",
-                metavar="MODULE:FUNCTION",
-                help="a function that takes a DeviceMesh, builds a model, and returns one step as "
-                "a function without arguments; FILE.py:FUNCTION is also allowed",
-            ),
-            _required(MESH),
-            _option("--network", help=LINKS),
-            _option(
-                "--layers",
-                type=int,
-                metavar="N",
-                help="the number of layers of the model: estimate calls the function with "
-                "layers=2, 3 and 4, and computes the figures of N layers from these runs if each "
-                "layer adds the same",
-            ),
-            _option("--rank", type=int, default=0, help="the rank that estimate runs (default: 0)"),
-            _option(
-                "--device",
-                choices=("cuda", "cpu"),
-                default="cuda",
-                help="cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
-            ),
-            _option(
-                "--settings",
-                metavar="NAMES",
-                default=",".join(SETTINGS),
-                help="the columns to show, such as PyTorch,all; default: %(default)s",
-            ),
-        ),
+        "[step] mesh! network layers rank device settings",
     ),
     "status": Command(
         "show the settings in force and the reason for each, the release of torch, and the "
         "replaced parts of torch; also check a view and a redistribution",
         run_status,
-        (),
+        "",
     ),
 }
 
@@ -481,8 +383,12 @@ def make_parser() -> Parser:
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.text, description=command.text)
         added.add_argument("--json", action="store_true", help="print JSON instead of text")
-        for option in command.options:
-            added.add_argument(*option.names, **option.how)
+        for each in command.arguments.split():
+            argument = each.strip("![]")
+            names = [argument] if "[" in each else [f"-{'-' * (len(argument) > 1)}{argument}"]
+            names += ["--dtype"] if argument == "itemsize" else []
+            how = {"help": HELP[argument], **HOW.get(argument, {})}
+            added.add_argument(*names, **how, **({"required": True} if "!" in each else {}))
     return parser
 
 

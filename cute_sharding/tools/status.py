@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor, Shard
 import cute_sharding
 from cute_sharding import _autoload
 from cute_sharding._settings import FLAGS, TABLE, from_environment, unknown_flags
+from cute_sharding._words import counted
 from cute_sharding.dtensor.bookkeeping import versions
-from cute_sharding.dtensor.replaced import communication, dispatch_modes, local_tensors
-from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, local_tensors
 from cute_sharding.dtensor.switch import adapter
+from cute_sharding.tools.profile.recorder import Recorder
 
 
 def status() -> dict[str, Any]:
@@ -102,107 +103,73 @@ def checks() -> list[dict[str, str]]:
     """
     before = adapter.settings()
     try:
-        # In a mode each: torch keeps the coordinates of meshes by their address in memory, and a
-        # second mesh may be put where the first one was.
-        with dispatch_modes.all_ranks(4):
-            view = _compared(_view)
-        with dispatch_modes.all_ranks(4):
-            move = _compared(_move)
+        return [
+            {"what": what, **_compared(check)}
+            for what, check in (
+                ("view of (7, 3) as [S(0)] on 4 ranks to (21,)", _view),
+                (
+                    "redistribution of (6, 5) from [S(0), S(1)] to [S(1), S(0)] on 2 x 2 ranks",
+                    _move,
+                ),
+            )
+        ]
     except Exception as error:
         place = extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        return [
-            {
-                "what": "a view and a redistribution on 4 ranks",
-                "ours": f"FAILED: {reason}",
-                "torch": "not asked",
-            }
-        ]
+        reason = f"FAILED: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        what = "a view and a redistribution on 4 ranks"
+        return [{"what": what, "ours": reason, "torch": "not asked"}]
     finally:
         adapter.switch_to(before)
-    return [
-        {"what": "view of (7, 3) as [S(0)] on 4 ranks to (21,)", **view},
-        {
-            "what": "redistribution of (6, 5) from [S(0), S(1)] to [S(1), S(0)] on 2 x 2 ranks",
-            **move,
-        },
-    ]
 
 
-def _compared(check: Callable[[], str]) -> dict[str, str]:
+def _compared(check: Callable[[], tuple[DTensor, list[torch.Tensor]]]) -> dict[str, str]:
+    """What comes of a check: the result and the parts that the ranks are to hold."""
     found = {}
-    for name, switch in (
-        ("torch", adapter.disable),
-        ("ours", lambda: adapter.enable(redistribution=True)),
-    ):
-        switch()
-        try:
-            found[name] = check()
-        except RuntimeError as error:
-            found[name] = f"raises {next(iter(str(error).splitlines()), '')}"
+    # In a mode of its own: torch keeps the coordinates of meshes by their address in memory, and a
+    # second mesh may be put where the first one was.
+    with dispatch_modes.all_ranks(4):
+        for name in ("torch", "ours"):
+            adapter.disable()
+            if name == "ours":
+                adapter.enable(redistribution=True)
+            try:
+                with Recorder() as recorder:
+                    result, parts = check()
+                local = collective_ops.wait_for(result.to_local())
+            except RuntimeError as error:
+                found[name] = f"raises {next(iter(str(error).splitlines()), '')}"
+                continue
+            with dispatch_modes.no_modes():
+                locals_ = [local_tensors.local_of(local, rank) for rank in range(4)]
+                is_right = all(map(torch.equal, locals_, parts))
+            sent = counted(len(recorder.seen), "collective")
+            how = f"in {sent}" if recorder.seen else "and nothing is moved"
+            found[name] = f"right, {how}" if is_right else "WRONG DATA"
     return found
 
 
 def _from_parts(
-    parts: list[torch.Tensor], mesh: DeviceMesh, placements: list[Any], shape: tuple[int, ...]
+    parts: list[torch.Tensor], mesh: list[Any], placements: list[Any], shape: tuple[int, ...]
 ) -> DTensor:
     local = local_tensors.LocalTensor(dict(enumerate(parts)))
+    on = DeviceMesh("cpu", torch.tensor(mesh))
+    size = torch.Size(shape)
     return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
+        local, on, placements, run_check=False, shape=size, stride=(size[1], 1)
     )
 
 
-def _holds(tensor: Any, parts: list[torch.Tensor]) -> bool:
-    local = communication.wait_for(tensor.to_local())
+def _view() -> tuple[DTensor, list[torch.Tensor]]:
     with dispatch_modes.no_modes():
-        return all(
-            torch.equal(local_tensors.local_of(local, rank), part)
-            for rank, part in enumerate(parts)
-        )
+        parts = list(torch.arange(21.0).reshape(7, 3).split(2))
+    rows = _from_parts(parts, [0, 1, 2, 3], [Shard(0)], (7, 3))
+    return rows.view(21), [part.flatten() for part in parts]
 
 
-def _view() -> str:
-    with dispatch_modes.no_modes():
-        full = torch.arange(21.0).reshape(7, 3)
-        parts = list(full.split(2))
-    viewed = _from_parts(parts, DeviceMesh("cpu", torch.arange(4)), [Shard(0)], (7, 3)).view(21)
-    return (
-        "right, and nothing is moved"
-        if _holds(viewed, [part.flatten() for part in parts])
-        else "WRONG DATA"
-    )
-
-
-def _move() -> str:
+def _move() -> tuple[DTensor, list[torch.Tensor]]:
     with dispatch_modes.no_modes():
         full = torch.arange(30.0).reshape(6, 5)
         before = [part for rows in full.split(3) for part in rows.split(3, 1)]
         after = [part for j in range(2) for part in full[:, 3 * j : 3 * j + 3].split(3)]
-    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
-    calls = CollectiveCounter()
-    with calls:
-        moved = _from_parts(before, mesh, [Shard(0), Shard(1)], (6, 5)).redistribute(
-            placements=[Shard(1), Shard(0)]
-        )
-    return (
-        f"right, in {calls.count} collective{'s' * (calls.count != 1)}"
-        if _holds(moved, after)
-        else "WRONG DATA"
-    )
-
-
-class CollectiveCounter(TorchDispatchMode):
-    """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs
-    numpy, which comes with no torch.)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its own ops come by here as well
-        if communication.communicates(func):
-            self.count += 1
-        return func(*args, **(kwargs or {}))
+    x = _from_parts(before, [[0, 1], [2, 3]], [Shard(0), Shard(1)], (6, 5))
+    return x.redistribute(placements=[Shard(1), Shard(0)]), after

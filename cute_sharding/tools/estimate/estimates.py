@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from cute_sharding._html import of_text
 from cute_sharding._settings import FLAGS
@@ -86,14 +86,13 @@ file.py:function
     names = tuple(mesh) if isinstance(mesh, Mapping) else None
     sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
     _check(sizes, network, layers, rank, device, settings)
-    function = Function.of(step)
-    where = function.module if function.file is None else os.path.relpath(function.file)
-    request = {"function": tuple(function), "sizes": sizes, "names": names, "rank": rank}
+    module, file, name = located(step)
+    request = {"function": (module, file, name), "sizes": sizes, "names": names, "rank": rank}
     flags = {name: dict(SETTINGS[name]) for name in settings}
     for some in flags.values():
         some |= {"USE_CUTE_NETWORK": network} if some and network else {}
     runs = _runs({**request, "device": device}, flags, layers)
-    program = f"{where}:{function.name}"
+    program = f"{module if file is None else os.path.relpath(file)}:{name}"
     return Estimate(program, sizes, names, rank, device, network, layers, runs)
 
 
@@ -135,54 +134,39 @@ def _check(
         Network.parse(network).checked(sizes)
 
 
-class Function(NamedTuple):
-    """A function of a program, in a form that another process can find.
+def located(step: Callable[..., Any] | str) -> tuple[str, str | None, str]:
+    """A function of a program, in a form that another process can find: the name of its module, the
+    file of the module unless it can be imported by name, and the function's dotted name. From a
+    function, or from ``module:function`` or ``file.py:function``.
 
-    Attributes:
-        module: the name of the module.
-        file: the file of the module; None if the module can be imported by name.
-        name: the dotted name of the function in the module.
+    Raises:
+        ValueError: another process could not find the function.
+
+    >>> located("train.py:step"), located("package.train:step")
+    (('train', 'train.py', 'step'), ('package.train', None, 'step'))
     """
-
-    module: str
-    file: str | None
-    name: str
-
-    @classmethod
-    def of(cls, step: Callable[..., Any] | str) -> Function:
-        """From a function, or from ``module:function`` or ``file.py:function``.
-
-        Raises:
-            ValueError: another process could not find the function.
-
-        >>> Function.of("train.py:step")
-        Function(module='train', file='train.py', name='step')
-        """
-        if isinstance(step, str):
-            where, _, name = step.rpartition(":")
-            if not where or not name:
-                raise ValueError(
-                    f"{step!r} is not the name of a function: write module:function or "
-                    "file.py:function"
-                )
-            if where.endswith(".py"):
-                return cls(Path(where).stem, where, name)
-            return cls(where, None, name)
-        module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
-        if not callable(step) or "<" in name or not isinstance(module, str):
+    if isinstance(step, str):
+        where, _, name = step.rpartition(":")
+        if not where or not name:
             raise ValueError(
-                f"estimate cannot import {step!r} in a new process: pass a function that is "
-                "defined at the top level of a module, or 'module:function'"
+                f"{step!r} is not the name of a function: write module:function or file.py:function"
             )
-        if module != "__main__":
-            return cls(module, None, name)
-        file = getsourcefile(step)
-        if file is None or not Path(file).exists():
-            raise ValueError(
-                f"estimate cannot import {name} in a new process, because the function is not in a "
-                "file: write the function into a file, and pass 'file.py:function'"
-            )
-        return cls(Path(file).stem, file, name)
+        return (Path(where).stem, where, name) if where.endswith(".py") else (where, None, name)
+    module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
+    if not callable(step) or "<" in name or not isinstance(module, str):
+        raise ValueError(
+            f"estimate cannot import {step!r} in a new process: pass a function that is "
+            "defined at the top level of a module, or 'module:function'"
+        )
+    if module != "__main__":
+        return module, None, name
+    file = getsourcefile(step)
+    if file is None or not Path(file).exists():
+        raise ValueError(
+            f"estimate cannot import {name} in a new process, because the function is not in a "
+            "file: write the function into a file, and pass 'file.py:function'"
+        )
+    return Path(file).stem, file, name
 
 
 def _results(
@@ -382,34 +366,56 @@ class Estimate:
             "collectives": lambda run: f"{run.step.collectives:,}",
             "time by the network": lambda run: seconds_text(self.seconds(run)),
             "memory, at most": lambda run: bytes_text(run.memory.peak),
-            **{f"  {kind}": partial(_held, kind) for kind in KINDS},
+            **{
+                f"  {kind}": partial(lambda kind, run: bytes_text(run.memory.by_kind()[kind]), kind)
+                for kind in KINDS
+            },
             "received before the step": lambda run: bytes_text(run.setup.busiest_bytes),
         }
         return self._table("", rows)
 
-    def _layers(self) -> list[str]:
-        """The memory of each layer at the peak, the largest first."""
-        held: dict[str, int] = {}
-        for run in self.runs:
-            for layer, size in run.memory.by_layer().items():
-                held[layer] = max(held.get(layer, 0), size)
-        largest = sorted(held, key=lambda layer: -held[layer])
+    def _largest(
+        self, title: str, what: str, of: Callable[[DryRun], Mapping[Any, tuple[int, str]]]
+    ) -> list[str]:
+        """The largest of what each run has by name: a size, and the size as text."""
+        each = {run.setting: of(run) for run in self.runs}
+        most: dict[Any, int] = {}
+        for found in each.values():
+            for name, (size, _) in found.items():
+                most[name] = max(most.get(name, 0), size)
+        largest = sorted(most, key=lambda name: -most[name])
         rows = {
-            layer or "outside of all layers": partial(_held_by, layer) for layer in largest[:LINES]
+            str(name): partial(lambda name, run: each[run.setting].get(name, (0, "0 B"))[1], name)
+            for name in largest[:LINES]
         }
-        return self._table("memory by layer, at the peak", rows) + _more(largest, "layer")
+        return self._table(title, rows) + _more(largest, what)
+
+    def _layers(self) -> list[str]:
+        """The memory of each layer at the peak."""
+        return self._largest(
+            "memory by layer, at the peak",
+            "layer",
+            lambda run: {
+                layer or "outside of all layers": (size, bytes_text(size))
+                for layer, size in run.memory.by_layer().items()
+            },
+        )
 
     def _lines(self) -> list[str]:
-        """The bytes that each line receives, the largest first."""
-        received: dict[Place | None, int] = {}
-        for run in self.runs:
-            for place, of in run.step.by_line().items():
-                received[place] = max(received.get(place, 0), of.busiest_bytes)
-        largest = sorted(received, key=lambda place: -received[place])
-        if not largest:
+        """The bytes that each line receives."""
+        if not any(run.step.rows for run in self.runs):
             return ["no line receives anything"]
-        rows = {str(place or "unknown line"): partial(_sent_at, place) for place in largest[:LINES]}
-        return self._table("received for each line", rows) + _more(largest, "line")
+        return self._largest(
+            "received for each line",
+            "line",
+            lambda run: {
+                place or "unknown line": (
+                    of.busiest_bytes,
+                    f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}",
+                )
+                for place, of in run.step.by_line().items()
+            },
+        )
 
     def _ops(self) -> list[str]:
         """The ops of DTensors that communicate with the best setting; lines that receive the most
@@ -428,19 +434,6 @@ class Estimate:
                 lines += wrap(text, 96, initial_indent="    ", subsequent_indent="      ")
             lines += [f"  {each}" for each in _more(said, "op", OPS)]
         return lines + _more(texts, "line")
-
-
-def _held(kind: str, run: DryRun) -> str:
-    return bytes_text(run.memory.by_kind()[kind])
-
-
-def _held_by(layer: str, run: DryRun) -> str:
-    return bytes_text(run.memory.by_layer().get(layer, 0))
-
-
-def _sent_at(place: Place | None, run: DryRun) -> str:
-    of = run.step.by_line().get(place, Traffic({}))
-    return f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}"
 
 
 def _more(every: Sized, what: str, shown: int = LINES) -> list[str]:

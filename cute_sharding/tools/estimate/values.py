@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.tools.profile.values import Cause, Collective, Place, seconds_of
@@ -133,32 +133,12 @@ class Traffic:
         return {place: Traffic(rows) for place, rows in found.items()}
 
 
-class Purpose(NamedTuple):
-    """The purpose of bytes.
-
-    Attributes:
-        kind: one of ``KINDS``.
-        layer: a layer of the model, or consecutive layers, such as ``blocks.*``. Empty for bytes
-            that belong to no layer.
-    """
-
-    kind: str
-    layer: str
-
-
-class Moment(NamedTuple):
-    """A part of a step, in which layers of one kind run.
-
-    Attributes:
-        backward: whether gradients were computed.
-        layer: as in :class:`Purpose`.
-        at: the position among consecutive layers: 0 for the first, 1 for any between, 2 for the
-            last.
-    """
-
-    backward: bool
-    layer: str
-    at: int
+# What bytes are for: one of KINDS, and a layer of the model, or consecutive layers, such as
+# ``blocks.*``; empty for bytes that belong to no layer.
+Purpose: TypeAlias = "tuple[str, str]"
+# A part of a step, in which layers of one kind run: whether gradients were computed, the layer, and
+# the position among consecutive layers: 0 for the first, 1 for any between, 2 for the last.
+Moment: TypeAlias = "tuple[bool, str, int]"
 
 
 def layer_of(path: str) -> tuple[str, int | None]:
@@ -200,8 +180,8 @@ class Memory:
             at = 0 if not number else 2 if number == last[layer] else 1
             counted: Counter[Purpose] = Counter()
             for (kind, owner), size in held.items():
-                counted[Purpose(kind, layer_of(owner)[0])] += size
-            moment = Moment(backward, layer, at)
+                counted[kind, layer_of(owner)[0]] += size
+            moment = backward, layer, at
             if counted.total() > moments.get(moment, Counter()).total():
                 moments[moment] = counted
         return cls(moments)
@@ -218,13 +198,13 @@ class Memory:
 
     def by_kind(self) -> dict[str, int]:
         """The bytes at the peak, for each of ``KINDS``."""
-        return {kind: sum(n for of, n in self.most.items() if of.kind == kind) for kind in KINDS}
+        return {kind: sum(n for (of, _), n in self.most.items() if of == kind) for kind in KINDS}
 
     def by_layer(self) -> dict[str, int]:
         """The bytes at the peak, layer by layer."""
         found: Counter[str] = Counter()
-        for of, size in self.most.items():
-            found[of.layer] += size
+        for (_, layer), size in self.most.items():
+            found[layer] += size
         return dict(found)
 
 
@@ -264,22 +244,22 @@ def counted(runs: Sequence[DryRun], layers: int) -> DryRun | None:
     step, setup = (
         _grown([getattr(run, name).rows for run in runs], layers) for name in ("step", "setup")
     )
-    memory = memory_of([run.memory for run in runs], layers)
+    memory = _memory([run.memory for run in runs], layers)
     if step is None or setup is None or memory is None:
         return None
-    both = [
+    sent = [
         Traffic({alike: TrafficAmount(*amount) for alike, amount in rows.items()})
         for rows in (step, setup)
     ]
-    return replace(runs[-1], step=both[0], setup=both[1], memory=memory, counted=True)
+    return replace(runs[-1], step=sent[0], setup=sent[1], memory=memory, counted=True)
 
 
-def memory_of(found: Sequence[Memory], layers: int) -> Memory | None:
+def _memory(found: Sequence[Memory], layers: int) -> Memory | None:
     """The memory, in each part of the step. While a layer runs, the held memory grows linearly with
     the layers before it and after it. So the peak is in the first or in the last layer, and each
     of the ``DEPTHS`` has these two.
     """
-    moments = [{m: held for m, held in each.moments.items() if m.at != 1} for each in found]
+    moments = [{m: held for m, held in each.moments.items() if m[2] != 1} for each in found]
     if any({*one} != {*other} for one, other in pairwise(moments)):
         return None
     flat = [

@@ -5,7 +5,7 @@ rank receives. The numbers follow the rules of :mod:`cute_sharding.exchange.coll
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,41 +17,43 @@ from cute_sharding.exchange import collectives
 from cute_sharding.exchange.collectives import Amount
 
 
-class SentSizes(NamedTuple):
-    """The shape and the dtype of a tensor that is sent."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def numel(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
-
-
-def _flat(tensors: Any) -> list[SentSizes]:
-    """The tensors of nested lists, in one list."""
-    if isinstance(tensors, SentSizes):
-        return [tensors]
-    return [x for some in tensors for x in _flat(some)]
-
-
 class CollectiveCall(NamedTuple):
-    """A call of an op that communicates: its arguments by name, the number of ranks that take part,
-    and the position of this rank among them.
+    """A call of an op that communicates.
+
+    Attributes:
+        given: the arguments by name.
+        ranks: the ranks of the group, ascending.
+        at: the position of this rank among them.
     """
 
     given: dict[str, Any]
-    parts: int
+    ranks: list[int]
     at: int
+
+    @property
+    def parts(self) -> int:
+        """The number of ranks that take part."""
+        return len(self.ranks)
+
+    def number(self, n: Any) -> int:
+        """A number on this rank: under LocalTensorMode, sizes differ between ranks."""
+        return int(local_tensors.int_on(n, self.ranks[self.at]))
 
     def sizes(self, name: str) -> list[int]:
         """The elements of each tensor of an argument."""
-        return [x.numel() for x in _flat(self.given[name])]
+        return [self.number(x.numel()) for x in _flat(self.given[name])]
 
     @property
     def is_root(self) -> bool:
         """Whether this rank is the root of the collective."""
         return bool(self.given.get("root_rank", self.given.get("src")) == self.at)
+
+
+def _flat(tensors: Any) -> list[torch.Tensor]:
+    """The tensors of nested lists, in one list."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [x for some in tensors for x in _flat(some)]
 
 
 class CollectiveRow(NamedTuple):
@@ -108,13 +110,14 @@ def _all_to_all(given: str, got: str) -> CollectiveRow:
     """An all-to-all of rows. Without splits, each rank gets the same number of rows."""
 
     def amounts(call: CollectiveCall) -> list[Amount]:
-        def elements(splits: Any, tensor: SentSizes) -> list[int]:
+        def elements(splits: Any, name: str) -> list[int]:
             if not splits:
-                return [tensor.numel() // call.parts] * call.parts
-            return [int(n) * prod(tensor.shape[1:]) for n in splits]
+                return [call.sizes(name)[0] // call.parts] * call.parts
+            row = prod(map(call.number, call.given[name].shape[1:]))
+            return [call.number(n) * row for n in splits]
 
-        received = elements(call.given.get("output_split_sizes"), call.given[got])
-        sent = elements(call.given.get("input_split_sizes"), call.given[given])
+        received = elements(call.given.get("output_split_sizes"), got)
+        sent = elements(call.given.get("input_split_sizes"), given)
         return [collectives.all_to_all(received, sent, call.at)]
 
     return CollectiveRow("all-to-all", given, amounts)
@@ -204,9 +207,7 @@ MESSAGES = ("send", "receive")
 
 
 class CollectiveFacts(NamedTuple):
-    """The known facts about an op that communicates: its row, and the argument that is the process
-    group, by position and by name.
-    """
+    """An op that communicates, its row, and the argument that is the process group."""
 
     op: Any
     row: CollectiveRow
@@ -225,85 +226,48 @@ def ops() -> dict[Any, CollectiveFacts]:
     }
 
 
-class Posted(NamedTuple):
-    """A call of an op that communicates, in the form in which it is recorded while the program
-    waits: arguments have the :class:`SentSizes` of each tensor. ``ranks`` are those of the group,
-    ``at`` is the position of this rank among them.
-    """
-
-    of: CollectiveFacts
-    args: list[Any]
-    kwargs: dict[str, Any]
-    ranks: list[int]
-    at: int
-
-
-def posted(
-    of: CollectiveFacts, args: Any, kwargs: Any, groups: dict[Any, tuple[list[int], int]]
-) -> Posted:
-    """A record of a call of the op, which keeps no tensor. ``groups``: for each group of an earlier
-    call, its ranks and the position of this rank.
-    """
-    at = of.group_at
-    group = observing.group_of_argument(args[at] if at < len(args) else kwargs.get(of.group_name))
-    place = groups.get(group)
-    if place is None:
-        place = groups[group] = dist.get_process_group_ranks(group), group.rank()
-    named = kwargs and {key: _sized(value) for key, value in kwargs.items()}
-    return Posted(of, [*map(_sized, args)], named, *place)
-
-
-def _sized(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return SentSizes(value.shape, value.dtype)
-    return [*map(_sized, value)] if isinstance(value, (list, tuple)) else value
-
-
 class Sent(NamedTuple):
     """The communication of one call, or of one batch of messages.
 
     Attributes:
+        op: the op.
         kind: the kind of the collective.
         ranks: the ranks that take part, ascending.
         dtype: that of the first tensor.
         amount: the elements of all tensors together.
     """
 
+    op: Any
     kind: str
     ranks: tuple[int, ...]
     dtype: torch.dtype
     amount: Amount
 
 
-def sent_by(posts: Sequence[Posted]) -> Sent:
-    """The communication of a call, or of several messages."""
-    every = [_sent_by(post) for post in posts]
-    if len(every) == 1:
-        return every[0]
-    ranks = tuple(sorted({rank for sent in every for rank in sent.ranks}))
-    return Sent("messages", ranks, every[0].dtype, _together([sent.amount for sent in every]))
-
-
-def _sent_by(post: Posted) -> Sent:
-    row, ranks = post.of.row, post.ranks
-    here = partial(_numbers_on, ranks[post.at])
-    kwargs = post.kwargs and dict(zip(post.kwargs, here([*post.kwargs.values()])))
-    given = observing.arguments_by_name(post.of.op, here(post.args), kwargs)
-    call = CollectiveCall(given, len(ranks), post.at)
-    amount = _together(row.amounts(call))
-    peer = given.get("dst", given.get("src")) if row.kind in MESSAGES else None
+def sent_by(
+    of: CollectiveFacts, args: Any, kwargs: Any, groups: dict[Any, tuple[list[int], int]]
+) -> Sent:
+    """The communication of a call of an op. ``groups``: for each group of an earlier call, its
+    ranks and the position of this rank.
+    """
+    given, row = observing.arguments_by_name(of.op, args, kwargs or {}), of.row
+    at = of.group_at
+    group = observing.group_of_argument(args[at] if at < len(args) else kwargs.get(of.group_name))
+    if group not in groups:
+        groups[group] = dist.get_process_group_ranks(group), group.rank()
+    call = CollectiveCall(given, *groups[group])
+    ranks, peer = call.ranks, given.get("dst", given.get("src")) if row.kind in MESSAGES else None
     if isinstance(peer, int):
         ranks = sorted({ranks[call.at], ranks[peer]})
-    return Sent(row.kind, tuple(ranks), _flat(given[row.tensors])[0].dtype, amount)
+    dtype = _flat(given[row.tensors])[0].dtype
+    return Sent(of.op, row.kind, tuple(ranks), dtype, _together(row.amounts(call)))
 
 
-def _numbers_on(rank: int, value: Any) -> Any:
-    """The arguments of a call on one rank: under LocalTensorMode, sizes differ between ranks."""
-    if isinstance(value, SentSizes):
-        return SentSizes(tuple(_numbers_on(rank, [*value.shape])), value.dtype)
-    if isinstance(value, (list, tuple)):
-        return [_numbers_on(rank, each) for each in value]
-    return local_tensors.int_on(value, rank)
+def batch_of(every: Sequence[Sent]) -> Sent:
+    """Several messages as one."""
+    ranks = tuple(sorted({rank for sent in every for rank in sent.ranks}))
+    amount = _together([sent.amount for sent in every])
+    return Sent(every[0].op, "messages", ranks, every[0].dtype, amount)
 
 
 def _together(amounts: Sequence[Amount]) -> Amount:

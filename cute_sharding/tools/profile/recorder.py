@@ -37,9 +37,9 @@ from cute_sharding.dtensor.replaced.observing import (
 from cute_sharding.tools.profile.collectives import (
     MESSAGES,
     CollectiveFacts,
-    Posted,
+    Sent,
+    batch_of,
     ops,
-    posted,
     sent_by,
 )
 from cute_sharding.tools.profile.values import Collective, Place
@@ -215,8 +215,8 @@ class Seen:
     waits.
 
     Attributes:
-        posts: the calls.
-        found: the place where the first call ran.
+        sent: its amounts.
+        found: the place where it, or its first message, ran.
         busiest: the bytes that the busiest rank receives, if the plan gives them.
         met: the last op on DTensors before the collective.
         settings: the settings of the package; None if the package was off.
@@ -225,12 +225,12 @@ class Seen:
 
     def __init__(
         self,
-        posts: tuple[Posted, ...],
+        sent: Sent,
         found: Found,
         busiest: Callable[[], int] | None,
         met: Met | None,
     ) -> None:
-        self.posts, self.found, self.busiest, self.met = posts, found, busiest, met
+        self.sent, self.found, self.busiest, self.met = sent, found, busiest, met
         self.settings, self.end = in_force(), found.at
 
     @property
@@ -258,9 +258,9 @@ class Recorder:
         self._lines = Lines()
         self._places: dict[tuple[int, int], Place] = {}
         self._busiest: Callable[[], int] | None = None  # the bytes of the exchange that runs now
-        self._messages: list[tuple[Posted, Found]] | None = None
+        self._messages: list[tuple[Sent, Found]] | None = None
         self._sent_before = 0  # the number of collectives when the exchange began
-        self._groups: dict[Any, tuple[list[int], int]] = {}  # for :func:`posted`
+        self._groups: dict[Any, tuple[list[int], int]] = {}  # for :func:`sent_by`
         self._in_flight: dict[int, Seen] = {}
 
     def __enter__(self) -> Recorder:
@@ -288,8 +288,8 @@ class Recorder:
         messages, busiest = self._messages, self._busiest
         self._busiest = self._messages = None
         if messages:
-            posts, found = tuple([post for post, _ in messages]), messages[0][1]
-            self.seen.append(Seen(posts, found, busiest, self._last))
+            batch = batch_of([sent for sent, _ in messages]) if messages[1:] else messages[0][0]
+            self.seen.append(Seen(batch, messages[0][1], busiest, self._last))
         now = perf_counter()
         for seen in self.seen[self._sent_before :]:
             seen.end = now
@@ -334,14 +334,14 @@ class Recorder:
         made = nodes_made()
         if made > lines.noted:
             lines.note(made - 1, found.line, made)
-        self.about_to_send(posted(of, args, kwargs, self._groups), found)
+        self.about_to_send(sent_by(of, args, kwargs, self._groups), found)
 
-    def about_to_send(self, post: Posted, found: Found) -> None:
+    def about_to_send(self, sent: Sent, found: Found) -> None:
         """Called before a collective runs."""
-        if self._messages is not None and post.of.row.kind in MESSAGES:
-            self._messages.append((post, found))
+        if self._messages is not None and sent.kind in MESSAGES:
+            self._messages.append((sent, found))
         else:
-            self.seen.append(Seen((post,), found, self._busiest, self._last))
+            self.seen.append(Seen(sent, found, self._busiest, self._last))
 
     def sent(self, result: Any) -> None:
         if self.seen and not self._messages:  # messages of a batch are not recorded yet
@@ -365,14 +365,14 @@ class Recorder:
 
     def collective_of(self, seen: Seen) -> Collective:
         """A collective as a value, under the line of its source."""
-        sent, found = sent_by(seen.posts), seen.found
+        sent, found = seen.sent, seen.found
         itemsize, amount = sent.dtype.itemsize, sent.amount
         busiest = amount.busiest
         if seen.busiest is not None:
             busiest = max(seen.busiest() // itemsize, amount.received)
         return Collective(
             op=sent.kind,
-            name=observing.name_of(seen.posts[0].of.op),
+            name=observing.name_of(sent.op),
             ranks=sent.ranks,
             dtype=str(sent.dtype).removeprefix("torch."),
             itemsize=itemsize,

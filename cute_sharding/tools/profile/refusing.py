@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cute_sharding.tools.profile.causes import cause_of, name_of
-from cute_sharding.tools.profile.collectives import Posted, sent_by
+from cute_sharding.tools.profile.collectives import Sent
 from cute_sharding.tools.profile.recorder import Found, Recorder, Seen
 from cute_sharding.tools.profile.values import Cause, Place
 
@@ -29,8 +29,8 @@ class _Refusing(Recorder):
         self._action, self._allow_explicit = action, allow_explicit
         self._warned: set[tuple[Place | None, bool, str]] = set()
 
-    def about_to_send(self, post: Posted, found: Found) -> None:
-        seen = Seen((post,), found, None, self._last)
+    def about_to_send(self, sent: Sent, found: Found) -> None:
+        seen = Seen(sent, found, None, self._last)
         source = self.source_of(seen)
         if self._allow_explicit and source.kind in ("asked", "direct"):
             return
@@ -38,7 +38,7 @@ class _Refusing(Recorder):
         if key in self._warned:
             return
         self._warned.add(key)
-        sent, cause = sent_by(seen.posts), cause_of(source, [seen])
+        cause = cause_of(source, [seen])
         if self._action == "raise":
             raise CommunicationError(communicates(sent.kind, sent.ranks, cause))
         said = communicates(sent.kind, sent.ranks, cause)

@@ -381,7 +381,7 @@ def test_bad_arguments_are_told_in_one_line(capsys, command, message):
         (["--version"], f"cute_sharding {cute_sharding.__version__}\n"),
         (["plan", "--help"], "gen=4@8-11"),
         (["draw", "--help"], "gen=4@8-11"),
-        (["explain", "--help"], "1,1 for x[:, 1:]"),
+        (["explain", "--help"], "write 1,1"),
     ],
 )
 def test_what_ends_at_once(capsys, option, said):

@@ -12,7 +12,7 @@ from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding import Sharding, parse_placements
 from cute_sharding.tools.estimate import Estimate
-from cute_sharding.tools.estimate.estimates import Function
+from cute_sharding.tools.estimate.estimates import located
 from cute_sharding.tools.estimate.values import (
     ACTIVATIONS,
     DEPTHS,
@@ -139,9 +139,9 @@ def test_layers_that_differ_are_not_counted():
 
 
 def test_functions_that_another_process_finds():
-    assert Function.of("a.b:f") == ("a.b", None, "f")
-    assert Function.of("examples/train.py:Job.step") == ("train", "examples/train.py", "Job.step")
-    assert Function.of(collective) == (__name__, None, "collective")
+    assert located("a.b:f") == ("a.b", None, "f")
+    assert located("examples/train.py:Job.step") == ("train", "examples/train.py", "Job.step")
+    assert located(collective) == (__name__, None, "collective")
     for bad, said in (
         ("train", "is not the name of a function"),
         (lambda mesh: None, "in a new process: pass"),
@@ -149,7 +149,7 @@ def test_functions_that_another_process_finds():
         (3, "in a new process: pass"),
     ):
         with pytest.raises(ValueError, match=said):
-            Function.of(bad)
+            located(bad)
 
 
 @pytest.mark.parametrize(
