@@ -43,7 +43,6 @@ __all__ = [
     "current_node",
     "exchange",
     "group_of_argument",
-    "group_position",
     "is_in_torchs_function",
     "is_not_compiled",
     "kind_of",
@@ -202,15 +201,6 @@ def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 @lru_cache(maxsize=1 << 8)
 def _names_of_arguments(func: Any) -> list[str]:
     return [argument.name for argument in func._schema.arguments]
-
-
-def group_position(op: Any) -> tuple[int, str]:
-    """The number and the name of an op's argument that is a process group; (-1, "") without one."""
-    names = _names_of_arguments(op)
-    return next(((i, name) for i, name in enumerate(names) if name in _GROUPS), (-1, ""))
-
-
-_GROUPS = ("group_name", "process_group")
 
 
 def group_of_argument(group: Any) -> Any:

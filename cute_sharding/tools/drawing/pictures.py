@@ -37,7 +37,7 @@ from cute_sharding.tools.explain import explain_view, modes_of
 from cute_sharding.tools.inputs import names_of
 
 MOVED = "*"
-# Indices of a mode before the last two that are shown, ranks of a matrix, and lines of a table.
+# Indices of a mode before the last two that are shown, ranks of a matrix, and lines of a plan.
 LEADING_MODE, RANKS, LINES = 3, 16, 16
 
 
@@ -393,62 +393,22 @@ def amount_text(n: float) -> str:
 
 
 def reshard_picture(plan: ReshardPlan) -> Picture:
-    """The kinds of tensors, the buckets in which they go, and the bytes from rank to rank in all.
-
-    What finishes pending sums, tensor by tensor before all else, is in a caption.
+    """The bytes from rank to rank in all, and the plan in words. What finishes pending sums, tensor
+    by tensor before all else, the matrix leaves out.
     """
-    title, *_ = str(plan).splitlines()
-    kinds = [
-        (str(len(names)), names[0], str(way.source), str(way.target), way.plan.kind)
-        for way, names in plan.ways.items()
-    ]
-    buckets = [
-        (
-            str(number),
-            str(len(each.members)),
-            f"{each.bundle.received_bytes:,}",
-            "while the one before is unpacked" if each.follows_at_once else "by itself",
-        )
-        for number, each in enumerate(plan.packed)
-    ]
-    bundle = Bundle(tuple([way.item for _, way, stays in plan.tensors if not stays]))
-    limit = "" if plan.memory_limit is None else f", of {plan.memory_limit:,} that it may"
-    said = [f"a rank holds at most {plan.peak_bytes:,} bytes{limit}"]
-    if any(way.plan.steps for way in plan.ways):
-        said.append("Partial sums are reduced before; the matrix leaves that out")
-    sections = (
-        _table("tensors", ("how many", "the first", "from", "to", "by"), kinds),
-        _table("buckets", ("number", "tensors", "bytes received", "sent"), buckets),
-        _bundle(bundle),
-    )
-    return Picture(title, sections, captions=tuple(said))
+    return _bundle(plan, Bundle(tuple([way.item for _, way, stays in plan.tensors if not stays])))
 
 
 def refit_picture(refit: Refit) -> Picture:
-    """What each result is made of, and the bytes from rank to rank."""
-    title, *_ = str(refit).splitlines()
-    results = [
-        (
-            each.text,
-            each.placed.placements_text(),
-            str(each.placed.mesh),
-            ", ".join(refit.sources_of(k)) or "constants",
-        )
-        for k, each in enumerate(refit.results)
-    ]
-    table = _table("results", ("result", "placements", "on", "of"), results)
-    return Picture(title, (table, _bundle(refit.bundle)))
+    """The bytes from rank to rank, and the refit in words."""
+    return _bundle(refit, refit.bundle)
 
 
-def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Section:
-    """A table; of many lines the first ones and the last."""
-    if len(rows) > LINES:
-        rows = [*rows[: LINES - 1], (GAP,) * len(header), rows[-1]]
-    return Section(title, table=(header, *rows))
-
-
-def _bundle(bundle: Bundle) -> Section:
-    """Who sends how many bytes to whom."""
+def _bundle(plan: ReshardPlan | Refit, bundle: Bundle) -> Picture:
+    title, *said = str(plan).splitlines()
+    if len(said) > LINES:
+        said = [*said[: LINES // 2], GAP, *said[-LINES // 2 :]]
     received = "" if bundle.is_free else f"{bundle.received_bytes:,} bytes"
     peers = 0 if bundle.is_free else bundle.most_peers
-    return _of_exchanges("bytes in all", bundle.exchanges, bundle.amount, received, peers)
+    section = _of_exchanges("bytes in all", bundle.exchanges, bundle.amount, received, peers)
+    return Picture(title, (section,), captions=tuple(said))

@@ -49,18 +49,9 @@ class Alike(NamedTuple):
     itemsize: int
 
 
-class TrafficAmount(NamedTuple):
-    """The amount of communication of equal collectives.
-
-    Attributes:
-        collectives: the number of collectives.
-        received: the elements that this rank receives.
-        busiest: the elements that the busiest rank receives; if unknown, as ``received``.
-    """
-
-    collectives: int = 0
-    received: int = 0
-    busiest: int = 0
+# The amount of communication of equal collectives: their number, the elements that this rank
+# receives, and those that the busiest rank receives (if unknown, those of this rank).
+TrafficAmount: TypeAlias = "tuple[int, int, int]"
 
 
 def group_on(mesh: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -98,24 +89,24 @@ class Traffic:
             if one.op != "barrier":
                 group = group_on(mesh, one.ranks)
                 alike = Alike(one.place, one.backward, one.op, group, one.itemsize)
-                many, received, busiest = rows.get(alike, TrafficAmount())
-                rows[alike] = TrafficAmount(many + 1, received + one.received, busiest + one.most)
+                many, received, busiest = rows.get(alike, (0, 0, 0))
+                rows[alike] = many + 1, received + one.received, busiest + one.most
         return cls(rows)
 
     @property
     def collectives(self) -> int:
         """The number of collectives."""
-        return sum(amount.collectives for amount in self.rows.values())
+        return sum(n for n, _, _ in self.rows.values())
 
     @property
     def received_bytes(self) -> int:
         """The bytes that the rank receives."""
-        return sum(amount.received * alike.itemsize for alike, amount in self.rows.items())
+        return sum(n * alike.itemsize for alike, (_, n, _) in self.rows.items())
 
     @property
     def busiest_bytes(self) -> int:
         """The bytes that the busiest rank of each collective receives."""
-        return sum(amount.busiest * alike.itemsize for alike, amount in self.rows.items())
+        return sum(n * alike.itemsize for alike, (_, _, n) in self.rows.items())
 
     def seconds(self, mesh: Sequence[int], network: Chosen = None) -> float:
         """The seconds of all collectives by the network model, one after the other."""
@@ -247,11 +238,8 @@ def counted(runs: Sequence[DryRun], layers: int) -> DryRun | None:
     memory = _memory([run.memory for run in runs], layers)
     if step is None or setup is None or memory is None:
         return None
-    sent = [
-        Traffic({alike: TrafficAmount(*amount) for alike, amount in rows.items()})
-        for rows in (step, setup)
-    ]
-    return replace(runs[-1], step=sent[0], setup=sent[1], memory=memory, counted=True)
+    sent = {"step": Traffic(step), "setup": Traffic(setup)}
+    return replace(runs[-1], **sent, memory=memory, counted=True)
 
 
 def _memory(found: Sequence[Memory], layers: int) -> Memory | None:
@@ -275,9 +263,7 @@ def _memory(found: Sequence[Memory], layers: int) -> Memory | None:
     return Memory(grown)
 
 
-def _grown(
-    found: Sequence[Mapping[Key, tuple[int, ...]]], layers: int
-) -> dict[Key, tuple[int, ...]] | None:
+def _grown(found: Sequence[Mapping[Key, tuple[int, ...]]], layers: int) -> dict[Key, Any] | None:
     """For each key, the values at ``layers`` of the straight lines through the values of
     ``DEPTHS``; None if some are not on a straight line.
     """

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor.replaced import local_tensors, observing
 from cute_sharding.exchange import collectives
 from cute_sharding.exchange.collectives import Amount
+from cute_sharding.tools.profile.values import Collective
 
 
 class CollectiveCall(NamedTuple):
@@ -206,71 +207,61 @@ ROWS = {
 MESSAGES = ("send", "receive")
 
 
-class CollectiveFacts(NamedTuple):
-    """An op that communicates, its row, and the argument that is the process group."""
-
-    op: Any
-    row: CollectiveRow
-    group_at: int
-    group_name: str
-
-
 @lru_cache(maxsize=1)
-def ops() -> dict[Any, CollectiveFacts]:
-    """The ops of this torch that communicate."""
+def ops() -> dict[Any, tuple[Any, CollectiveRow]]:
+    """The ops of this torch that communicate, each with itself and its row."""
     return {
-        op: CollectiveFacts(op, row, *observing.group_position(op))
+        op: (op, row)
         for namespace, by_name in ROWS.items()
         for name, row in by_name.items()
         for op in observing.overloads(namespace, name)
     }
 
 
-class Sent(NamedTuple):
-    """The communication of one call, or of one batch of messages.
-
-    Attributes:
-        op: the op.
-        kind: the kind of the collective.
-        ranks: the ranks that take part, ascending.
-        dtype: that of the first tensor.
-        amount: the elements of all tensors together.
-    """
-
-    op: Any
-    kind: str
-    ranks: tuple[int, ...]
-    dtype: torch.dtype
-    amount: Amount
-
-
-def sent_by(
-    of: CollectiveFacts, args: Any, kwargs: Any, groups: dict[Any, tuple[list[int], int]]
-) -> Sent:
-    """The communication of a call of an op. ``groups``: for each group of an earlier call, its
+def collective_of(
+    op: Any,
+    row: CollectiveRow,
+    args: Any,
+    kwargs: Any,
+    groups: dict[Any, tuple[list[int], int]],
+) -> Collective:
+    """The collective that a call of an op runs. ``groups``: for each group of an earlier call, its
     ranks and the position of this rank.
     """
-    given, row = observing.arguments_by_name(of.op, args, kwargs or {}), of.row
-    at = of.group_at
-    group = observing.group_of_argument(args[at] if at < len(args) else kwargs.get(of.group_name))
+    given = observing.arguments_by_name(op, args, kwargs or {})
+    group = observing.group_of_argument(given.get("group_name", given.get("process_group")))
     if group not in groups:
         groups[group] = dist.get_process_group_ranks(group), group.rank()
     call = CollectiveCall(given, *groups[group])
-    ranks, peer = call.ranks, given.get("dst", given.get("src")) if row.kind in MESSAGES else None
+    received, sent, busiest = _together(row.amounts(call))
+    peer = given.get("dst", given.get("src")) if row.kind in MESSAGES else None
+    ranks = call.ranks
     if isinstance(peer, int):
         ranks = sorted({ranks[call.at], ranks[peer]})
     dtype = _flat(given[row.tensors])[0].dtype
-    return Sent(of.op, row.kind, tuple(ranks), dtype, _together(row.amounts(call)))
+    return Collective(
+        row.kind,
+        observing.name_of(op),
+        tuple(ranks),
+        str(dtype).removeprefix("torch."),
+        dtype.itemsize,
+        received,
+        sent,
+        busiest,
+    )
 
 
-def batch_of(every: Sequence[Sent]) -> Sent:
+def batch_of(every: Sequence[Collective]) -> Collective:
     """Several messages as one."""
-    ranks = tuple(sorted({rank for sent in every for rank in sent.ranks}))
-    amount = _together([sent.amount for sent in every])
-    return Sent(every[0].op, "messages", ranks, every[0].dtype, amount)
+    if len(every) == 1:
+        return every[0]
+    ranks = tuple(sorted({rank for one in every for rank in one.ranks}))
+    received, sent, busiest = _together([(one.received, one.sent, one.busiest) for one in every])
+    batch = every[0]._replace(op="messages", ranks=ranks)
+    return batch._replace(received=received, sent=sent, busiest=busiest)
 
 
-def _together(amounts: Sequence[Amount]) -> Amount:
+def _together(amounts: Sequence[tuple[int, int, int | None]]) -> tuple[int, int, int | None]:
     """The sum of several amounts; the busiest rank's if it is known of all."""
     received, sent, busiest = zip(*amounts)
-    return Amount(sum(received), sum(sent), None if None in busiest else sum(busiest))
+    return sum(received), sum(sent), None if None in busiest else sum(busiest)

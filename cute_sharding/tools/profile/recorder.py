@@ -36,11 +36,10 @@ from cute_sharding.dtensor.replaced.observing import (
 )
 from cute_sharding.tools.profile.collectives import (
     MESSAGES,
-    CollectiveFacts,
-    Sent,
+    CollectiveRow,
     batch_of,
+    collective_of,
     ops,
-    sent_by,
 )
 from cute_sharding.tools.profile.values import Collective, Place
 
@@ -215,7 +214,7 @@ class Seen:
     waits.
 
     Attributes:
-        sent: its amounts.
+        one: the collective, without its line and times.
         found: the place where it, or its first message, ran.
         busiest: the bytes that the busiest rank receives, if the plan gives them.
         met: the last op on DTensors before the collective.
@@ -225,12 +224,12 @@ class Seen:
 
     def __init__(
         self,
-        sent: Sent,
+        one: Collective,
         found: Found,
         busiest: Callable[[], int] | None,
         met: Met | None,
     ) -> None:
-        self.sent, self.found, self.busiest, self.met = sent, found, busiest, met
+        self.one, self.found, self.busiest, self.met = one, found, busiest, met
         self.settings, self.end = in_force(), found.at
 
     @property
@@ -258,9 +257,9 @@ class Recorder:
         self._lines = Lines()
         self._places: dict[tuple[int, int], Place] = {}
         self._busiest: Callable[[], int] | None = None  # the bytes of the exchange that runs now
-        self._messages: list[tuple[Sent, Found]] | None = None
+        self._messages: list[tuple[Collective, Found]] | None = None
         self._sent_before = 0  # the number of collectives when the exchange began
-        self._groups: dict[Any, tuple[list[int], int]] = {}  # for :func:`sent_by`
+        self._groups: dict[Any, tuple[list[int], int]] = {}  # for :func:`collective_of`
         self._in_flight: dict[int, Seen] = {}
 
     def __enter__(self) -> Recorder:
@@ -288,7 +287,7 @@ class Recorder:
         messages, busiest = self._messages, self._busiest
         self._busiest = self._messages = None
         if messages:
-            batch = batch_of([sent for sent, _ in messages]) if messages[1:] else messages[0][0]
+            batch = batch_of([one for one, _ in messages])
             self.seen.append(Seen(batch, messages[0][1], busiest, self._last))
         now = perf_counter()
         for seen in self.seen[self._sent_before :]:
@@ -328,20 +327,20 @@ class Recorder:
         made = nodes_made()
         self._lines.note(made - 1, self._lines.here(current_node())[0], made)
 
-    def sends(self, of: CollectiveFacts, args: Any, kwargs: Any) -> None:
+    def sends(self, of: tuple[Any, CollectiveRow], args: Any, kwargs: Any) -> None:
         lines = self._lines
         found = lines.found(sys._getframe(1))
         made = nodes_made()
         if made > lines.noted:
             lines.note(made - 1, found.line, made)
-        self.about_to_send(sent_by(of, args, kwargs, self._groups), found)
+        self.about_to_send(collective_of(*of, args, kwargs, self._groups), found)
 
-    def about_to_send(self, sent: Sent, found: Found) -> None:
+    def about_to_send(self, one: Collective, found: Found) -> None:
         """Called before a collective runs."""
-        if self._messages is not None and sent.kind in MESSAGES:
-            self._messages.append((sent, found))
+        if self._messages is not None and one.op in MESSAGES:
+            self._messages.append((one, found))
         else:
-            self.seen.append(Seen(sent, found, self._busiest, self._last))
+            self.seen.append(Seen(one, found, self._busiest, self._last))
 
     def sent(self, result: Any) -> None:
         if self.seen and not self._messages:  # messages of a batch are not recorded yet
@@ -364,21 +363,11 @@ class Recorder:
         return [*map(self.collective_of, self.seen)]
 
     def collective_of(self, seen: Seen) -> Collective:
-        """A collective as a value, under the line of its source."""
-        sent, found = seen.sent, seen.found
-        itemsize, amount = sent.dtype.itemsize, sent.amount
-        busiest = amount.busiest
+        """A collective with its line and its times."""
+        one, found = seen.one, seen.found
         if seen.busiest is not None:
-            busiest = max(seen.busiest() // itemsize, amount.received)
-        return Collective(
-            op=sent.kind,
-            name=observing.name_of(sent.op),
-            ranks=sent.ranks,
-            dtype=str(sent.dtype).removeprefix("torch."),
-            itemsize=itemsize,
-            received=amount.received,
-            sent=amount.sent,
-            busiest=busiest,
+            one = one._replace(busiest=max(seen.busiest() // one.itemsize, one.received))
+        return one._replace(
             place=self._place_of(found),
             backward=found.backward,
             recomputed=found.recomputed,

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cute_sharding.tools.profile.causes import cause_of, name_of
-from cute_sharding.tools.profile.collectives import Sent
 from cute_sharding.tools.profile.recorder import Found, Recorder, Seen
-from cute_sharding.tools.profile.values import Cause, Place
+from cute_sharding.tools.profile.values import Cause, Collective, Place
 
 ACTIONS = ("raise", "warn")
 
@@ -29,8 +28,8 @@ class _Refusing(Recorder):
         self._action, self._allow_explicit = action, allow_explicit
         self._warned: set[tuple[Place | None, bool, str]] = set()
 
-    def about_to_send(self, sent: Sent, found: Found) -> None:
-        seen = Seen(sent, found, None, self._last)
+    def about_to_send(self, one: Collective, found: Found) -> None:
+        seen = Seen(one, found, None, self._last)
         source = self.source_of(seen)
         if self._allow_explicit and source.kind in ("asked", "direct"):
             return
@@ -40,8 +39,8 @@ class _Refusing(Recorder):
         self._warned.add(key)
         cause = cause_of(source, [seen])
         if self._action == "raise":
-            raise CommunicationError(communicates(sent.kind, sent.ranks, cause))
-        said = communicates(sent.kind, sent.ranks, cause)
+            raise CommunicationError(communicates(one.op, one.ranks, cause))
+        said = communicates(one.op, one.ranks, cause)
         place = cause.place or Place("unknown", 0, "")
         warnings.warn_explicit(said, RuntimeWarning, place.file, place.line)
 

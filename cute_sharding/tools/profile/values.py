@@ -73,7 +73,7 @@ class Collective(NamedTuple):
     received: int
     sent: int
     busiest: int | None
-    place: Place | None
+    place: Place | None = None
     backward: bool = False
     recomputed: bool = False
     caller: Place | None = None

@@ -454,7 +454,8 @@ def test_stats_of_a_program(tmp_path):
     assert "no flag is on" in python(code, "stats", str(program)).stdout
     found = python(code, "stats", str(program), "3", USE_CUTE_SHARDING="1")
     assert found.returncode == 3, found.stderr
-    rows = {line.split("  ")[0]: line.split()[-1] for line in found.stdout.splitlines()}
+    lines = filter(None, found.stdout.splitlines())
+    rows = {line.split("  ")[0]: line.split()[-1] for line in lines}
     assert [rows[op] for op in ("slice.Tensor", "view.default", "redistribute")] == [
         *("12", "0", "48")
     ]

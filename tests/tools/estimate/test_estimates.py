@@ -22,7 +22,6 @@ from cute_sharding.tools.estimate.values import (
     DryRun,
     Memory,
     Traffic,
-    TrafficAmount,
     counted,
     group_on,
 )
@@ -52,7 +51,7 @@ def test_collectives_that_are_alike_are_counted_together():
     )
     assert found.collectives == 5
     assert (found.received_bytes, found.busiest_bytes) == (4 * 105, 4 * 125)
-    assert found.rows[Alike(HERE, False, "all-gather", ((1, 4),), 4)] == TrafficAmount(2, 80, 100)
+    assert found.rows[Alike(HERE, False, "all-gather", ((1, 4),), 4)] == (2, 80, 100)
     assert {place: of.collectives for place, of in found.by_line().items()} == {HERE: 4, None: 1}
 
 
