@@ -17,7 +17,7 @@ from typing import Any
 from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Sharding, format_placements, parse_placements
 from cute_sharding.tools.drawing import Picture
-from cute_sharding.tools.drawing.dispatch import draw_sharding
+from cute_sharding.tools.drawing.pictures import draw_sharding
 
 PAGE = Path(__file__).with_name("gallery.md")
 FOLDER = Path(__file__).with_name("gallery")

@@ -14,7 +14,8 @@ from cute_sharding.dtensor.bookkeeping.stats import (
 
 def stats(*, reset: bool = False) -> Stats:
     """Counts since the last reset: for each op, how its placements were decided, and the elements
-    that ranks receive. Under "redistribute" are the planned redistributions.
+    that ranks receive. Under "redistribute" are the planned redistributions. docs/flags.md says
+    what each count means.
 
     The result is a dict of dicts without zeros; an inner dict gives 0 for other keys.
     ``stats().table()`` returns the counts as text. ``python -m cute_sharding stats PROGRAM`` runs a
@@ -23,22 +24,8 @@ def stats(*, reset: bool = False) -> Stats:
     DTensor caches the placements of ops. So an op counts once for the same shapes and placements,
     with the elements of one run. A redistribution counts each time it runs; in a compiled program,
     it counts once, during compilation. A redistribution of a view counts under "redistribute", and
-    as ``redistribution`` of the view.
-
-    Keys of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, blocks of
-    different sizes), ``redistribution`` (the input is redistributed first) and ``stock`` (PyTorch
-    decides: on meshes of one device, on which PyTorch also derives rules of other ops, and for
-    sizes that differ between ranks).
-
-    Keys of other ops: ``signature`` (the op's signature) and ``gate`` (the fallback). Keys of a
-    movement op on a sharded dim: ``free``, ``exchanged`` (one exchange of the missing elements) and
-    ``stock`` (without ``movement``). Keys of redistributions: ``plan``, ``stock`` (PyTorch's own
-    steps), and ``collectives`` (of all plans).
-
-    For views, movement ops and planned redistributions, ``received_elements`` counts the elements
-    that the busiest device receives, and ``received_by_all`` the elements that all devices together
-    receive, with the padding of blocks. Sizes that are symbols are not counted, nor are more than
-    256 ops.
+    as ``redistribution`` of the view. Sizes that are symbols are not counted, nor are more than 256
+    ops.
 
     Args:
         reset: set every count to 0 afterwards.

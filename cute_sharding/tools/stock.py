@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from cute_sharding._words import counted
 from cute_sharding.dtensor.door.cuts import is_of_views
 from cute_sharding.dtensor.replaced import op_schemas, redistribution_hook, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -23,7 +24,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of, of_text
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
-from cute_sharding.exchange.network import Network
 from cute_sharding.sharding import Sharding
 from cute_sharding.sharding.deal import local_size
 
@@ -32,30 +32,21 @@ MOST_DEVICES = 1 << 20
 
 
 class StockStep(NamedTuple):
-    """One step of torch's, on one mesh dim.
-
-    Attributes:
-        kind: the collective, and what each device does alone.
-        mesh_dim: the mesh dim.
-        change: the placements before and after.
-        times: the number of times that the devices wait for one another: 0 if they do not, 2 for an
-            all-reduce.
-        received_elements: the elements that rank 0 receives.
+    """One step of torch's, on one mesh dim: the collective, and what each device does alone; the
+    placements before and after; and the elements that rank 0 receives, which receives the most.
     """
 
     kind: str
     mesh_dim: int
     change: str
-    times: int
     received_elements: int
 
 
 @dataclass(frozen=True)
 class StockPlan:
-    """What torch's own redistribution does, counted for rank 0.
+    """What torch's own redistribution does.
 
     Attributes:
-        mesh: the sizes of the mesh.
         steps: the steps; none where torch raises.
         error: why torch raises; None if it does not.
         misread: the placements have split factors that no shard order has, which torch may take for
@@ -63,55 +54,31 @@ class StockPlan:
             way, or give wrong data.
     """
 
-    mesh: tuple[int, ...]
     steps: tuple[StockStep, ...] = ()
     error: str | None = None
     misread: bool = False
 
     @property
     def received_elements(self) -> int:
-        """The elements that rank 0 receives, which receives the most."""
+        """The elements that rank 0 receives."""
         return sum(step.received_elements for step in self.steps)
 
     @property
     def collectives(self) -> int:
         """The number of collectives."""
-        return sum(step.times > 0 for step in self.steps)
+        return sum(not step.kind.startswith("local") for step in self.steps)
 
-    def seconds(self, network: Network) -> float:
-        """The time by the model that our own plans are timed with."""
-        links = network.checked(self.mesh)
-        return sum(
-            links.collective(
-                step.mesh_dim,
-                self.mesh[step.mesh_dim],
-                step.received_elements,
-                together="all-to-all" not in step.kind,
-                times=step.times,
-            )
-            for step in self.steps
-        )
-
-    def to_dict(self, network: Network, names: Sequence[str]) -> dict[str, Any]:
-        """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`."""
+    def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """The plan as plain data, with the names of the mesh dims."""
         return {
             "error": self.error,
             "misread": self.misread,
-            "steps": [
-                {
-                    "kind": step.kind,
-                    "mesh_dims": [names[step.mesh_dim]],
-                    "change": step.change,
-                    "received_elements": step.received_elements,
-                }
-                for step in self.steps
-            ],
+            "steps": [{**s._asdict(), "mesh_dim": names[s.mesh_dim]} for s in self.steps],
             "collectives": self.collectives,
             "received_elements": self.received_elements,
-            "seconds": self.seconds(network),
         }
 
-    def text(self, network: Network, names: Sequence[str]) -> str:
+    def text(self, names: Sequence[str]) -> str:
         """The plan in words, as of a :class:`RedistributionPlan`."""
         if self.error is not None:
             return f"raises: {self.error}"
@@ -127,11 +94,8 @@ class StockPlan:
             )
         if not self.steps:
             return "nothing to do"
-        total = (
-            f"in all: {self.collectives} collectives, {self.received_elements:,} elements "
-            f"received, {self.seconds(network):.4g} s"
-        )
-        return "\n".join([*lines, total])
+        total = f"{counted(self.collectives, 'collective')}, {self.received_elements:,} elements"
+        return "\n".join([*lines, f"in all: {total} received"])
 
 
 def stock_plan(
@@ -166,9 +130,9 @@ def stock_plan(
                 steps.append(step)
     except Exception as error:  # whatever torch raises is what it says to this redistribution
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return StockPlan(mesh, error=words)
+        return StockPlan(error=words)
     misread = len(mesh) > 1 and any(map(is_of_views, (source, target)))
-    return StockPlan(mesh, tuple(steps), misread=misread)
+    return StockPlan(tuple(steps), misread=misread)
 
 
 def _as_taken(
@@ -200,12 +164,12 @@ def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list
     # Only to a Shard does torch go in one; otherwise by way of Replicate.
     to = after.dim if isinstance(after, Shard) and not isinstance(before, StridedShard) else None
     kinds: list[str] = []
-    times = received = 0
+    received = 0
     if isinstance(before, Partial) and to is None:
-        kinds, times = [f"all-reduce ({before.reduce_op})"], 2
+        kinds = [f"all-reduce ({before.reduce_op})"]
         received = all_reduced(parts, prod(local))
     elif isinstance(before, Partial) and to is not None:
-        kinds, times = [f"reduce-scatter ({before.reduce_op})"], 1
+        kinds = [f"reduce-scatter ({before.reduce_op})"]
         received = of_blocks(parts, prod(_with(local, to, -(-local[to] // parts))))  # padded
         local = _cut(local, after, parts)
     elif not isinstance(before, Replicate):
@@ -213,7 +177,7 @@ def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list
         # The rows of the whole dim, which in other dims may be longer than the local tensor.
         rows = transform.logical_shape[dim]
         sent = _with(local, dim, local_size(rows, split_factor, parts, 0))
-        local, kinds, times = _with(local, dim, rows), ["all-gather"], 1
+        local, kinds = _with(local, dim, rows), ["all-gather"]
         if to is not None:
             kinds = ["all-to-all"]
             sent = _with(sent, to, -(-local[to] // parts))  # padded
@@ -223,7 +187,7 @@ def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list
         kinds.append("local share" if cut_of(after) is None else "local slice")
         local = _cut(local, after, parts)
     change = f"{before} -> {after}"
-    return StockStep(", ".join(kinds), transform.mesh_dim, change, times, received), local
+    return StockStep(", ".join(kinds), transform.mesh_dim, change, received), local
 
 
 def _cut(shape: list[int], placement: Placement, parts: int) -> list[int]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 import json
 import linecache
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
-from math import prod
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,14 +18,12 @@ from typing import Any
 from cute_sharding import _html
 from cute_sharding._words import bytes_text, columns, counted, seconds_text
 from cute_sharding.exchange.network import Network
-from cute_sharding.tools.profile.values import Cause, Collective, Line, MovedTensor
+from cute_sharding.tools.profile.values import Cause, Collective, Line
 
 SUFFIXES = (".json", ".html", ".txt")
 NARROWEST = 72
 # So many of the lines that call a function are named.
 CALLERS = 5
-# Of how many redistributions pictures are made, and for meshes of up to how many devices.
-PICTURES, DEVICES = 8, 64
 
 
 @dataclass(eq=False)
@@ -166,18 +163,12 @@ class Profile:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def html(self) -> str:
-        """The profile as one HTML page without other files: a table, and pictures of which rank
-        sends to which. Without matplotlib, the page has no pictures.
-        """
-        pictures = "".join(
-            f"<h3>{escape(moved.text)}</h3><div class=scroll>{svg}</div>"
-            for moved, svg in _pictures(self.lines)
-        )
+        """The profile as one HTML page without other files."""
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>Communication by line</title><style>{_STYLE}</style></head><body>"
-            f"<h1>Communication by line</h1>{self._repr_html_()}{pictures}</body></html>"
+            f"<h1>Communication by line</h1>{self._repr_html_()}</body></html>"
         )
 
     def _repr_html_(self) -> str:
@@ -223,7 +214,6 @@ table { border-collapse: collapse; font-size: 13px }
 th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left;
   vertical-align: top }
 td:nth-child(-n+3) { white-space: nowrap }
-svg { background: #fff }
 """
 
 
@@ -261,24 +251,6 @@ def _source(cause: Cause) -> str:
 
 def _named(what: str, of: Profile, row: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": of.rank, "tid": row, "args": {"name": name}}
-
-
-def _pictures(lines: Sequence[Line]) -> Iterator[tuple[MovedTensor, str]]:
-    """(redistribution, its picture as the text of an SVG) of the lines that receive the most; none
-    without matplotlib. Partial placements of other kinds than torch's own make none.
-    """
-    from cute_sharding import dtensor
-    from cute_sharding.tools.drawing import draw
-
-    wanted = dict.fromkeys(moved for line in lines for moved in line.cause.moved)
-    for moved in [moved for moved in wanted if prod(moved.mesh) <= DEVICES][:PICTURES]:
-        before, after = (", ".join(side) for side in (moved.before, moved.after))
-        try:
-            plan = dtensor.plan_redistribution(moved.shape, moved.mesh, before, after)
-            svg = draw(plan.named(moved.names)).svg()
-        except (ImportError, ValueError, RuntimeError, NotImplementedError):
-            continue
-        yield moved, svg[svg.index("<svg") :]
 
 
 @contextmanager

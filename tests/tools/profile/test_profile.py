@@ -120,7 +120,7 @@ def test_as_data_as_a_trace_and_as_a_page(mesh, tmp_path):
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attributes: opened.append(tag)
     parser.feed(page)
-    assert {"table", "svg"} <= set(opened)
+    assert "table" in opened
     assert not {"link", "img", "iframe"} & set(opened) and "src=" not in page
     assert all(escape(text) in page for text in texts)
     assert p.save(tmp_path / "table.txt").read_text().startswith("Rank 0 of 8")
