@@ -290,7 +290,6 @@ def test_the_page_of_measured_ops_is_that_of_its_data():
 # Messages that no program meets: what raises them is caught by us, or is checked before. By how
 # they begin, each with the reason.
 INTERNAL = {
-    "… placements for a mesh of … dims": "of torch's own plan, asked with placements already read",
     "a symbolic size outside of symbols_of(...)": "ours to open",
     "sizes of one name in … may differ in another call": "by_signature catches it and logs it",
     "results of shapes … are not what … says": "by_signature catches it and logs it",

@@ -5,7 +5,7 @@ others, and is imported by none.
 - :mod:`.stats`: how ops were decided, and the elements that ranks received
 - :mod:`.profile`: what a program sends, line by line
 - :mod:`.estimate`: what a step would receive and hold, with each flag
-- :mod:`.stock`: what torch alone would do
-- :mod:`.checks`: whether the package works on the torch at hand
-- :mod:`.cli`: the command line
+- :mod:`.explain`: what an op does to a sharding
+- :mod:`.status`: what is on, and whether the package works on the torch at hand
+- :mod:`.cli`: the command line; :mod:`.inputs`: what tools take
 """

@@ -212,14 +212,13 @@ def run_explain(given: Namespace) -> Result:
         shape=read_sizes(given.shape, "--shape"),
         mesh=dict(zip(names, mesh)),
         placements=given.placements,
-        torch=given.torch,
         **{name: numbers},
     )
     return Result(found.to_dict(), str(found))
 
 
 def run_plan(given: Namespace) -> Result:
-    """``plan``: this package's plan and PyTorch's own steps; or the plan for a model."""
+    """``plan``: of a tensor, or of a model."""
     if given.model is not None:
         return _plan_of_model(given)
     if given.output is not None:
@@ -229,7 +228,6 @@ def run_plan(given: Namespace) -> Result:
     if given.shape is None:
         raise UsageError("plan needs --shape, or --model FILE")
     from cute_sharding.dtensor import plan_redistribution
-    from cute_sharding.tools.stock import stock_plan
 
     shape = read_sizes(given.shape, "--shape")
     names, mesh = read_mesh_of_ranks(given.mesh)
@@ -266,10 +264,6 @@ def run_plan(given: Namespace) -> Result:
             f"lower bound: {plan.lower_bound:,} elements, the most that a device needs and does "
             "not hold"
         )
-    if to_mesh == mesh:
-        torchs = stock_plan(shape, mesh.sizes, *texts)
-        data["torch"] = torchs.to_dict(names)
-        lines += ["", "by torch itself:", torchs.text(names)]
     return Result(data, "\n".join(lines))
 
 
@@ -419,7 +413,6 @@ HELP = {
     "expand": "the expanded shape",
     "repeat": "how often to repeat each dim",
     **{name: f"a movement op, {of.form}; write {of.example}" for name, of in MOVES.items()},
-    "torch": "add the result of torch's own rule for the op (imports torch)",
     "from": 'as for --placements, such as "S(0),S(1)" or "P(sum),R"; with --model, placements for '
     'patterns of names, such as "*norm*=R; *=S(0)"',
     "to": "the placements after a redistribution",
@@ -452,7 +445,6 @@ HELP = {
 }
 # What else argparse is told of some of them.
 HOW: dict[str, dict[str, Any]] = {
-    "torch": {"action": "store_true"},
     **{name: {"type": int} for name in ("memory-limit", "width", "layers")},
     "itemsize": {"default": "4"},
     "rank": {"type": int, "default": 0},
@@ -478,10 +470,10 @@ COMMANDS = {
         "show the placements and layouts before and after a view or a movement op, and the cost "
         "of the op",
         run_explain,
-        f"shape! mesh! placements! {' '.join((*VIEWS, *MOVES))} torch",
+        f"shape! mesh! placements! {' '.join((*VIEWS, *MOVES))}",
     ),
     "plan": Command(
-        "show the steps and the cost of a redistribution, with this package and with PyTorch alone",
+        "show the steps and the cost of a redistribution",
         run_plan,
         "shape mesh! model from! to! to-mesh network groups memory-limit output itemsize",
     ),
@@ -533,8 +525,10 @@ def make_parser() -> Parser:
             argument = each.strip("![]")
             names = [argument] if "[" in each else [f"-{'-' * (len(argument) > 1)}{argument}"]
             names += ["--dtype"] if argument == "itemsize" else []
-            how = {"help": HELP[argument], **HOW.get(argument, {})}
-            added.add_argument(*names, **how, **({"required": True} if "!" in each else {}))
+            how: dict[str, Any] = {"help": HELP[argument], **HOW.get(argument, {})}
+            if "!" in each:
+                how["required"] = True
+            added.add_argument(*names, **how)
     return parser
 
 

@@ -115,7 +115,6 @@ class Explanation:
             for a movement op, whose missing elements are sent in one exchange.
         why: why a view is not free, line by line.
         exchange: who sends what, of a movement op.
-        by_torch: what PyTorch's own rule does, as plain data; None if it was not asked.
     """
 
     op: str
@@ -127,7 +126,6 @@ class Explanation:
     redistributed: Sharding | None = None
     why: tuple[str, ...] = ()
     exchange: Exchange | None = None
-    by_torch: Mapping[str, Any] | None = None
 
     @property
     def output(self) -> tuple[str, ...]:
@@ -163,7 +161,6 @@ class Explanation:
             "redistribute_to": None if to is None else list(map(str, to.placements)),
             "why": list(self.why),
             "messages": self.messages,
-            **({} if self.by_torch is None else {"torch": dict(self.by_torch)}),
         }
 
     def _repr_html_(self) -> str:
@@ -194,8 +191,6 @@ class Explanation:
                 f"  {tuple(each['from'])} -> {tuple(each['to'])}: {each['elements']}"
                 for each in self.messages
             ]
-        if self.by_torch is not None:
-            lines.append(_by_torch(self.by_torch, list(map(str, self.input.placements))))
         return "\n".join(lines).rstrip()
 
 
@@ -205,7 +200,6 @@ def explain(
     shape: Sequence[int] | None = None,
     mesh: Mapping[str, int] | Sequence[int] | None = None,
     placements: PlacementsLike | None = None,
-    torch: bool = False,
     **op: Numbers,
 ) -> Explanation:
     """Explain a view or a movement op of a sharded tensor: the elements of each device before and
@@ -217,7 +211,6 @@ def explain(
         shape: the tensor's global shape.
         mesh: the device mesh: sizes, or names with sizes, such as ``{"dp": 2, "tp": 4}``.
         placements: one for each mesh dim, as text (``"S(0), R"``) or as PyTorch's objects.
-        torch: whether to add the result of PyTorch's own rule for the op (imports torch).
         op: one op as a keyword argument, with its numbers: ``view``, ``permute``, ``expand`` or
             ``repeat`` with sizes, or a movement op as ``python -m cute_sharding explain --help``
             lists them, such as ``slice=(1, 1)`` for ``x[:, 1:]`` or ``roll=(0, 1)``.
@@ -244,9 +237,9 @@ def explain(
     before, named = _sharding(x, shape, mesh, placements)
     if name in VIEWS:
         what, view = view_of(name, numbers, before.shape)
-        return explain_view(what, view, before, named, (name, numbers) if torch else None)
+        return explain_view(what, view, before, named)
     some = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    return _explain_move(name, some, before, named, torch=torch)
+    return _explain_move(name, some, before, named)
 
 
 def _sharding(x: Any, shape: Any, mesh: Any, placements: Any) -> tuple[Sharding, tuple[str, ...]]:
@@ -267,26 +260,12 @@ def _sharding(x: Any, shape: Any, mesh: Any, placements: Any) -> tuple[Sharding,
     return sharding_of(shape, sizes, placements), names_of(names, sizes)
 
 
-def explain_view(
-    what: str,
-    view: View,
-    before: Sharding,
-    names: tuple[str, ...],
-    torchs: tuple[str, Any] | None = None,
-) -> Explanation:
-    """The explanation of a view; ``torchs``: its name and numbers, to ask torch's own rule."""
+def explain_view(what: str, view: View, before: Sharding, names: tuple[str, ...]) -> Explanation:
+    """The explanation of a view."""
     carried = carry(view, before.cuts, before.mesh)
-    by_torch = None
-    if torchs is not None:
-        from cute_sharding.tools.stock import stock_rule
-
-        name, numbers = torchs
-        overload = BY_OP[VIEWS[name]].overloads[0]
-        sizes = [numbers] if isinstance(numbers, int) else [*numbers]
-        by_torch = stock_rule(overload, before, [sizes])
     if carried.blocked is None:
         after = _replaced(before, view.output_shape, carried.cuts)
-        return Explanation(what, names, before, (after,), by_torch=by_torch)
+        return Explanation(what, names, before, (after,))
     fixed = [m for m, p in enumerate(before.placements) if isinstance(p, Partial)]
     target = cheapest(view, before.cuts, before.mesh, fixed=fixed)
     split = parts_that_do_not_divide(view, before.cuts, before.mesh, carried.blocked)
@@ -304,7 +283,6 @@ def explain_view(
         received_elements=target.received,
         redistributed=_replaced(before, before.shape, target.source),
         why=(why, *([split] if split else [])),
-        by_torch=by_torch,
     )
 
 
@@ -313,8 +291,6 @@ def _explain_move(
     numbers: tuple[int | None, ...],
     before: Sharding,
     names: tuple[str, ...],
-    *,
-    torch: bool,
 ) -> Explanation:
     option, text = MOVES[name], ",".join("" if n is None else str(n) for n in numbers)
     times = (numbers[1:2] or (None,))[0] or 2 if name == "cat" else None
@@ -331,16 +307,6 @@ def _explain_move(
         raise ValueError(f"{name} {text!r} does not fit a tensor of shape {before.shape}")
     choice = chosen(move, (before.cuts,) * len(move.inputs), before.mesh, anyway=True)
     assert choice is not None
-    by_torch = None
-    if torch:
-        from cute_sharding.tools.stock import stock_rule
-
-        overloads, given = BY_OP[option.op].overloads, list(arguments)
-        if name in ("pad", "reflect"):
-            # Pads begin at the last dim. Some ops have an overload for each number of padded dims.
-            given = [[*given[0]]]
-            overloads = [o for o in overloads if f"{len(given[0]) // 2}d." in o] or overloads
-        by_torch = stock_rule(overloads[0], before, given, times=times)
     return Explanation(
         f"{name}({text})",
         names,
@@ -349,7 +315,6 @@ def _explain_move(
         is_free=not choice.exchange.communicates,
         received_elements=choice.exchange.received_elements,
         exchange=choice.exchange,
-        by_torch=by_torch,
     )
 
 
@@ -459,17 +424,3 @@ def _rows_text(runs: list[list[int]] | dict[str, int]) -> str:
     shown = [f"{start}:{stop}" for start, stop in runs[:RUNS_SHOWN]]
     more = [f"... {len(runs) - RUNS_SHOWN} more"] if len(runs) > RUNS_SHOWN else []
     return f"[{', '.join(shown + more)}]"
-
-
-def _by_torch(found: Mapping[str, Any], placements: Sequence[str]) -> str:
-    """The result of torch's rule in one line; ``placements`` are those of the input."""
-    if found["error"] is not None:
-        return f"by torch's own rule: raises {found['error']}"
-    outputs = " and ".join(dict.fromkeys(f"[{', '.join(output)}]" for output in found["outputs"]))
-    moved = "nothing is redistributed"
-    if found["input"] != placements:
-        moved = (
-            f"the input is redistributed to [{', '.join(found['input'])}], a device receives "
-            f"{found['received_elements']} elements"
-        )
-    return f"by torch's own rule: {moved}, the output is {outputs}"

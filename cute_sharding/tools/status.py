@@ -122,7 +122,7 @@ def checks() -> list[dict[str, str]]:
         adapter.switch_to(before)
 
 
-def _compared(check: Callable[[], tuple[DTensor, list[torch.Tensor]]]) -> dict[str, str]:
+def _compared(check: Callable[[], tuple[Any, list[torch.Tensor]]]) -> dict[str, str]:
     """What comes of a check: the result and the parts that the ranks are to hold."""
     found = {}
     # In a mode of its own: torch keeps the coordinates of meshes by their address in memory, and a
@@ -159,14 +159,14 @@ def _from_parts(
     )
 
 
-def _view() -> tuple[DTensor, list[torch.Tensor]]:
+def _view() -> tuple[Any, list[torch.Tensor]]:
     with dispatch_modes.no_modes():
         parts = list(torch.arange(21.0).reshape(7, 3).split(2))
     rows = _from_parts(parts, [0, 1, 2, 3], [Shard(0)], (7, 3))
     return rows.view(21), [part.flatten() for part in parts]
 
 
-def _move() -> tuple[DTensor, list[torch.Tensor]]:
+def _move() -> tuple[Any, list[torch.Tensor]]:
     with dispatch_modes.no_modes():
         full = torch.arange(30.0).reshape(6, 5)
         before = [part for rows in full.split(3) for part in rows.split(3, 1)]

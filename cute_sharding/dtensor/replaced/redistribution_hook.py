@@ -1,5 +1,4 @@
-"""Redistribution (torch/distributed/tensor/_redistribute.py): torch's own steps, and the functions
-in place of them.
+"""Redistribution (torch/distributed/tensor/_redistribute.py): the functions in place of torch's.
 
 torch's function gets other code, because torch's modules and programs have imported it by name.
 """
@@ -10,24 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
 from torch.distributed.tensor import _redistribute
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
 from cute_sharding.dtensor.replaced import patches
-from cute_sharding.dtensor.replaced.communication import wait_for
-from cute_sharding.dtensor.replaced.patch import Installed, calling, copy_of, require
-from cute_sharding.dtensor.replaced.used import PLANNER
+from cute_sharding.dtensor.replaced.collective_ops import wait_for
+from cute_sharding.dtensor.replaced.patch import Installed, calling, copy_of
 
 __all__ = [
     "install_redistribution",
     "partition_value",
     "reduce_shard_value",
     "reduce_value",
-    "require_planner",
     "stock_redistribute",
-    "stock_transforms",
 ]
 
 
@@ -52,30 +46,6 @@ def install_redistribution(
     """
     installed.replace(patches.REDISTRIBUTE, calling(lambda _: local_tensor, patches.REDISTRIBUTE))
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
-
-
-def require_planner() -> None:
-    """
-    Raises:
-        RuntimeError: this torch cannot list its steps.
-    """
-    require(PLANNER)
-
-
-def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
-    """torch's own steps from one spec to another: each has ``mesh_dim``, ``src_dst_placements`` and
-    ``logical_shape``.
-
-    torch keeps planners, and they keep results of earlier plans. So this uses a fresh planner, and
-    leaves the program's planners alone. Raises what torch raises for such a redistribution;
-    :func:`require_planner` checks beforehand that torch can list its steps.
-    """
-    kept, _redistribute._planner_cache = _redistribute._planner_cache, {}
-    try:
-        with maybe_disable_local_tensor_mode():
-            return list(_redistribute._gen_transform_infos_non_cached(source, target))
-    finally:
-        _redistribute._planner_cache = kept
 
 
 def reduce_value(

@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_sharding.dtensor.replaced.patch import Name
 
-__all__ = ["PLANNER", "TABLE", "Used"]
+__all__ = ["TABLE", "Used"]
 
 
 class Used(Name):
@@ -46,16 +46,6 @@ def _rows_of(module: str, owner: str, lacking: str, names: str) -> list[Used]:
 
 
 _TENSOR = "torch.distributed.tensor"
-
-# The names for torch's own steps (redistribution_hook.py), used also while nothing is enabled.
-PLANNER = tuple(
-    _rows_of(
-        _TENSOR + "._redistribute",
-        "",
-        "torch's own redistribution could not be asked for its steps",
-        "_gen_transform_infos_non_cached _planner_cache",
-    )
-)
 
 # (module, owner, why a torch without these names cannot be used, the names)
 _ROWS = (
@@ -189,4 +179,4 @@ _ROWS = (
     ("torch", "", "parts of an input could not be told to be views", "_functionalize_unsafe_set"),
 )
 
-TABLE: tuple[Used, ...] = (*PLANNER, *(name for row in _ROWS for name in _rows_of(*row)))
+TABLE: tuple[Used, ...] = tuple([name for row in _ROWS for name in _rows_of(*row)])

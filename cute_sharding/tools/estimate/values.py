@@ -238,8 +238,8 @@ def counted(runs: Sequence[DryRun], layers: int) -> DryRun | None:
     memory = _memory([run.memory for run in runs], layers)
     if step is None or setup is None or memory is None:
         return None
-    sent = {"step": Traffic(step), "setup": Traffic(setup)}
-    return replace(runs[-1], **sent, memory=memory, counted=True)
+    both = [Traffic(rows) for rows in (step, setup)]
+    return replace(runs[-1], step=both[0], setup=both[1], memory=memory, counted=True)
 
 
 def _memory(found: Sequence[Memory], layers: int) -> Memory | None:

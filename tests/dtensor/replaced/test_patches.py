@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import REPOSITORY
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 import cute_sharding
 from cute_sharding.dtensor.replaced import compiler_patches, op_schemas, patches, used
@@ -22,7 +22,6 @@ from cute_sharding.dtensor.replaced.patch import Installed, calling
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.relations.table import SIGNATURES
-from cute_sharding.tools.stock import stock_plan
 
 TORCH = Path(torch.__file__).parent
 
@@ -129,17 +128,6 @@ def test_this_torch_has_them():
     for row in used.TABLE:
         absent = replace(row, attribute=f"{row.attribute}_of_no_torch")
         assert absent.is_lacking(), row.name
-
-
-@pytest.mark.parametrize("name", ["_gen_transform_infos_non_cached", "_planner_cache"])
-def test_what_torch_cannot_be_asked_is_no_refusal_of_torchs(monkeypatch, name):
-    """Neither when it is enabled nor when torch's plan is asked for by itself."""
-    (row,) = (row for row in used.PLANNER if row.attribute == name)
-    monkeypatch.delattr(row.owner(), name)
-    for ask in (cute_sharding.enable, lambda: stock_plan((8,), (4,), [Shard(0)], [Replicate()])):
-        with pytest.raises(RuntimeError, match=f"has no {row.name}, .* {row.lacking}"):
-            ask()
-    assert not cute_sharding.is_enabled()
 
 
 def test_the_tests_of_the_rows_exist():

@@ -13,7 +13,6 @@ import pytest
 
 import cute_sharding
 from cute_sharding import draw, explain, plan_redistribution
-from cute_sharding.dtensor.replaced import redistribution_hook
 from cute_sharding.exchange import Mesh, Network
 from cute_sharding.layout import Layout
 from cute_sharding.sharding import Sharding, parse_placements
@@ -47,7 +46,7 @@ OPS = [
     ("--slice 1,,8", {"slice": (1, None, 8)}),
     ("--flip 1", {"flip": 1}),
     ("--cat 1,2", {"cat": (1, 2)}),
-    ("--unfold 1,3,1 --torch", {"unfold": (1, 3, 1), "torch": True}),
+    ("--unfold 1,3,1", {"unfold": (1, 3, 1)}),
 ]
 
 
@@ -90,29 +89,6 @@ def test_explain_says(capsys, of, op, said):
     assert (code, err) == (0, "") and said in out, out
 
 
-@pytest.mark.parametrize(
-    ("op", "said"),
-    [
-        ("--view 12,4", "nothing is redistributed, the output is [S(1)]"),
-        *(
-            (op, f"redistributed to [R], a device receives {n} elements, the output is [R]")
-            for op, n in (
-                *(("--view 2,2,12", 24), ("--slice 2,1", 24), ("--split 2,2", 24)),
-                *(("--cat 2,3", 72), ("--roll 2,1", 24)),
-            )
-        ),
-        ("--unfold 2,2,1", "raises "),
-    ],
-)
-def test_explain_says_what_torch_would_do(capsys, op, said):
-    """Whatever is switched on here."""
-    with cute_sharding.enabled(movement=True):
-        _, out, err = run(capsys, f"explain --shape 2,6,4 --mesh 2 --placements S(2) {op} --torch")
-        assert cute_sharding.settings().movement
-    last = out.splitlines()[-1]
-    assert err == "" and last.startswith("by torch's own rule: ") and said in last, out
-
-
 def test_explain_of_a_sharding_and_what_is_wrong():
     rows = Sharding((6, 4), (4,), parse_placements("S(0)"))
     found = explain(rows, view=(24,))
@@ -153,37 +129,8 @@ def test_plan_prints_the_plan(capsys, options, arguments):
     plan = plan.named(("dp", "tp"), *[("gen",)] * ("gen" in options))
     found = as_json(capsys, command)
     assert found["ours"] == plan.to_dict()
-    assert found["itemsize"] == plan.itemsize and ("torch" in found) == ("gen" not in options)
+    assert found["itemsize"] == plan.itemsize
     assert f"\n{plan}\n" in run(capsys, command)[1]
-
-
-def test_plan_beside_what_torch_does(capsys):
-    """torch gathers what ours moves in one step."""
-    command = "plan --shape 64,64 --mesh dp=2,tp=4 --from S(0),S(1) --to S(1),S(0)"
-    found = as_json(capsys, f"{command} --network infiniband,nvlink --itemsize 2")
-    assert found["network"][0]["beta"] > found["network"][1]["beta"]
-    ours, torchs = found["ours"], found["torch"]
-    assert [(step["kind"], step["mesh_dim"]) for step in torchs["steps"]] == [
-        ("all-gather", "tp"),
-        ("all-to-all", "dp"),
-        ("local slice", "tp"),
-    ]
-    assert torchs["received_elements"] == 3 * 512 + 4 * 256
-    assert ours["received_elements"] < 0.3 * torchs["received_elements"]
-    _, out, _ = run(capsys, "plan --shape 7,5 --mesh 2,2 --from _S(0,3),S(0) --to R,R")
-    assert "beware: torch may misread" in out
-    _, out, _ = run(capsys, "plan --shape 8,8 --mesh 2 --from S(0) --to S(0)")
-    assert out.count("nothing to do") == 2
-
-
-def test_plan_where_torch_raises(capsys, monkeypatch):
-    def raises(source, target):
-        raise AssertionError("no path\nand more")
-
-    monkeypatch.setattr(redistribution_hook, "stock_transforms", raises)
-    command = "plan --shape 8,8 --mesh 2 --from S(0) --to S(1)"
-    assert run(capsys, command)[1].endswith("by torch itself:\nraises: no path\n")
-    assert as_json(capsys, command)["torch"]["error"] == "no path"
 
 
 # -- draw ------------------------------------------------------------------------------------------
