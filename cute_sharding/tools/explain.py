@@ -347,6 +347,10 @@ def modes_of(sharding: Sharding, names: Sequence[str]) -> list[tuple[str, str, s
 def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
     """A sharding as plain data."""
     devices = list(islice(product(*map(range, sharding.mesh)), DEVICES))
+    plain = [None if cut is None else (cut[0], 1) for cut in sharding.cuts]
+    most, fair = (
+        local_elements(sharding.shape, cuts, sharding.mesh) for cuts in (sharding.cuts, plain)
+    )
     try:
         layout, modes = repr(sharding.layout), modes_of(sharding, names)
     except LayoutError:
@@ -365,19 +369,9 @@ def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
             for device in devices
         ],
         "devices_not_shown": prod(sharding.mesh) - len(devices),
-        "balance": _balance(sharding),
+        # What the fullest device holds, and would hold with plain shards of the same dims.
+        "balance": {"most": most, "plain": fair} if most > fair else None,
     }
-
-
-def _balance(sharding: Sharding) -> dict[str, int] | None:
-    """If the fullest device holds more elements than with plain shards of the same dims: the
-    elements that it holds, and the elements that it would hold. None otherwise.
-    """
-    plain = [None if cut is None else (cut[0], 1) for cut in sharding.cuts]
-    most, fair = (
-        local_elements(sharding.shape, cuts, sharding.mesh) for cuts in (sharding.cuts, plain)
-    )
-    return {"most": most, "plain": fair} if most > fair else None
 
 
 def _rows(

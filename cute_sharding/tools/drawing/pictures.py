@@ -318,11 +318,11 @@ def _step(title: str, step: Step, mesh: Mesh, names: Sequence[str]) -> Section:
             )
         elif step.padded:
             said += ", padding included, which the matrix leaves out"
-    place = {rank: at for at, rank in enumerate(mesh.ranks)} if mesh.ranks[:1] != range(1) else {}
+    places = Mesh.numbered(mesh.sizes)
     shown = _shown(mesh.ranks, [mesh.ranks[at] for at in islice(step.group(0), RANKS)])
 
     def amount(sender: int, receiver: int) -> int:
-        one, other = (place.get(rank, rank) for rank in (sender, receiver))
+        one, other = (places.rank(mesh.device(rank)) for rank in (sender, receiver))
         if not isinstance(step, Reduction):
             return step.exchange.amount(one, other)
         if other not in step.group(one):
@@ -528,15 +528,13 @@ def draw_sharding(
         holding: who holds what, if not as the placements say from left to right.
         to_names: the names of the dims of ``mesh``, if it has none itself.
     """
+    if mesh is not None and to is None:
+        raise ValueError("mesh= needs to=: give the placements on the new mesh, such as to='S(0)'")
     named, of = names_of(names, x.mesh), of or Mesh.numbered(x.mesh)
     if view is not None:
         what, found = view_of("view", view, x.shape)
         return view_picture(x, found, of, named, what)
     if to is None:
-        if mesh is not None:
-            raise ValueError(
-                "mesh= needs to=: give the placements on the new mesh, such as to='S(0)'"
-            )
         return holding_picture(holding or Holding.of(x, named, of))
     other = of if mesh is None else mesh_of(mesh)
     plan = planned(x, of, sharding_of(x.shape, other.sizes, to), other)

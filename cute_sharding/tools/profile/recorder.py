@@ -50,29 +50,17 @@ PLAIN = "a plain tensor"
 
 
 class Found(NamedTuple):
-    """The place where something runs.
+    """The place where something runs."""
 
-    Attributes:
-        line: the line for which it runs; None if the line is unknown.
-        caller: the line that called the function of ``line``; None for a gradient.
-        traced: the line from which it was traced, if the code of a graph runs.
-        backward: whether gradients are computed now.
-        recomputed: whether it runs again, for a checkpoint.
-        at: the time, in seconds of a clock.
-        moved: the specs before and after, if a redistribution runs.
-        within: (module, name) of the frames of torch and this package, from the inside out.
-        traced_op: the op that the program called, if the code of a graph runs.
-    """
-
-    line: Line | None
-    caller: Line | None
-    traced: Place | None
-    backward: bool
-    recomputed: bool
-    at: float
-    moved: tuple[Any, Any] | None
-    within: tuple[tuple[str, str], ...]
-    traced_op: str | None = None
+    line: Line | None  # for which it runs; None if it is unknown
+    caller: Line | None  # of the function of the line; None for a gradient
+    traced: Place | None  # from which it was traced, if the code of a graph runs
+    backward: bool  # whether gradients are computed now
+    recomputed: bool  # whether it runs again, for a checkpoint
+    at: float  # seconds of a clock
+    moved: tuple[Any, Any] | None  # the specs before and after, if a redistribution runs
+    within: tuple[tuple[str, str], ...]  # (module, name) of frames of torch and us, innermost first
+    traced_op: str | None = None  # the op that the program called, if the code of a graph runs
 
 
 class Lines:
@@ -142,7 +130,7 @@ class Lines:
             within.append(called)
             frame = frame.f_back
         line = caller = written = op = None
-        recomputed = False
+        recomputed, is_backward = False, node is not None
         if node is not None:
             line, recomputed = self._in_backward(frame, node, recomputes)
         elif frame is not None:
@@ -150,9 +138,8 @@ class Lines:
         if traced is not None:
             written, op = observing.line_of_node(traced), observing.op_of_node(traced)
         place = None if written is None else Place(*written)
-        at = perf_counter()
-        in_backward = node is not None
-        return Found(line, caller, place, in_backward, recomputed, at, moved, tuple(within), op)
+        at, frames = perf_counter(), tuple(within)
+        return Found(line, caller, place, is_backward, recomputed, at, moved, frames, op)
 
     def _in_backward(
         self, start: FrameType | None, node: Any, recomputes: bool
@@ -212,25 +199,18 @@ class Source(NamedTuple):
 class Seen:
     """A collective, or a batch of messages, in the form in which it is recorded while the program
     waits.
-
-    Attributes:
-        one: the collective, without its line and times.
-        found: the place where it, or its first message, ran.
-        busiest: the bytes that the busiest rank receives, if the plan gives them.
-        met: the last op on DTensors before the collective.
-        settings: the settings of the package; None if the package was off.
-        end: the time at which the collective was done, in seconds of a clock.
     """
 
     def __init__(
         self,
-        one: Collective,
-        found: Found,
-        busiest: Callable[[], int] | None,
-        met: Met | None,
+        one: Collective,  # without its line and times
+        found: Found,  # the place where it, or its first message, ran
+        busiest: Callable[[], int] | None,  # the bytes that the busiest rank receives, by the plan
+        met: Met | None,  # the last op on DTensors before
     ) -> None:
         self.one, self.found, self.busiest, self.met = one, found, busiest, met
-        self.settings, self.end = in_force(), found.at
+        self.settings = in_force()
+        self.end = found.at  # when it was done, in seconds of a clock
 
     @property
     def is_torchs(self) -> bool:

@@ -256,6 +256,7 @@ def test_ranks_left_out_of_the_legend():
         (lambda plan, of: draw(plan.exchange, view=(24,)), "not for a Exchange"),
         (lambda plan, of: draw(plan, names=("dp",)), "not for a ExchangePlan: leave out names="),
         (lambda plan, of: draw(of, mesh=(3,)), "mesh= needs to="),
+        (lambda plan, of: draw(of, view=(24,), mesh=(3,)), "mesh= needs to="),
         (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows only one"),
         (lambda plan, of: draw(of, to="P", mesh=(3,)), "a plan cannot create a Partial"),
         (lambda plan, of: draw(of, to="R, R", mesh=(3,)), "[R, R] has 2: "),
