@@ -353,12 +353,14 @@ def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
     )
     try:
         layout, modes = repr(sharding.layout), modes_of(sharding, names)
-    except LayoutError:
-        layout, modes = None, []
+        no_layout = None
+    except LayoutError as error:
+        layout, modes, no_layout = None, [], str(error)
     return {
         "shape": list(sharding.shape),
         "placements": list(map(str, sharding.placements)),
         "layout": layout,
+        "no_layout": no_layout,
         "modes": [dict(zip(("mode", "owner", "of"), mode)) for mode in modes],
         "devices": [
             {
@@ -392,11 +394,10 @@ def _side(title: str, sharding: Sharding, names: Sequence[str]) -> list[str]:
     lines = [
         f"{title}: shape {sharding.shape}, placements {format_placements(sharding.placements)}"
     ]
-    try:
-        lines.append(f"  layout (devices, local) -> flat index: {sharding.layout}")
-        lines += [f"    {line}" for line in columns(modes_of(sharding, names))]
-    except LayoutError as error:
-        lines.append(f"  {error}")
+    lines.append(
+        f"  {side['no_layout'] or 'layout (devices, local) -> flat index: ' + side['layout']}"
+    )
+    lines += [f"    {line}" for line in columns([[*mode.values()] for mode in side["modes"]])]
     lines.append("  rows of each dim, by device:")
     for device in side["devices"]:
         at = ", ".join(f"{name}={c}" for name, c in device["coordinate"].items())

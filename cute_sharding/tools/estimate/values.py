@@ -31,21 +31,14 @@ KINDS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
 
 
 class Alike(NamedTuple):
-    """The common properties of collectives that are counted together.
-
-    Attributes:
-        place: the line for which they run; None if the line is unknown.
-        backward: whether gradients were computed.
-        op: the kind of the collectives, as in
-            :class:`~cute_sharding.tools.profile.values.Collective`.
-        group: the mesh dims of the group, and the number of ranks of each.
-        itemsize: the bytes of an element.
+    """The common properties of collectives that are counted together: some of those of a
+    :class:`~cute_sharding.tools.profile.values.Collective`.
     """
 
     place: Place | None
     backward: bool
     op: str
-    group: tuple[tuple[int, int], ...]
+    group: tuple[tuple[int, int], ...]  # the mesh dims of the group, and the ranks of each
     itemsize: int
 
 

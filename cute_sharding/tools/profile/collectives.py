@@ -19,12 +19,8 @@ from cute_sharding.tools.profile.values import Collective
 
 
 class CollectiveCall(NamedTuple):
-    """A call of an op that communicates.
-
-    Attributes:
-        given: the arguments by name.
-        ranks: the ranks of the group, ascending.
-        at: the position of this rank among them.
+    """A call of an op that communicates: its arguments by name, the ranks of the group, ascending,
+    and the position of this rank among them.
     """
 
     given: dict[str, Any]

@@ -157,13 +157,8 @@ def seconds_of(
 
 
 class MovedTensor(NamedTuple):
-    """A tensor that was redistributed.
-
-    Attributes:
-        shape: the global shape.
-        mesh: the sizes of the mesh.
-        names: the names of the mesh dims; a mesh dim without a name has its number.
-        before, after: the placements, as DTensor prints them.
+    """A tensor that was redistributed: its global shape, the sizes and the names of the mesh dims,
+    and the placements before and after, as DTensor prints them.
     """
 
     shape: tuple[int, ...]
