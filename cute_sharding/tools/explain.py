@@ -15,10 +15,8 @@ from cute_sharding._html import of_text
 from cute_sharding._words import columns
 from cute_sharding.exchange import Exchange, local_elements
 from cute_sharding.layout import LayoutError
-from cute_sharding.propagation.carry import carry
-from cute_sharding.propagation.choose import chosen
-from cute_sharding.propagation.splits import parts_that_do_not_divide
-from cute_sharding.propagation.targets import cheapest
+from cute_sharding.propagation.movements import chosen
+from cute_sharding.propagation.views import carry, cheapest, parts_that_do_not_divide
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, format_placements

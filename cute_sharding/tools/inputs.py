@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from cute_sharding._settings import network_in_force
 from cute_sharding.exchange import Mesh, Network, Placed, RedistributionPlan
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
-from cute_sharding.exchange.plan import Held
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.layout import Layout
 from cute_sharding.relations.table import BY_OP
@@ -23,7 +22,7 @@ from cute_sharding.sharding import (
     Sharding,
     parse_placements,
 )
-from cute_sharding.sharding.chains import chains_of
+from cute_sharding.sharding.rows import Chains, chains_of
 
 REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
@@ -184,29 +183,30 @@ def planned(
             f"{source} has Partial placements with the reductions {sorted(ops)}: use one reduction "
             "for all Partial placements"
         )
-    stays = source.placements if other == mesh else ()
-    for m, p in enumerate(target.placements):
-        if isinstance(p, Partial) and p not in stays[m : m + 1]:
-            raise ValueError(
-                f"no plan to {target} on the {other}: a plan cannot create a Partial. Use Shard or "
-                "Replicate"
-            )
-    shape, ndim, network = source.shape, len(source.shape), network_in_force()
-    before, after = (chains_of(each.cuts, ndim, each.mesh) for each in (source, target))
-    kept = tuple([m for m, p in enumerate(stays) if p == target.placements[m]])
-    kept = tuple([m for m in kept if isinstance(source.placements[m], Partial)])
-    pending = tuple(
-        [
-            (m, p.reduce_op)
-            for m, p in enumerate(source.placements)
-            if isinstance(p, Partial) and m not in kept and source.mesh[m] > 1
-        ]
-    )
+    start, goal = placed_of(source, mesh), placed_of(target, other)
+    if any(each not in start.pending or other != mesh for each in goal.pending):
+        raise ValueError(
+            f"no plan to {target} on the {other}: a plan cannot create a Partial. Use Shard or "
+            "Replicate"
+        )
+    network = network_in_force()
     by = Network.of_programs(mesh.sizes, network)
     if other != mesh:
-        ends = Placed(shape, mesh, before), pending, Placed(shape, other, after)
-        return plan_exchange(*ends, by)
-    held = Held(before, pending, kept)
-    steps = plan_steps(shape, mesh.sizes, held, after, by)
-    shown = Network.of(mesh.sizes, network)
-    return RedistributionPlan(shape, mesh.sizes, held, Held(after), steps, shown)
+        return plan_exchange(start, goal, by)
+    return RedistributionPlan(
+        start, goal, plan_steps(start, goal, by), Network.of(mesh.sizes, network)
+    )
+
+
+def placed_of(sharding: Sharding, mesh: Mesh, chains: Chains | None = None) -> Placed:
+    """How a tensor lies by a sharding; ``chains``: the cuts, if they are not those of its
+    placements from left to right.
+    """
+    pending = [
+        (m, p.reduce_op)
+        for m, p in enumerate(sharding.placements)
+        if isinstance(p, Partial) and sharding.mesh[m] > 1
+    ]
+    if chains is None:
+        chains = chains_of(sharding.cuts, len(sharding.shape), sharding.mesh)
+    return Placed(sharding.shape, mesh, chains, tuple(pending))

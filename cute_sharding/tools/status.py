@@ -20,7 +20,7 @@ from cute_sharding import _autoload
 from cute_sharding._settings import FLAGS, TABLE, from_environment, unknown_flags
 from cute_sharding._words import counted
 from cute_sharding.dtensor.bookkeeping import versions
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, local_tensors
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, local_tensors
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.tools.profile.recorder import Recorder
 
@@ -135,7 +135,7 @@ def _compared(check: Callable[[], tuple[Any, list[torch.Tensor]]]) -> dict[str, 
             try:
                 with Recorder() as recorder:
                     result, parts = check()
-                local = collective_ops.wait_for(result.to_local())
+                local = communication.wait_for(result.to_local())
             except RuntimeError as error:
                 found[name] = f"raises {next(iter(str(error).splitlines()), '')}"
                 continue

@@ -8,7 +8,7 @@ each row. Every supported release of torch needs every row.
 
 Only rows of this table are replaced: a test compares all of torch before, while and after.
 
-The package also empties torch's caches (:func:`.registry.clear_propagation_caches`).
+The package also empties torch's caches (:func:`.op_schemas.clear_propagation_caches`).
 """
 
 from __future__ import annotations

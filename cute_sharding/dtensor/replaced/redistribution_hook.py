@@ -13,7 +13,7 @@ from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor.placement_types import Placement
 
 from cute_sharding.dtensor.replaced import patches
-from cute_sharding.dtensor.replaced.collective_ops import wait_for
+from cute_sharding.dtensor.replaced.communication import wait_for
 from cute_sharding.dtensor.replaced.patch import Installed, calling, copy_of
 
 __all__ = [

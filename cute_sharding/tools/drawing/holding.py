@@ -13,12 +13,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.sharding import Partial, Sharding, format_placements
-from cute_sharding.sharding.chains import Chains, chains_of
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding import Sharding, format_placements
 from cute_sharding.sharding.digits import digits
+from cute_sharding.sharding.rows import Chains, local_size
 from cute_sharding.tools.drawing.palette import COMMON
 from cute_sharding.tools.drawing.picture import GAP, Cell, Key, Panel
+from cute_sharding.tools.inputs import placed_of
 
 # The most that is shown: rows and columns of a grid, of one of several grids, and grids; runs of a
 # leading dim; lines of the legend.
@@ -54,7 +54,7 @@ def run_at(n: int, cuts: Cuts, row: int) -> OwnedRows:
     """The longest run of rows around ``row``, of ``n``, that are the same ranks'.
 
     One step a cut: each says who has the row, where its block begins and ends, and where the row
-    lies among those that the device is left with (:mod:`cute_sharding.sharding.deal`).
+    lies among those that the device is left with (:mod:`cute_sharding.sharding.rows`).
     """
     owner: list[int] = []
     before, after = row, n - row  # how far the run reaches to either side
@@ -154,27 +154,19 @@ class Holding:
         placed: the tensor.
         names: the names of the mesh dims.
         said: the placements, as text.
-        pending: the mesh dims on which each rank holds a term of a reduction, with its op.
     """
 
     placed: Placed
     names: tuple[str, ...]
     said: str
-    pending: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def of(
         cls, sharding: Sharding, names: tuple[str, ...], mesh: Mesh, chains: Chains | None = None
     ) -> Holding:
         """Of a sharding; ``chains``: the cuts, if they are not those of its placements in order."""
-        plain = chains_of(sharding.cuts, len(sharding.shape), sharding.mesh)
-        pending = [
-            (m, p.reduce_op)
-            for m, p in enumerate(sharding.placements)
-            if isinstance(p, Partial) and sharding.mesh[m] > 1
-        ]
-        placed = Placed(sharding.shape, mesh, plain if chains is None else chains)
-        return cls(placed, names, format_placements(sharding.placements), tuple(pending))
+        placed = placed_of(sharding, mesh, chains)
+        return cls(placed, names, format_placements(sharding.placements))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -189,7 +181,7 @@ class Holding:
     @cached_property
     def replicated(self) -> tuple[int, ...]:
         """The mesh dims on which ranks hold the same."""
-        sizes, terms = self.placed.mesh.sizes, [m for m, _ in self.pending]
+        sizes, terms = self.placed.mesh.sizes, [m for m, _ in self.placed.pending]
         return tuple([m for m in self.placed.replicated if m not in terms and sizes[m] > 1])
 
     @cached_property
@@ -270,10 +262,10 @@ class Holding:
     def _label(self, fixed: Mapping[int, int]) -> str:
         """Those ranks, for a cell: 0,4 hold the same, 0+4 a term each."""
         some, last, count, is_run = self._ranks(fixed)
-        joint = "+" if self.pending and not self.replicated else ","
+        joint = "+" if self.placed.pending and not self.replicated else ","
         text = f"{some[0]}-{last}" if is_run else f"{some[0]}.."
         text = joint.join(map(str, some)) if count <= LISTED else text
-        return f"+{text}" if self.pending and "+" not in text else text
+        return f"+{text}" if self.placed.pending and "+" not in text else text
 
     def _colour(self, fixed: Mapping[int, int]) -> int:
         """The number that colours them: of their first rank, or, where ranks are many, among the
@@ -302,7 +294,7 @@ class Holding:
             who += f", {'.., ' * (count > LISTED + 1)}{last}"
         where = [f"{self.names[m]}={fixed[m]}" for m in self.placed.cut]
         where += [f"any {self.names[m]}" for m in self.replicated]
-        where += [f"each {self.names[m]} a term of the {op}" for m, op in self.pending]
+        where += [f"each {self.names[m]} a term of the {op}" for m, op in self.placed.pending]
         device = tuple([fixed.get(m, 0) for m in range(len(self.names))])
         shape = self.placed.shape_of(device)
         what = "a scalar" if shape == () else str(shape) if prod(shape) else "nothing"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import prod
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from cute_sharding.models import ReshardPlan
 from cute_sharding.models.refit import Refit
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Sharding, format_placements
-from cute_sharding.sharding.chains import placements_text
+from cute_sharding.sharding.rows import placements_text
 from cute_sharding.tools.drawing.holding import (
     COLUMNS,
     PANELS,
@@ -181,23 +182,14 @@ def plan_picture(
     """The tensor before and after, and a matrix of amounts for each step. ``mesh``: that of a plan
     on one mesh, with its ranks.
     """
-    kept: tuple[tuple[int, str], ...] = ()
     if isinstance(plan, ExchangePlan):
-        mesh, start, target = plan.source.mesh, plan.before, plan.target
-        sources = names_of(names or plan.mesh_names, mesh.sizes)
-        targets = names_of(plan.target_names, target.mesh.sizes)
-        shape = plan.source.shape
+        before, after, targets = plan.before, plan.target, plan.target_names
     else:
-        mesh = mesh or Mesh.numbered(plan.mesh)
-        start, shape = plan.source, plan.shape
-        target = Placed(shape, mesh, plan.target.chains)
-        sources = targets = names_of(names or plan.mesh_names, plan.mesh)
-        kept = tuple([(m, "reduction that stays Partial") for m in start.kept if plan.mesh[m] > 1])
-    pending = tuple(sorted((*start.pending, *kept)))
-    sides = {
-        "before": _placed(Placed(shape, mesh, start.chains), sources, pending),
-        "after": _placed(target, targets, kept),
-    }
+        on = mesh or plan.source.mesh
+        before, after = replace(plan.source, mesh=on), replace(plan.target, mesh=on)
+        targets = plan.mesh_names if names is None else tuple(names)
+    mesh, sources = before.mesh, names_of(names or plan.mesh_names, before.mesh.sizes)
+    sides = {"before": _placed(before, sources), "after": _placed(after, targets)}
     steps = [
         _step(f"step {i + 1}", step, mesh, sources)
         if isinstance(step, Step)
@@ -219,11 +211,10 @@ def _many(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _placed(
-    placed: Placed, names: Sequence[str] | None, pending: tuple[tuple[int, str], ...] = ()
-) -> Holding:
-    named, many = names_of(names, placed.mesh.sizes), len(placed.mesh.sizes)
-    return Holding(placed, named, placements_text(placed.chains, many, named, pending), pending)
+def _placed(placed: Placed, names: Sequence[str] | None) -> Holding:
+    named = names_of(names, placed.mesh.sizes)
+    said = placements_text(placed.chains, len(named), named, placed.pending)
+    return Holding(placed, named, said)
 
 
 def placed_picture(placed: Placed, names: Sequence[str] | None = None) -> Picture:
@@ -544,7 +535,7 @@ def draw_sharding(
 
 
 def _dtensor(x: Any, names: Sequence[str] | None = None, **options: Any) -> Picture:
-    from cute_sharding.dtensor.run.reading import chains_of_spec
+    from cute_sharding.dtensor.run.placements import chains_of_spec
 
     sharding, mesh = sharding_of_dtensor(x), mesh_of(x.device_mesh)
     names = names_of(names or x.device_mesh.mesh_dim_names, sharding.mesh)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.decide import propagation
-from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, op_schemas
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, MaskPartial, Placement
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
@@ -88,7 +88,7 @@ def _group_on(mesh: Any, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
     """The mesh dims that a group has, and the number of ranks on each; none if it is no group of
     the mesh.
     """
-    for on in process_groups.slices(mesh):
+    for on in communication.slices(mesh):
         if all(on.coordinates(rank) is not None for rank in ranks):
             places = [len({*of}) for of in zip(*map(on.device, ranks))]
             return [(m, parts) for m, parts in enumerate(places) if parts > 1]
@@ -126,7 +126,7 @@ def name_of(source: Source) -> str:
     """The name of an op without its overload, or of the function that the program calls."""
     if isinstance(source.op, str):
         return source.op
-    return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
+    return op_schemas.name_of(source.op).removesuffix(".default").partition(".")[0]
 
 
 def moved_of(before: DTensorSpec, after: DTensorSpec) -> MovedTensor:
@@ -165,7 +165,7 @@ def schema_of(source: Source) -> OpSchema | None:
         return None
     args = tuple([_listed(value) for value in source.args])
     kwargs = {name: _listed(value) for name, value in source.kwargs}
-    return OpSchema(source.op, args, kwargs, registry.schema_info(source.op))
+    return OpSchema(source.op, args, kwargs, op_schemas.schema_info(source.op))
 
 
 def decided(
@@ -174,7 +174,7 @@ def decided(
     """The word for the rule that decides the op, the operands that are redistributed, and the specs
     of the results. Raises what the rule raises.
     """
-    stock, settings = registry.stock_propagation(), source.settings
+    stock, settings = op_schemas.stock_propagation(), source.settings
     is_ours = settings is not None and settings.views
     rule = propagation(stock, settings) if settings is not None and is_ours else stock
     with dispatch_modes.no_modes(), stats.count_apart() as outcomes:

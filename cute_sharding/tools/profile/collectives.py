@@ -1,5 +1,5 @@
 """A table of torch's ops that communicate: the kind of each, its tensors, and the elements that a
-rank receives. The numbers follow the rules of :mod:`cute_sharding.exchange.collectives`.
+rank receives. The numbers follow the rules of :mod:`cute_sharding.exchange.step`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from cute_sharding.dtensor.replaced import local_tensors, observing
-from cute_sharding.exchange import collectives
-from cute_sharding.exchange.collectives import Amount
+from cute_sharding.exchange import step
+from cute_sharding.exchange.step import Amount
 from cute_sharding.tools.profile.values import Collective
 
 
@@ -69,12 +69,12 @@ def _each(kind: str, name: str, amount: Callable[[CollectiveCall, int], Amount])
 
 
 def _all_reduce(name: str) -> CollectiveRow:
-    return _each("all-reduce", name, lambda call, n: collectives.all_reduce(call.parts, n))
+    return _each("all-reduce", name, lambda call, n: step.all_reduce(call.parts, n))
 
 
 def _all_gather(name: str) -> CollectiveRow:
     return _each(
-        "all-gather", name, lambda call, n: collectives.all_gather(call.parts, [n] * call.parts, n)
+        "all-gather", name, lambda call, n: step.all_gather(call.parts, [n] * call.parts, n)
     )
 
 
@@ -82,12 +82,12 @@ def _reduce_scatter(name: str) -> CollectiveRow:
     return _each(
         "reduce-scatter",
         name,
-        lambda call, n: collectives.reduce_scatter(call.parts, n // call.parts),
+        lambda call, n: step.reduce_scatter(call.parts, n // call.parts),
     )
 
 
 def _broadcast(name: str) -> CollectiveRow:
-    return _each("broadcast", name, lambda call, n: collectives.from_root(n, is_root=call.is_root))
+    return _each("broadcast", name, lambda call, n: step.from_root(n, is_root=call.is_root))
 
 
 def _gathered_lists(given: str, got: str) -> CollectiveRow:
@@ -115,14 +115,14 @@ def _all_to_all(given: str, got: str) -> CollectiveRow:
 
         received = elements(call.given.get("output_split_sizes"), got)
         sent = elements(call.given.get("input_split_sizes"), given)
-        return [collectives.all_to_all(received, sent, call.at)]
+        return [step.all_to_all(received, sent, call.at)]
 
     return CollectiveRow("all-to-all", given, amounts)
 
 
 def _all_to_all_lists(call: CollectiveCall) -> list[Amount]:
     got, given = call.sizes("output_tensors"), call.sizes("input_tensors")
-    return [collectives.all_to_all(got, given, call.at)]
+    return [step.all_to_all(got, given, call.at)]
 
 
 def _send(name: str) -> CollectiveRow:
@@ -173,23 +173,23 @@ ROWS = {
         "reduce_scatter_": _each(
             "reduce-scatter",
             "output_tensors",
-            lambda call, n: collectives.reduce_scatter(call.parts, n),
+            lambda call, n: step.reduce_scatter(call.parts, n),
         ),
         "alltoall_base_": _all_to_all("input", "output"),
         "alltoall_": CollectiveRow("all-to-all", "input_tensors", _all_to_all_lists),
         "broadcast_": _broadcast("tensors"),
         "reduce_": _each(
-            "reduce", "tensors", lambda call, n: collectives.to_root(n, is_root=call.is_root)
+            "reduce", "tensors", lambda call, n: step.to_root(n, is_root=call.is_root)
         ),
         "scatter_": _each(
             "scatter",
             "output_tensors",
-            lambda call, n: collectives.scatter(call.parts, n, is_root=call.is_root),
+            lambda call, n: step.scatter(call.parts, n, is_root=call.is_root),
         ),
         "gather_": _each(
             "gather",
             "input_tensors",
-            lambda call, n: collectives.gather(call.parts, n, is_root=call.is_root),
+            lambda call, n: step.gather(call.parts, n, is_root=call.is_root),
         ),
         "send": _send("tensors"),
         "recv_": _receive("tensors"),

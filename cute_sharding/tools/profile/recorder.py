@@ -24,11 +24,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
-from cute_sharding.dtensor.replaced import codes, observing, watching
-from cute_sharding.dtensor.replaced.codes import OTHERS, OWN, Line, line_of_program
+from cute_sharding.dtensor.replaced import observing
 from cute_sharding.dtensor.replaced.observing import (
     NO_NUMBER,
+    OTHERS,
+    OWN,
+    Line,
     current_node,
+    kind_of_code,
+    line_of_program,
     may_recompute,
     memory_of,
     nodes_made,
@@ -119,7 +123,7 @@ class Lines:
             if called is None:
                 if number in OWN:
                     break
-                kind = codes.kind_of(frame)
+                kind = kind_of_code(frame)
                 if kind.is_own or (kind.starts_backward and node is not None):
                     break
                 called, recomputes = kind.called, recomputes or kind.recomputes
@@ -150,7 +154,7 @@ class Lines:
         line: Line | None = None
         frame = start
         while frame is not None:
-            kind = codes.kind_of(frame)
+            kind = kind_of_code(frame)
             if kind.is_own and line is None:
                 line = frame.f_code, frame.f_lineno
             recomputes = recomputes or kind.recomputes
@@ -244,13 +248,13 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
-        watching.start(self, ops())
+        observing.start(self, ops())
         self.settings, self.started = in_force(), perf_counter()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self.ended = perf_counter()
-        watching.stop(self)
+        observing.stop(self)
         self._groups.clear()  # this recorder must not keep groups alive
 
     # -- what the program does, while it waits -----------------------------------------------------

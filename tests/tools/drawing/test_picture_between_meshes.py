@@ -19,7 +19,7 @@ from cute_sharding.tools.inputs import planned
 
 def between(source, mesh, target, other):
     """The exchange, also where the meshes are one."""
-    return plan_exchange(Placed.of(source, mesh.ranks), (), Placed.of(target, other.ranks))
+    return plan_exchange(Placed.of(source, mesh.ranks), Placed.of(target, other.ranks))
 
 
 def drawn_side(rng, shape, world=10):

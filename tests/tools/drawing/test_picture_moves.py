@@ -93,8 +93,8 @@ def test_nothing_to_send():
 def test_a_reduction_that_stays_pending():
     picture = draw(Sharding((8, 4), (2, 2), (Partial(), Shard(0))), to="P(sum),S(1)")
     assert [section.title for section in picture.sections] == [
-        "before: [P, S(0)]",
-        "after: [P, S(1)]",
+        "before: [P(sum), S(0)]",
+        "after: [P(sum), S(1)]",
         "step 1: all-to-all on mesh1",
     ]
     assert picture.sections[1].panels[0].cells[0][0].label == "0+2"

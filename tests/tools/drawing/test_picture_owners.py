@@ -12,7 +12,7 @@ from cute_sharding import draw
 from cute_sharding.propagation.views import carry
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
-from cute_sharding.sharding.chains import chains_of
+from cute_sharding.sharding.rows import chains_of
 from cute_sharding.tools.drawing.holding import run_at, runs_shown
 
 NAMES = ("dp", "cp", "tp")

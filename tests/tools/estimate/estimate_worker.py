@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import cute_sharding
 from cute_sharding._settings import from_environment
 from cute_sharding.dtensor.replaced import dispatch_modes
-from cute_sharding.dtensor.replaced.process_groups import stand_for
+from cute_sharding.dtensor.replaced.communication import stand_for
 from cute_sharding.tools.estimate import __main__ as run
 from cute_sharding.tools.estimate import stand_ins
 from cute_sharding.tools.estimate.storages import Layers, Storages

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import patches, watching
+from cute_sharding.dtensor.replaced import observing, patches
 from cute_sharding.tools.profile.recorder import Recorder
 
 
