@@ -28,8 +28,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.checkpoints.load import Loaded, load_checkpoint
     from cute_sharding.dtensor.decide.views import propagate_shape_and_sharding
     from cute_sharding.dtensor.door.held import local_boxes
-    from cute_sharding.dtensor.models.plan import plan_reshard
-    from cute_sharding.dtensor.models.reshard import reshard
+    from cute_sharding.dtensor.models.reshard import plan_reshard, reshard
     from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
     from cute_sharding.dtensor.run.any_mesh import redistribute
     from cute_sharding.dtensor.run.groups import prepare_groups
@@ -62,7 +61,7 @@ _WHERE = {
     "load_checkpoint": "checkpoints.load",
     "propagate_shape_and_sharding": "decide.views",
     "local_boxes": "door.held",
-    "plan_reshard": "models.plan",
+    "plan_reshard": "models.reshard",
     "reshard": "models.reshard",
     "RefitPlan": "refit.plan",
     "plan_refit": "refit.plan",

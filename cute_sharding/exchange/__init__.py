@@ -6,7 +6,7 @@ on any meshes. Imports no torch.
   one result; :mod:`.by_pieces`: through a relation by pieces.
 - :mod:`.exchange`: the exchange of a relation, from all operands to all results.
 - :mod:`.part`: one rank's part, as strided copies.
-- :mod:`.bundle`, :mod:`.alone`: the exchanges of many tensors in one.
+- :mod:`.bundle`: the exchanges of many tensors in one.
 
 A redistribution is an exchange of the identity relation, and reductions of what is pending:
 

@@ -2,27 +2,58 @@
 
 In a message the tensors' parts follow one another as bytes: the widest elements first, so each
 part starts at a multiple of its element size, without gaps. The message is padded to a multiple of
-the widest element. Sender and receiver compute this order from the exchanges alone. Long messages
-of one tensor may be sent by themselves (:mod:`.alone`), before the packed one.
+the widest element. Sender and receiver compute this order from the exchanges alone.
+
+A tensor's message is sent by itself, before the packed one, if it is long and is one run of memory
+in the source or in the target, so that it need not be copied there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding._memory import remembered
-from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, messages_alone
 from cute_sharding.exchange.exchange import Exchange
-from cute_sharding.exchange.flow import ALL, Message, Turn, in_turn
+from cute_sharding.exchange.flow import ALL, Copy, Message, Turn, fold, in_turn, run_of
 from cute_sharding.exchange.part import Part, copies_of
 from cute_sharding.exchange.placed import standing_for_all
+from cute_sharding.layout.layout import row_major
 
 _Own = TypeVar("_Own", bound="Part | BundlePart")
+ByPeer: TypeAlias = "Mapping[int, list[Message]]"
+
+# The least bytes of a long message: to copy more takes longer than another message does.
+LONG = 2 << 20
+
+
+class Single(NamedTuple):
+    """A message of one tensor that is sent by itself, as one of its two ranks sees it.
+
+    Attributes:
+        peer: the other rank.
+        size: in elements.
+        start: the start of its run in this rank's contiguous tensor; None: it is no run there.
+        copies: between the tensor and a buffer of the message's own.
+        is_run: whether it is a run in the sender's tensor. Those that are go first.
+    """
+
+    peer: int
+    size: int
+    start: int | None
+    copies: tuple[Copy, ...]
+    is_run: bool
+
+
+class Alone(NamedTuple):
+    """The messages of one tensor that a rank sends and receives by themselves."""
+
+    sent: tuple[Single, ...] = ()
+    taken: tuple[Single, ...] = ()
 
 
 class Item(NamedTuple):
@@ -49,7 +80,12 @@ class Item(NamedTuple):
         ``long`` bytes.
         """
         least = max(-(-max(long, LONG) // self.itemsize), 1)
-        return _messages_alone(self.exchange, rank, least, self.as_they_are)
+        return _alone(self.exchange, rank, least, self.as_they_are)
+
+    def moved(self, rank: int) -> tuple[int, int]:
+        """The bytes that a rank sends, and that it receives."""
+        mine = own_part(self.exchange, rank)
+        return size_of(mine.sent) * self.itemsize, size_of(mine.taken) * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -157,6 +193,15 @@ class Bundle:
         """The ranks that stand for all ranks, on large meshes."""
         meshes = [p.mesh for each in self.exchanges for p in (*each.sources, *each.targets)]
         return tuple(standing_for_all(meshes))
+
+    @cached_property
+    def reaches_out(self) -> bool:
+        """Whether a rank that is on no mesh of its sources is to have some of a result."""
+        return any(
+            not {r for p in each.targets for r in p.mesh.ranks}
+            <= {r for p in each.sources for r in p.mesh.ranks}
+            for each in self.exchanges
+        )
 
     @cached_property
     def seal(self) -> bytes:
@@ -310,11 +355,61 @@ def _without(by_peer: ByPeer, singles: Iterable[Single]) -> ByPeer:
 
 
 @remembered
-def _messages_alone(
-    exchange: Exchange, rank: int, least: int, as_they_are: tuple[bool, bool]
-) -> Alone:
+def _alone(exchange: Exchange, rank: int, least: int, as_they_are: tuple[bool, bool]) -> Alone:
+    """The messages that a rank sends and receives by themselves: of those of at least so many
+    elements, the ones that are a run where elements travel as they are.
+    """
+    if not any(as_they_are):
+        return Alone()
     mine = own_part(exchange, rank)
-    return messages_alone(exchange, rank, (mine.sent, mine.taken), least, as_they_are)
+    sent, taken = (
+        [
+            _single(exchange, rank, peer, messages, as_they_are, is_sent=is_sent)
+            for peer, messages in by_peer.items()
+            if sum(message.size for message in messages) >= least
+        ]
+        for by_peer, is_sent in ((mine.sent, True), (mine.taken, False))
+    )
+    return Alone(*(tuple([one for one in side if one is not None]) for side in (sent, taken)))
+
+
+def _single(
+    exchange: Exchange,
+    rank: int,
+    peer: int,
+    messages: Sequence[Message],
+    as_they_are: tuple[bool, bool],
+    *,
+    is_sent: bool,
+) -> Single | None:
+    sender, receiver = (rank, peer) if is_sent else (peer, rank)
+    into, out_of = (in_a_row(messages, is_sent=side) for side in (True, False))
+    starts = (
+        _start_in(exchange.sources[0].local_shape(sender), into) if as_they_are[0] else None,
+        _start_in(exchange.targets[0].local_shape(receiver), [c.flipped for c in out_of])
+        if as_they_are[1]
+        else None,
+    )
+    if starts == (None, None):
+        return None
+    size, copies = sum(message.size for message in messages), into if is_sent else out_of
+    return Single(peer, size, starts[not is_sent], tuple(fold(copies)), starts[0] is not None)
+
+
+def _start_in(shape: tuple[int, ...] | None, copies: Sequence[Copy]) -> int | None:
+    """The start of the copied elements, if they are a run of a contiguous tensor of that shape."""
+    return None if shape is None else run_of(copies, row_major(shape))
+
+
+def in_a_row(messages: Iterable[Message], *, is_sent: bool) -> list[Copy]:
+    """The copies of messages, one behind the other, into a buffer or out of it."""
+    copies: list[Copy] = []
+    at = 0
+    for message in messages:
+        for _, some in message.into(at) if is_sent else message.out_of(at):
+            copies += some
+        at += message.size
+    return copies
 
 
 def _round_up(at: int, width: int) -> int:

@@ -8,11 +8,39 @@ first. All of this is a function of the loads on all ranks, so that ranks decide
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import reduce
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.plan import MemoryLimitError
-from cute_sharding.models.way import Load
+from cute_sharding.exchange import Bundle, MemoryLimitError
+
+
+class Load(NamedTuple):
+    """What a rank holds of a tensor while it moves, in bytes.
+
+    Attributes:
+        before: until it has moved.
+        finished: of what was pending, once that is done, and what it takes to do it.
+        sent, received: in buffers.
+        early: of the target's, where messages go straight into it.
+        made: the target's, where it is not the source's own memory.
+        after: once it has moved.
+        moved: what is sent and received, in buffers or not.
+    """
+
+    before: int = 0
+    finished: int = 0
+    sent: int = 0
+    received: int = 0
+    early: int = 0
+    made: int = 0
+    after: int = 0
+    moved: int = 0
+
+    def plus(self, other: Load) -> Load:
+        """Of two tensors."""
+        return Load(*(a + b for a, b in zip(self, other)))
+
 
 # Of one tensor, or of several together, the load on each of the ranks that are looked at.
 Loads: TypeAlias = "tuple[Load, ...]"
@@ -26,12 +54,14 @@ class Bucket(NamedTuple):
     """Tensors that go together.
 
     Attributes:
-        members: their numbers.
+        members: their numbers in the plan.
         follows_at_once: whether it is packed, and sent, before the one in front of it is unpacked.
+        bundle: what goes where, an item for each member.
     """
 
     members: tuple[int, ...]
     follows_at_once: bool = False
+    bundle: Bundle = Bundle(())
 
 
 def buckets(
@@ -47,16 +77,20 @@ def buckets(
         MemoryLimitError: a rank holds more than ``limit`` bytes even with one tensor at a time.
 
     >>> grows, shrinks = (Load(8, 0, 4, 4, 0, 16, 16, 8),), (Load(16, 0, 4, 4, 0, 8, 8, 8),)
-    >>> buckets([grows, shrinks, shrinks])
-    [Bucket(members=(1, 2, 0), follows_at_once=False)]
+    >>> [each.members for each in buckets([grows, shrinks, shrinks])]
+    [(1, 2, 0)]
     >>> [each.members for each in buckets([grows, shrinks, shrinks], limit=60)]
     [(1,), (2,), (0,)]
     """
     kinds = [""] * len(loads) if kinds is None else kinds
     order = _order(loads, kinds)
     found: list[Bucket] = []
-    held, before = _before(loads), None
-    most = min(max(_most_moved(loads, order) // SHARE, LEAST), MOST) if limit is None else None
+    held = was = _before(loads)
+    before: Loads | None = None
+    most = None
+    if limit is None:
+        moved = zip(*([x.moved for x in loads[i]] for i in order))
+        most = min(max(max(map(sum, moved), default=0) // SHARE, LEAST), MOST)
     while order:
         members, load = _next(order, loads, kinds, held, limit, most)
         rest = [i for i in order if i not in members]
@@ -71,12 +105,10 @@ def buckets(
                 limit=limit,
                 least=least,
             )
-        at_once = before is not None and (
-            limit is None or _peak(_without(held, before), before, load) <= limit
-        )
+        at_once = before is not None and (limit is None or _peak(was, before, load) <= limit)
         found.append(Bucket(tuple(members), at_once))
         order = [i for i in order if i not in members]
-        held, before = _moved(held, load), load
+        was, held, before = held, _moved(held, load), load
     return found
 
 
@@ -130,7 +162,7 @@ def peak(loads: Sequence[Loads], found: Sequence[Bucket], *, keeps: bool = False
     for the buckets that follow, and are as large as any needs.
     """
     most, held = max(_before(loads), default=0), _before(loads)
-    every = [_sum(loads, bucket.members) for bucket in found]
+    every = [reduce(_together, [loads[i] for i in bucket.members]) for bucket in found]
     if keeps and found:
         slots = 1 + any(bucket.follows_at_once for bucket in found)
         stay = [slots * max(x.sent + x.received for x in of_rank) for of_rank in zip(*every)]
@@ -146,7 +178,7 @@ def peak(loads: Sequence[Loads], found: Sequence[Bucket], *, keeps: bool = False
 def _peak(held: Sequence[int], load: Loads, then: Loads | None = None) -> int:
     """The most that a rank holds while a bucket moves, and the one behind it is packed and sent."""
     most = 0
-    nothing = (Load(0, 0, 0, 0, 0, 0, 0, 0),) * len(load)
+    nothing = (Load(),) * len(load)
     for h, x, y in zip(held, load, nothing if then is None else then):
         behind = y.finished + y.sent + y.received + y.early
         on_the_wire, unpacking = x.sent + x.received + x.early, x.received + x.made
@@ -161,12 +193,6 @@ def _fits(held: Sequence[int], load: Loads, limit: int | None, most: int | None)
     return _peak(held, load, tuple([x._replace(finished=0) for x in load])) <= limit
 
 
-def _most_moved(loads: Sequence[Loads], members: Sequence[int]) -> int:
-    """What the busiest rank sends and receives of those tensors."""
-    moved = zip(*([x.moved for x in loads[i]] for i in members))
-    return max(map(sum, moved), default=0)
-
-
 def _before(loads: Sequence[Loads]) -> list[int]:
     return [sum(x.before for x in of_rank) for of_rank in zip(*loads)]
 
@@ -174,19 +200,6 @@ def _before(loads: Sequence[Loads]) -> list[int]:
 def _moved(held: Sequence[int], load: Loads) -> list[int]:
     """What is held once a bucket has moved."""
     return [h + x.after - x.before for h, x in zip(held, load)]
-
-
-def _without(held: Sequence[int], load: Loads) -> list[int]:
-    """What was held before it moved."""
-    return [h + x.before - x.after for h, x in zip(held, load)]
-
-
-def _sum(loads: Sequence[Loads], members: Sequence[int]) -> Loads:
-    first, *others = members
-    load = loads[first]
-    for i in others:
-        load = _together(load, loads[i])
-    return load
 
 
 def _together(one: Loads, other: Loads) -> Loads:

@@ -8,6 +8,7 @@ each part of a load is a refit (:mod:`cute_sharding.models.refit`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +22,9 @@ from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.exchange.plan import MemoryLimitError
 from cute_sharding.layout.layout import row_major
 from cute_sharding.models.buckets import LEAST, MOST, SHARE
-from cute_sharding.models.needs import Needs, needs_of
-from cute_sharding.models.refit import NamedTensor, Refit, wire_of
-from cute_sharding.models.stored import Chunk, Read, Shape, Stored
-from cute_sharding.models.tensor import PlacedTensor
+from cute_sharding.models.refit import Refit
+from cute_sharding.models.stored import Chunk, Needs, Read, Shape, Stored, needs_of
+from cute_sharding.models.tensor import PlacedTensor, itemsize_of, wire_of
 from cute_sharding.relations.relation import Piece, Relation, through
 
 
@@ -100,8 +100,8 @@ class LoadPlan:
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> halves = Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6))
     >>> columns = Placed.of(Sharding((4, 6), (2,), (Shard(1),)))
-    >>> stored = Stored("w", (4, 6), "float32", 4, halves)
-    >>> wanted = NamedTensor("w", PlacedTensor(columns))
+    >>> stored = Stored("w", (4, 6), "float32", halves)
+    >>> wanted = PlacedTensor(columns, name="w")
     >>> plan = LoadPlan((stored,), Relation.same((4, 6)), (wanted,), (0, 1))
     >>> plan.read_by, plan.part(0).refit.received_by(0)  # the half of it that 1 has read
     ({0: 48, 1: 48}, 24)
@@ -109,7 +109,7 @@ class LoadPlan:
 
     stored: tuple[Stored, ...]
     relation: Relation
-    results: tuple[NamedTensor, ...]
+    results: tuple[PlacedTensor, ...]
     ranks: tuple[int, ...]
     memory_limit: int | None = None
 
@@ -121,13 +121,11 @@ class LoadPlan:
     @cached_property
     def _widths(self) -> dict[int, int]:
         """How many bytes an element of each tensor has on its way."""
-        found = {}
-        for k, some in self.relation.by_source.items():
-            if k >= 0:
-                results = [self.results[one.target] for one in some]
-                dtypes = {(each.dtype, each.itemsize) for each in results}
-                _, found[k] = wire_of(self.stored[k].dtype, self.stored[k].itemsize, dtypes)
-        return found
+        return {
+            k: itemsize_of(wire_of(each.dtype, {self.results[one.target].dtype for one in some}))
+            for k, each in enumerate(self.stored)
+            if (some := self.relation.by_source.get(k))
+        }
 
     @cached_property
     def _pieces(self) -> dict[int, tuple[tuple[Piece, ...], list[int]]]:
@@ -188,28 +186,29 @@ class LoadPlan:
         found: list[list[Unit]] = []
         held = _Held()
         for unit in self.units:
-            self._add(held, unit)
+            sizes = self.stored[unit.stored].bytes_of(unit.chunk), self._widths[unit.stored]
+            held.add(unit, *sizes)
             if not found or held.peak > most:
                 held = _Held()
-                self._add(held, unit)
-                self._check(held, unit)
+                held.add(unit, *sizes)
+                self._check(unit, held.peak)
                 found.append([])
             found[-1].append(unit)
         return found or [[]]
 
-    def _check(self, alone: _Held, unit: Unit) -> None:
-        if self.memory_limit is not None and alone.peak > self.memory_limit:
+    def _check(self, unit: Unit, peak: int) -> None:
+        """Raises:
+        MemoryLimitError: a chunk by itself takes more than the limit.
+        """
+        if self.memory_limit is not None and peak > self.memory_limit:
             stored = self.stored[unit.stored]
             raise MemoryLimitError(
                 f"memory_limit={self.memory_limit} is too small: a chunk of {stored.name!r} has "
-                f"{stored.bytes_of(unit.chunk)} bytes, and a rank needs {alone.peak} bytes to "
-                "read, send and receive the whole chunk. Raise the limit",
+                f"{stored.bytes_of(unit.chunk)} bytes, and a rank needs {peak} bytes to read, send "
+                "and receive the whole chunk. Raise the limit",
                 limit=self.memory_limit,
-                least=alone.peak,
+                least=peak,
             )
-
-    def _add(self, held: _Held, unit: Unit) -> None:
-        held.add(unit, self.stored[unit.stored].bytes_of(unit.chunk), self._widths[unit.stored])
 
     # -- the parts ---------------------------------------------------------------------------------
 
@@ -233,18 +232,18 @@ class LoadPlan:
     def begun(self, number: int) -> set[int]:
         """The results to which it brings something, on any rank."""
         stored = {unit.stored for unit in self._together[number]}
-        found = {one.target for k in stored for one in self.relation.by_source[k]}
-        if number + 1 == self.many:
-            constant = (some for k, some in self.relation.by_source.items() if k < 0)
-            found |= {one.target for some in constant for one in some}
-        return found
+        is_last = number + 1 == self.many
+        every = self.relation.by_source.items()
+        some = [pieces for k, pieces in every if k in stored or (k < 0 and is_last)]
+        return {one.target for pieces in some for one in pieces}
 
     def _part(self, units: Sequence[Unit], *, is_last: bool) -> LoadPart:
         found: dict[tuple[int, int], list[int]] = {}
         for unit in units:
             found.setdefault((unit.stored, unit.reader), []).append(unit.chunk)
         reads = tuple([Read(self.stored[k], r, tuple(some)) for (k, r), some in found.items()])
-        operands = [_operand(each) for each in reads] or [_nothing(self.ranks[0])]
+        operands = [_on_rank(sum(x.sizes), x.reader, x.of.dtype, x.of.name) for x in reads]
+        operands = operands or [_on_rank(0, self.ranks[0], "uint8")]
         pieces: list[Piece] = []
         for i, (each, (k, _)) in enumerate(zip(reads, found)):
             some, targets = self._pieces[k]
@@ -269,11 +268,8 @@ class LoadPlan:
         first.
         """
         last = dict.fromkeys(range(len(self.results)), 0)
-        for number, units in enumerate(self._together):
-            for k in {unit.stored for unit in units}:
-                last.update((one.target, number) for one in self.relation.by_source[k])
-        for one in (one for k, some in self.relation.by_source.items() if k < 0 for one in some):
-            last[one.target] = self.many - 1
+        for number in range(self.many):
+            last.update(dict.fromkeys(self.begun(number), number))
         found: list[list[int]] = [[] for _ in range(self.many)]
         for t, number in last.items():
             found[number].append(t)
@@ -290,26 +286,22 @@ class _Held:
 
     def __init__(self) -> None:
         self.peak = 0
-        self._read: dict[int, int] = {}
-        self._moved: dict[int, int] = {}
-        self._largest: dict[int, int] = {}
+        self._read: Counter[int] = Counter()
+        self._moved: Counter[int] = Counter()
+        self._largest: Counter[int] = Counter()
 
     def add(self, unit: Unit, size: int, width: int) -> None:
         """A unit of ``size`` bytes, of elements that have ``width`` on their way."""
         reader = unit.reader
-        self._read[reader] = self._read.get(reader, 0) + size
-        self._largest[reader] = max(self._largest.get(reader, 0), size)
-        sent = 0
+        self._read[reader] += size
+        self._largest[reader] = max(self._largest[reader], size)
         for rank, elements in unit.needs.items():
             if rank != reader:
-                sent += elements * width
-                self._moved[rank] = self._moved.get(rank, 0) + elements * width
-        self._moved[reader] = self._moved.get(reader, 0) + sent
-        self.peak = max(self.peak, *map(self._on, {*unit.needs, reader}))
-
-    def _on(self, rank: int) -> int:
-        moved, largest = self._moved.get(rank, 0), self._largest.get(rank, 0)
-        return self._read.get(rank, 0) + max(moved, largest)
+                self._moved[rank] += elements * width
+                self._moved[reader] += elements * width
+        for rank in {*unit.needs, reader}:
+            buffers = max(self._moved[rank], self._largest[rank])
+            self.peak = max(self.peak, self._read[rank] + buffers)
 
 
 @remembered
@@ -317,7 +309,7 @@ def _of_chunks(
     shape: Shape, chunks: tuple[Chunk, ...], read: tuple[int, ...], pieces: tuple[Piece, ...]
 ) -> tuple[Piece, ...]:
     """What results are of some of a tensor's chunks, one behind the other."""
-    return tuple(through(Stored("", shape, "", 1, chunks).pieces(read), pieces))
+    return tuple(through(Stored("", shape, "", chunks).pieces(read), pieces))
 
 
 def _start_of_all(copies: Sequence[Copy], source: Shape, target: Shape) -> int | None:
@@ -329,17 +321,6 @@ def _start_of_all(copies: Sequence[Copy], source: Shape, target: Shape) -> int |
     return run_of([copy.flipped for copy in copies], row_major(target))
 
 
-def _on_rank(size: int, rank: int) -> Placed:
+def _on_rank(size: int, rank: int, dtype: str, name: str = "") -> PlacedTensor:
     """A flat tensor that one rank has."""
-    return Placed((size,), Mesh((1,), (rank,)), ((),))
-
-
-def _operand(read: Read) -> NamedTensor:
-    """What was read, as a tensor that one rank has."""
-    placed = _on_rank(sum(read.sizes), read.reader)
-    return NamedTensor(read.of.name, PlacedTensor(placed, read.of.dtype))
-
-
-def _nothing(rank: int) -> NamedTensor:
-    """An operand for a part that reads nothing."""
-    return NamedTensor("", PlacedTensor(_on_rank(0, rank), "uint8"))
+    return PlacedTensor(Placed((size,), Mesh((1,), (rank,)), ((),)), dtype, name=name)

@@ -2,19 +2,224 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange import Bundle, BundlePart, Network
+from cute_sharding._words import counted
+from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Network
 from cute_sharding.exchange.bundle import own_part, size_of
-from cute_sharding.exchange.meshes import plan_exchange
+from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.network import DEVICES_PER_HOST, LINK_ITEMSIZE, messages
-from cute_sharding.exchange.plan import collectives, received_by
-from cute_sharding.models.buckets import SHARE, Bucket, buckets, peak
-from cute_sharding.models.tensor import PlacedTensor
-from cute_sharding.models.way import SpecWay
+from cute_sharding.exchange.plan import collectives, peak_of, received_by
+from cute_sharding.models.buckets import SHARE, Bucket, Load, buckets, peak
+from cute_sharding.models.tensor import PlacedTensor, itemsize_of, wire_of
+
+
+class Member(NamedTuple):
+    """The least that goes by itself: results, and all that they are made of, in one exchange.
+
+    Attributes:
+        exchange: what goes where.
+        dtype: of elements on their way.
+        operands, results: the numbers of these in the plan.
+        constants: operands of one element behind the others, which no rank sends: their values.
+        as_they_are: as an :class:`~cute_sharding.exchange.Item` has it.
+    """
+
+    exchange: Exchange
+    dtype: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    constants: tuple[Any, ...] = ()
+    as_they_are: tuple[bool, bool] = (False, False)
+
+    @property
+    def item(self) -> Item:
+        """What goes into a bundle."""
+        return Item(self.exchange, itemsize_of(self.dtype), self.as_they_are)
+
+
+class PackedPlan(ABC):
+    """Results made of operands, many of each, in few exchanges.
+
+    On more than 64 ranks the first, a middle and the last coordinates of each mesh dim stand for
+    the others, in all that is said of the busiest rank.
+
+    Attributes:
+        memory_limit: the most bytes that a rank may hold, or None.
+    """
+
+    memory_limit: int | None
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[Member, ...]:
+        """What is exchanged."""
+
+    @property
+    @abstractmethod
+    def packed(self) -> tuple[Bucket, ...]:
+        """Which members go together, in the order in which they run."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> tuple[PlacedTensor, ...]:
+        """How the results lie."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data: sizes in bytes, times in seconds."""
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        """All that is sent."""
+        return Bundle(tuple([member.item for member in self.members]))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all meshes, ascending."""
+        return self.bundle.ranks
+
+    @property
+    def looked_at(self) -> tuple[int, ...]:
+        """The ranks that stand for all."""
+        return self.bundle.looked_at
+
+    @property
+    def collectives(self) -> int:
+        """The number of collectives, or batches of point-to-point messages."""
+        return sum(not each.bundle.is_free for each in self.packed)
+
+    @property
+    def redistributions(self) -> int:
+        """As how many redistributions it counts."""
+        return 1
+
+    def received_by(self, rank: int) -> int:
+        """What a rank receives, in bytes: what it needs and does not hold, each element once."""
+        return self.bundle.received_by(rank)
+
+    def elements_received_by(self, rank: int) -> int:
+        """How many elements a rank receives, of all dtypes."""
+        received = {each: each.received_by(rank) for each in self.bundle.exchanges}
+        return sum(received[member.exchange] for member in self.members)
+
+    @cached_property
+    def received_elements(self) -> int:
+        """How many elements the busiest rank receives."""
+        return max(map(self.elements_received_by, self.looked_at), default=0)
+
+    @cached_property
+    def received_by_all(self) -> int:
+        """How many elements all ranks receive together."""
+        return sum(member.exchange.received_by_all for member in self.members)
+
+    def parts(self, rank: int) -> tuple[BundlePart, ...]:
+        """A rank's part in each bucket, for who would move the bytes by other means: bytes to and
+        from each peer; and of each member (``packed`` says which of ``members`` are in a bucket,
+        and these between which tensors, in which dtype) strided copies from the operands into a
+        buffer, and out of one into the results, all contiguous. Steps below 0 go backward.
+        Constants are operands of one element behind the others.
+
+        >>> one, other = (PlacedTensor.of((4, 6), (2,), f"S({d})") for d in (0, 1))
+        >>> (part,) = plan_models([("w", one, other)]).parts(0)
+        >>> part.peers, part.sends, part.receives
+        ((1,), (24,), (24,))
+        >>> part.parts[0].packs[0][0]
+        Copy(sizes=(2, 3), x=(0, 3), dx=((1, 0), (0, 1)), y=(0,), dy=((3,), (1,)))
+        """
+        packed = [
+            Bundle(tuple([item._replace(as_they_are=(False, False)) for item in each.bundle.items]))
+            for each in self.packed
+        ]
+        return tuple([bundle.part(rank) for bundle in packed])
+
+    def _bundled(self, found: Sequence[Bucket], long: int = 0) -> tuple[Bucket, ...]:
+        """The buckets, with what goes where."""
+        items = self.bundle.items
+        return tuple(
+            [
+                each._replace(bundle=Bundle(tuple([items[i] for i in each.members]), long))
+                for each in found
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        from cute_sharding._html import of_data
+
+        return of_data(str(self).partition("\n")[0], self.to_dict())
+
+
+@dataclass(frozen=True)
+class SpecWay:
+    """How a tensor gets from one spec to another.
+
+    Attributes:
+        source, target: how it lies before and after.
+        plan: what is finished first, and the exchange.
+
+    >>> source, target = (PlacedTensor.of((8, 4), (2,), f"S({d})", "float32") for d in (0, 1))
+    >>> way = SpecWay(source, target, plan_exchange(source.placed, target.placed))
+    >>> way.load(0)
+    Load(before=64, finished=0, sent=32, received=32, early=0, made=64, after=64, moved=64)
+    """
+
+    source: PlacedTensor
+    target: PlacedTensor
+    plan: ExchangePlan
+
+    @property
+    def meshes(self) -> tuple[Mesh, Mesh]:
+        """From which mesh to which."""
+        return self.source.placed.mesh, self.target.placed.mesh
+
+    def member(self, number: int) -> Member:
+        """The tensor as a plan moves it, in which it has that number."""
+        before, after = self.source.dtype, self.target.dtype
+        wire = wire_of(before, [after])
+        as_they_are = before == wire, after == wire
+        return Member(self.plan.exchange, wire, (number,), (number,), (), as_they_are)
+
+    @cached_property
+    def item(self) -> Item:
+        """What goes into a bundle."""
+        return self.member(0).item
+
+    @cached_property
+    def _shares_memory(self) -> bool:
+        """Whether each rank's target is what it has."""
+        return self.source.dtype == self.target.dtype and self.plan.exchange.is_in_place
+
+    @cached_property
+    def _finishing(self) -> int:
+        """What the steps before the exchange make, and hold meanwhile, in bytes."""
+        if not self.plan.steps:
+            return 0
+        held = self.source.placed.most
+        return (peak_of(self.plan.steps, held) - held) * self.source.itemsize
+
+    def load(self, rank: int, long: int = 0) -> Load:
+        """What it takes of a rank's memory, if messages of ``long`` bytes go by themselves."""
+        before, after = self.source.bytes_on(rank), self.target.bytes_on(rank)
+        sent, received = self.item.moved(rank)
+        straight_out, straight_in = (
+            sum(single.size for single in side if single.start is not None) * self.item.itemsize
+            for side in self.item.alone(rank, long)
+        )
+        return Load(
+            before,
+            finished=self._finishing if before else 0,
+            sent=sent - straight_out,
+            received=received - straight_in,
+            early=after if straight_in else 0,
+            made=after if not self._shares_memory or self.plan.steps else 0,
+            after=after,
+            moved=sent + received,
+        )
 
 
 class Named(NamedTuple):
@@ -23,20 +228,6 @@ class Named(NamedTuple):
     name: str
     way: SpecWay
     stays: bool
-
-
-class Packed(NamedTuple):
-    """Tensors that go in one exchange.
-
-    Attributes:
-        members: their numbers in the plan.
-        bundle: what goes where, an item for each of them.
-        follows_at_once: whether it is packed, and sent, before the one in front is unpacked.
-    """
-
-    members: tuple[int, ...]
-    bundle: Bundle
-    follows_at_once: bool
 
 
 class Coverage(NamedTuple):
@@ -55,18 +246,17 @@ class Coverage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReshardPlan:
+class ReshardPlan(PackedPlan):
     """How many tensors get from some meshes to others.
 
-    On more than 64 ranks the first, a middle and the last coordinates of each mesh dim stand for
-    the others, in all that is said of the busiest rank.
-
     Attributes:
-        tensors: each of them with its way.
-        packed: which go together, in the order in which they run.
+        tensors: each of them with its way; their numbers are those of ``members``.
         memory_limit: the most bytes that a rank may hold, or None.
         network: the links: within hosts of eight ranks, numbered one behind the other, its inner
             one, and between hosts its slowest; timed for elements of two bytes.
+
+    Raises:
+        MemoryLimitError: no plan keeps within the limit.
 
     >>> one, other = (PlacedTensor.of((8, 6), (2,), f"S({d})", "bfloat16") for d in (0, 1))
     >>> plan = plan_models((f"layers.{i}", one, other) for i in range(9))
@@ -75,9 +265,11 @@ class ReshardPlan:
     """
 
     tensors: tuple[Named, ...]
-    packed: tuple[Packed, ...]
     memory_limit: int | None = None
     network: Network | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.packed  # or there is none
 
     @cached_property
     def ways(self) -> dict[SpecWay, list[str]]:
@@ -88,30 +280,48 @@ class ReshardPlan:
         return found
 
     @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of all meshes, ascending."""
-        return tuple(sorted({r for way in self.ways for r in way.plan.exchange.ranks}))
+    def members(self) -> tuple[Member, ...]:
+        return tuple([way.member(i) for i, (_, way, _) in enumerate(self.tensors)])
+
+    @property
+    def redistributions(self) -> int:
+        return sum(len(each.members) for each in self.packed)
 
     @cached_property
-    def looked_at(self) -> tuple[int, ...]:
-        """The ranks that stand for all."""
-        return looked_at(self.ways)
+    def targets(self) -> tuple[PlacedTensor, ...]:
+        return tuple([way.target for _, way, _ in self.tensors])
+
+    @cached_property
+    def long(self) -> int:
+        """The least bytes of a message that goes by itself: an eighth of what the busiest rank
+        sends and receives. So there are few.
+        """
+        moving = Counter(way for _, way, stays in self.tensors if not stays)
+        most = [
+            sum(many * sum(way.item.moved(rank)) for way, many in moving.items())
+            for rank in self.looked_at
+        ]
+        return max(most, default=0) // SHARE
+
+    @cached_property
+    def _loads(self) -> list[tuple[Load, ...]]:
+        known = {way: tuple([way.load(r, self.long) for r in self.looked_at]) for way in self.ways}
+        return [known[way] for _, way, _ in self.tensors]
+
+    @cached_property
+    def packed(self) -> tuple[Bucket, ...]:
+        """Which tensors go together: those between the same two meshes, as many as the limit
+        admits.
+        """
+        kinds = [None if stays else way.meshes for _, way, stays in self.tensors]
+        found = buckets(self._loads, self.memory_limit, kinds)
+        return self._bundled(found, self.long)
 
     def parts(self, rank: int) -> tuple[BundlePart, ...]:
-        """A rank's part in each bucket, for who would move the bytes by other means: bytes to and
-        from each peer; and of each tensor (``packed`` says which of ``tensors`` are in a bucket)
-        strided copies from its local tensor into a buffer, and out of one into what is to be, both
-        contiguous. A tensor is in the buffers in the smaller of its two dtypes.
+        """As any plan's parts.
 
         Raises:
             ValueError: something is pending, which no copy finishes.
-
-        >>> one, other = (PlacedTensor.of((4, 6), (2,), f"S({d})") for d in (0, 1))
-        >>> (part,) = plan_models([("w", one, other)]).parts(0)
-        >>> part.peers, part.sends, part.receives
-        ((1,), (24,), (24,))
-        >>> part.parts[0].packs[0][0]
-        Copy(sizes=(2, 3), x=(0, 3), dx=((1, 0), (0, 1)), y=(0,), dy=((3,), (1,)))
         """
         for name, way, _ in self.tensors:
             if way.plan.steps:
@@ -119,15 +329,14 @@ class ReshardPlan:
                     "plan.parts(rank) cannot describe the reduction of a Partial, but the source "
                     f"of {name} is {way.source}: first redistribute {name} to Shard or Replicate"
                 )
-        return tuple([_all_packed(each.bundle).part(rank) for each in self.packed])
+        return super().parts(rank)
 
     @property
     def collectives(self) -> int:
         """How many collectives it is, or batches of point-to-point messages; with those that finish
         what is pending, which is done tensor by tensor.
         """
-        between = sum(not each.bundle.is_free for each in self.packed)
-        return between + sum(collectives(way.plan.steps) for _, way, _ in self.tensors)
+        return super().collectives + sum(collectives(way.plan.steps) for _, way, _ in self.tensors)
 
     @cached_property
     def received_bytes(self) -> int:
@@ -145,16 +354,7 @@ class ReshardPlan:
         """
         if any(way.plan.steps for way in self.ways):
             return None
-        return max(
-            [
-                sum(
-                    way.plan.exchange.received_by(rank) * way.item.itemsize * len(names)
-                    for way, names in self.ways.items()
-                )
-                for rank in self.looked_at
-            ],
-            default=0,
-        )
+        return self.bundle.received_bytes
 
     @cached_property
     def received_by_link(self) -> dict[str, int]:
@@ -179,11 +379,7 @@ class ReshardPlan:
         """The most that a rank holds at once: sources, targets and buffers. Without a limit the
         buffers stay for the buckets that follow.
         """
-        long = self.packed[0].bundle.long if self.packed else 0
-        loads = {way: tuple([way.load(rank, long) for rank in self.looked_at]) for way in self.ways}
-        found = [Bucket(each.members, each.follows_at_once) for each in self.packed]
-        keeps = self.memory_limit is None
-        return peak([loads[way] for _, way, _ in self.tensors], found, keeps=keeps)
+        return peak(self._loads, self.packed, keeps=self.memory_limit is None)
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -255,13 +451,8 @@ class ReshardPlan:
             "seconds": self.seconds,
         }
 
-    def _repr_html_(self) -> str:
-        from cute_sharding._html import of_data
-
-        return of_data(f"redistribution of {len(self.tensors)} tensors", self.to_dict())
-
     def __str__(self) -> str:
-        many, kinds = _many(len(self.tensors), "tensor"), _many(len(self.ways), "kind")
+        many, kinds = counted(len(self.tensors), "tensor"), counted(len(self.ways), "kind")
         lines = [f"{many} of {kinds}, {_meshes_text(self.ways)}"]
         for way, names in self.ways.items():
             times = f"{len(names)} x " if len(names) > 1 else ""
@@ -269,7 +460,7 @@ class ReshardPlan:
             lines.append(f"  {times}{names[0]}: {way.source} -> {way.target}: {kind}")
         for k, each in enumerate(self.packed):
             at_once = ", while the one before is unpacked" if each.follows_at_once else ""
-            many = _many(len(each.members), "tensor")
+            many = counted(len(each.members), "tensor")
             lines.append(
                 f"bucket {k}: {many}, {each.bundle.received_bytes:,} bytes received{at_once}"
             )
@@ -278,7 +469,7 @@ class ReshardPlan:
         return "\n".join(
             [
                 *lines,
-                f"in all: {_many(self.collectives, 'collective')}, {self.received_bytes:,} bytes "
+                f"in all: {counted(self.collectives, 'collective')}, {self.received_bytes:,} bytes "
                 f"received by the busiest rank, at most {near:,} from its host and {far:,} from "
                 f"others; at most {self.peak_bytes:,} held, {self.seconds:.4g} s",
                 f"covered: of {needed:,} bytes on {len(self.looked_at)} of {len(self.ranks)} ranks "
@@ -309,6 +500,17 @@ def plan_models(
     >>> [[plan.tensors[i].name for i in each.members] for each in plan.packed]
     [['b', 'a']]
     """
+    return ReshardPlan(named_ways(tensors, relabelled), memory_limit, network)
+
+
+def named_ways(
+    tensors: Iterable[tuple[str, PlacedTensor, PlacedTensor]], relabelled: Collection[str] = ()
+) -> tuple[Named, ...]:
+    """Each tensor with its way; the arguments are those of :func:`plan_models`.
+
+    Raises:
+        ValueError: a target has another shape or is pending.
+    """
     found: dict[tuple[PlacedTensor, PlacedTensor], SpecWay] = {}
     named = []
     for name, source, target in tensors:
@@ -322,40 +524,7 @@ def plan_models(
             found[source, target] = SpecWay(source, target, plan)
         stays = source == target and name not in relabelled
         named.append(Named(name, found[source, target], stays))
-    return ReshardPlan(tuple(named), pack(named, memory_limit), memory_limit, network)
-
-
-def pack(tensors: Sequence[Named], memory_limit: int | None) -> tuple[Packed, ...]:
-    """Which tensors go together: those between the same two meshes, as many as the limit admits. A
-    message goes by itself only if it is an eighth of what the busiest rank sends and receives: so
-    there are few.
-
-    Raises:
-        ValueError: no plan keeps within the limit.
-    """
-    ways = dict.fromkeys(way for _, way, _ in tensors)
-    ranks = looked_at(ways)
-    moving = [way for _, way, stays in tensors if not stays]
-    long = max([sum(way.moved(rank) for way in moving) for rank in ranks], default=0) // SHARE
-    loads = {way: tuple([way.load(rank, long) for rank in ranks]) for way in ways}
-    kinds = [None if stays else way.meshes for _, way, stays in tensors]
-    found = buckets([loads[way] for _, way, _ in tensors], memory_limit, kinds)
-    return tuple(
-        [
-            Packed(members, Bundle(tuple([tensors[i].way.item for i in members]), long), at_once)
-            for members, at_once in found
-        ]
-    )
-
-
-def _all_packed(bundle: Bundle) -> Bundle:
-    """The same with nothing that goes by itself."""
-    return Bundle(tuple([item._replace(as_they_are=(False, False)) for item in bundle.items]))
-
-
-def looked_at(ways: Iterable[SpecWay]) -> tuple[int, ...]:
-    """The ranks that stand for all."""
-    return Bundle(tuple([way.item for way in ways])).looked_at
+    return tuple(named)
 
 
 def _received_from(way: SpecWay, rank: int) -> tuple[int, int]:
@@ -365,10 +534,6 @@ def _received_from(way: SpecWay, rank: int) -> tuple[int, int]:
         is_far = peer // DEVICES_PER_HOST != rank // DEVICES_PER_HOST
         found[is_far] += sum(message.size for message in several)
     return found[0], found[1]
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _meshes_text(ways: Iterable[SpecWay]) -> str:

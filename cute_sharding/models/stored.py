@@ -1,19 +1,34 @@
-"""Tensors as a checkpoint has them: in boxes, each of which can be read by itself."""
+"""Tensors as a checkpoint has them: in boxes, each of which can be read by itself; and how much of
+each box each rank needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding._words import counted
+from cute_sharding.exchange.by_pieces import Wants
+from cute_sharding.exchange.placed import Placed
 from cute_sharding.layout.layout import row_major
-from cute_sharding.relations.relation import Piece, piece
+from cute_sharding.models.tensor import itemsize_of
+from cute_sharding.relations.relation import (
+    Piece,
+    Relation,
+    identity_pieces,
+    piece,
+    read_once,
+    through,
+)
+from cute_sharding.sharding.rows import Run, count_rows, meet_on_x, rows_held
 
 Shape = tuple[int, ...]
+# Of the ranks that need something, how many elements.
+Needs: TypeAlias = "dict[int, int]"
 
 
 class Chunk(NamedTuple):
@@ -39,7 +54,7 @@ class Stored:
 
     Attributes:
         name, shape: of the whole tensor.
-        dtype, itemsize: of its elements, the dtype as torch prints it without ``torch.``.
+        dtype: of its elements, as torch prints it without ``torch.``.
         chunks: the boxes that it is stored in; those without elements are left out.
         reader: the one rank that can read it; None: any.
 
@@ -47,7 +62,7 @@ class Stored:
         ValueError: the chunks have fewer elements than the tensor, or more.
 
     >>> halves = Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6))
-    >>> stored = Stored("w", (4, 6), "float32", 4, halves)
+    >>> stored = Stored("w", (4, 6), "float32", halves)
     >>> print(*stored.pieces((1, 0)), sep="; ")  # both, of one flat tensor that has them so
     operand 0 12:1 -> result 0 12 + 12:1; operand 0 12 + 12:1 -> result 0 12:1
     """
@@ -55,7 +70,6 @@ class Stored:
     name: str
     shape: Shape
     dtype: str
-    itemsize: int
     chunks: tuple[Chunk, ...]
     reader: int | None = None
 
@@ -72,7 +86,7 @@ class Stored:
 
     def bytes_of(self, chunk: int) -> int:
         """Of one of its chunks."""
-        return self.chunks[chunk].elements * self.itemsize
+        return self.chunks[chunk].elements * itemsize_of(self.dtype)
 
     @cached_property
     def _strides(self) -> Shape:
@@ -129,3 +143,68 @@ def in_chunks(shape: Shape, most: int) -> tuple[Chunk, ...]:
             for at in product(*starts)
         ]
     )
+
+
+def needs_of(
+    stored: Stored, pieces: Sequence[Piece], targets: Sequence[Placed]
+) -> tuple[Needs, ...]:
+    """Of each chunk of a tensor, of which ``pieces`` are results that lie as ``targets`` say.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> stored = Stored("w", (4, 6), "float32", (Chunk((0, 0), (3, 6)), Chunk((3, 0), (1, 6))))
+    >>> columns = Placed.of(Sharding((4, 6), (2,), (Shard(1),)))
+    >>> needs_of(stored, identity_pieces(0, 0, 24), [columns])
+    ({0: 9, 1: 9}, {0: 3, 1: 3})
+    """
+    ranks = [rank for target in targets for rank in target.mesh.ranks]
+    size = prod(stored.shape)
+    wholes = [each for t in range(len(targets)) for each in identity_pieces(0, t, size)]
+    as_they_are = {*pieces} == {*wholes}
+    as_they_are &= all(target.shape == stored.shape for target in targets)  # and are no views
+    if as_they_are and len({*ranks}) == len(ranks):
+        return _of_boxes(stored.shape, stored.chunks, tuple(targets))
+    return _of_pieces(stored.shape, stored.chunks, tuple(pieces), tuple(targets))
+
+
+@lru_cache(maxsize=1 << 8)
+def _of_boxes(
+    shape: tuple[int, ...], chunks: tuple[Chunk, ...], targets: tuple[Placed, ...]
+) -> tuple[Needs, ...]:
+    """Of tensors as they are: in each dim the rows of the chunk that a rank has."""
+    counts: dict[tuple[int, tuple[tuple[int, int, int], ...], int, int], int] = {}
+    found: list[Needs] = [{} for _ in chunks]
+    for target in targets:
+        for rank, device in zip(target.mesh.ranks, product(*map(range, target.mesh.sizes))):
+            chains = target.held_on(device)
+            for needs, chunk in zip(found, chunks):
+                needed = 1
+                for d, (chain, first, rows) in enumerate(zip(chains, *chunk)):
+                    key = d, chain, first, rows
+                    if key not in counts:
+                        some = [Run(first, first, (), rows)]
+                        counts[key] = count_rows(meet_on_x(some, rows_held(shape[d], chain)))
+                    needed *= counts[key]
+                if needed:
+                    needs[rank] = needed
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 8)
+def _of_pieces(
+    shape: tuple[int, ...],
+    chunks: tuple[Chunk, ...],
+    pieces: tuple[Piece, ...],
+    targets: tuple[Placed, ...],
+) -> tuple[Needs, ...]:
+    """Through any relation."""
+    stored = Stored("", shape, "", chunks)
+    boxes = [next(stored.pieces((i,))) for i in range(len(chunks))]
+    wants = Wants(Relation((shape,), tuple([t.shape for t in targets]), pieces), targets)
+    found: list[Needs] = [{} for _ in chunks]
+    for wanting, takers in wants.takers.items():
+        wanted = wants.of(wanting, 0)
+        for needs, box in zip(found, boxes):
+            needed = count_rows(read_once(through([box], wanted)))
+            if needed:
+                needs.update(dict.fromkeys(takers, needed))
+    return tuple(found)

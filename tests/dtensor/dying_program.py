@@ -13,7 +13,7 @@ from reshard_worker import mesh_of
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import cute_sharding
-from cute_sharding.dtensor.models import moving
+from cute_sharding.dtensor.run import runner
 
 
 def one_dies_half_way(rank, world, rendezvous, folder):
@@ -34,7 +34,7 @@ def one_dies_half_way(rank, world, rendezvous, folder):
     assert len(plan.packed) > 3
     plan.run(dict(state))  # connections are made
     dist.barrier()
-    land, landed = moving.Flight.land, []
+    land, landed = runner.Flight.land, []
 
     def dying(flight, arrived):
         landed.append(flight)
@@ -43,7 +43,7 @@ def one_dies_half_way(rank, world, rendezvous, folder):
         land(flight, arrived)
 
     begin, failed = time.monotonic(), None
-    with patch.object(moving.Flight, "land", dying):
+    with patch.object(runner.Flight, "land", dying):
         try:
             plan.run(state)
         except RuntimeError as error:

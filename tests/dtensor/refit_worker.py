@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import cute_sharding
-from cute_sharding.dtensor.refit import running
 from cute_sharding.dtensor.run.packing import OtherShape
+from cute_sharding.dtensor.run.runner import Flight
 
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.int16)
 
@@ -126,9 +126,8 @@ def limit_of(plan, share):
     """So many bytes of buffers as the largest of its members needs, and a share of what more all
     need together.
     """
-    ranks = plan.bundle.looked_at
-    loads = [member.load(rank) for member in plan.members for rank in ranks]
-    least = max([load.sent + load.received for load in loads], default=0)
+    moved = [member.item.moved(rank) for member in plan.members for rank in plan.looked_at]
+    least = max(map(sum, moved), default=0)
     return least + int(share * (plan.buffer_bytes - least))
 
 
@@ -303,16 +302,16 @@ def dying(rank, world, rendezvous, folder):
     dist.barrier()
     for x in state.values():
         x._local_tensor.fill_(2)
-    sent, count = running.Running._sent, []
+    sent, count = Flight.__init__, []
 
-    def dies(self, number, given):
+    def dies(self, runner, number, *given):
         count.append(number)
         if rank == 1 and len(count) == 3:
             os._exit(0)
-        return sent(self, number, given)
+        sent(self, runner, number, *given)
 
     begin, failed = time.monotonic(), None
-    with patch.object(running.Running, "_sent", dies):
+    with patch.object(Flight, "__init__", dies):
         try:
             _ = plan.send(state) if rank < 2 else plan.receive(into=into)
         except RuntimeError as error:
@@ -337,7 +336,7 @@ def who_only_has_and_who_only_wants():
         try:
             call({"x": x})
         except ValueError as error:
-            assert f"because rank {rank} has " in str(error)
+            assert f"because rank {rank} is on a " in str(error)
             assert "Call run(state) on rank" in str(error)
         else:
             raise AssertionError(call)

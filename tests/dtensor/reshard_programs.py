@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor.models import moving
+from cute_sharding.dtensor.run import across_meshes
 from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.exchange import MemoryLimitError
 
@@ -111,7 +111,10 @@ def weights_are_sent_and_received_as_often_as_is_wanted():
         )
         plan = cute_sharding.plan_reshard(source, target)
         assert plan.collectives == 1 and plan.coverage.is_whole
-        with Sent() as sent, patch.object(moving, "plan_exchange", side_effect=AssertionError):
+        with (
+            Sent() as sent,
+            patch.object(across_meshes, "plan_exchange", side_effect=AssertionError),
+        ):
             for step in range(3):
                 wanted = {name: ids(*shape, start=step) for name, shape in shapes.items()}
                 if is_trainer:
@@ -392,19 +395,19 @@ def memory_for_messages_stays_with_a_plan():
     memory, results = set(), []
     for step in range(3):
         results.append(plan.run(state(step)))
-        memory |= {x.data_ptr() for x in plan._kept._free}
+        memory |= {x.data_ptr() for x in plan._runner._memory}
         if step == 1:
             plan.free()
-            assert not plan._kept._free
+            assert not plan._runner._memory
             memory.clear()
-    (kept,) = plan._kept._free
+    (kept,) = plan._runner._memory
     assert memory == {kept.data_ptr()} and kept.nbytes >= 2 * 3 * (2 * 9 * 4)
     for whole, result in zip(wholes, results, strict=True):
         for name, x in result.items():
             assert torch.equal(x.to_local(), whole[name].chunk(4, 1)[dist.get_rank()])
     limited = cute_sharding.plan_reshard(state(0), [Shard(1)], memory_limit=plan.peak_bytes)
     limited.run(state(0))
-    assert not limited._kept._free
+    assert not limited._runner._memory
 
 
 def counts_are_of_what_ran():

@@ -143,13 +143,20 @@ def once(state, placements, target, wanted, said, limited):
         ), said
 
 
+def mine(plan):
+    """What this rank does in each bucket, and the bucket."""
+    rank, runner = dist.get_rank(), plan._runner
+    return [
+        (runner.part(k), each.bundle) for k, each in enumerate(plan.packed) if rank in each.bundle
+    ]
+
+
 def alone(plan):
     """The bytes that this rank is sent in messages of one tensor by themselves."""
     return sum(
         single.size * item.itemsize
-        for each in plan._buckets
-        if each.is_mine
-        for item, of in zip(each.packed.bundle.items, each.part.alone)
+        for part, bundle_ in mine(plan)
+        for item, of in zip(bundle_.items, part.alone)
         for single in of.taken
     )
 
@@ -158,9 +165,8 @@ def room(plan):
     """What there is beside the elements in the messages to this rank: seals, and up to the widest
     element.
     """
-    mine = [each for each in plan._buckets if each.is_mine]
-    sent = sum(sum(each.part.receives) for each in mine) + alone(plan)
-    return sent - sum(each.packed.bundle.received_by(dist.get_rank()) for each in mine)
+    sent = sum(sum(part.receives) for part, _ in mine(plan)) + alone(plan)
+    return sent - sum(bundle_.received_by(dist.get_rank()) for _, bundle_ in mine(plan))
 
 
 def as_bytes(tensor):

@@ -14,7 +14,7 @@ from reshard_worker import as_bytes, draw_tensor, mesh_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import cute_sharding
-from cute_sharding.dtensor.models import changes, since
+from cute_sharding.dtensor.models import since
 from cute_sharding.exchange import bundle
 
 
@@ -79,7 +79,7 @@ def bits_of(state):
 
 def drawn_updates(first, stop, prepared=False):
     """Draws in [first, stop)."""
-    bundle.LONG, changes.PIECE, changes.BLOCK = 16, 5, 16
+    bundle.LONG, since.PIECE, since.BLOCK = 16, 5, 16
     world = dist.get_world_size()
     for seed in range(first, stop):
         rng = random.Random(seed)

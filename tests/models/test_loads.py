@@ -9,10 +9,9 @@ import pytest
 from enumeration import devices, held
 
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.models import PlacedTensor, needs
+from cute_sharding.models import PlacedTensor
 from cute_sharding.models.load import LoadPlan
-from cute_sharding.models.refit import NamedTensor
-from cute_sharding.models.stored import Chunk, Stored, in_chunks
+from cute_sharding.models.stored import Chunk, Stored, _of_pieces, in_chunks, needs_of
 from cute_sharding.relations import Relation
 from cute_sharding.relations.relation import identity_pieces
 from cute_sharding.sharding import Replicate, Shard, Sharding
@@ -40,13 +39,13 @@ def drawn_target(rng, shape, ranks):
 def test_what_ranks_need_of_a_chunk(seed):
     rng = random.Random(seed)
     shape = tuple(rng.randint(1, 7) for _ in range(rng.randint(1, 3)))
-    stored = Stored("w", shape, "float32", 4, drawn_chunks(rng, shape))
+    stored = Stored("w", shape, "float32", drawn_chunks(rng, shape))
     ranks = rng.sample(range(10), 4)
     sharding = drawn_target(rng, shape, ranks)
     target = Placed.of(sharding, ranks)
-    found = needs.needs_of(stored, identity_pieces(0, 0, prod(shape)), [target])
+    found = needs_of(stored, identity_pieces(0, 0, prod(shape)), [target])
     pieces = identity_pieces(0, 0, prod(shape))
-    assert found == needs._of_pieces(shape, stored.chunks, pieces, (target,))
+    assert found == _of_pieces(shape, stored.chunks, pieces, (target,))
     numbers = np.arange(prod(shape)).reshape(shape)
     for chunk, some in zip(stored.chunks, found, strict=True):
         elements = {*numbers[chunk.slices].flat}
@@ -57,10 +56,10 @@ def test_what_ranks_need_of_a_chunk(seed):
 
 def test_what_ranks_need_for_a_view():
     """All elements in their order, and yet other rows."""
-    stored = Stored("w", (4, 6), "float32", 4, (Chunk((0, 0), (4, 4)), Chunk((0, 4), (4, 2))))
+    stored = Stored("w", (4, 6), "float32", (Chunk((0, 0), (4, 4)), Chunk((0, 4), (4, 2))))
     for shape in ((24,), (6, 4)):
         target = Placed.of(Sharding(shape, (2,), (Shard(0),)))
-        found = needs.needs_of(stored, identity_pieces(0, 0, 24), [target])
+        found = needs_of(stored, identity_pieces(0, 0, 24), [target])
         assert found == ({0: 8, 1: 8}, {0: 4, 1: 4})
 
 
@@ -83,10 +82,10 @@ def plan_of(shapes, ranks, target, **limits):
     """Tensors that all ranks have saved by rows."""
     n = len(ranks)
     stored = [
-        Stored(f"w{k}", shape, "float32", 4, rows_of(shape, n)) for k, shape in enumerate(shapes)
+        Stored(f"w{k}", shape, "float32", rows_of(shape, n)) for k, shape in enumerate(shapes)
     ]
     results = [
-        NamedTensor(f"w{k}", PlacedTensor(Placed(shape, Mesh((n,), ranks), target)))
+        PlacedTensor(Placed(shape, Mesh((n,), ranks), target), name=f"w{k}")
         for k, shape in enumerate(shapes)
     ]
     relation = Relation.same(*shapes)
@@ -129,4 +128,4 @@ def test_what_was_not_saved_whole():
     with pytest.raises(
         ValueError, match="has 12 elements, but the checkpoint has 6 elements in 1 chunk"
     ):
-        Stored("w", (4, 3), "float32", 4, (Chunk((0, 0), (2, 3)),))
+        Stored("w", (4, 3), "float32", (Chunk((0, 0), (2, 3)),))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 T = TypeVar("T")
-
-
-class Failed(RuntimeError):
-    """Something has failed on another rank."""
 
 
 class Ranks:
@@ -38,33 +34,23 @@ class Ranks:
         """Whether this is the first of them."""
         return self.this == self.all[0]
 
+    def told_by(self, rank: int, value: T) -> T:
+        """What a rank has, told to all."""
+        one: list[Any] = [value]
+        dist.broadcast_object_list(one, src=rank, group=self.group)
+        return one[0]
+
     def of_first(self, what: str, make: Callable[[], T]) -> T:
         """What the first rank makes, told to all.
 
         Raises:
             RuntimeError: it has failed to; on that rank, its own error.
         """
-        value: Any = None
-        error: Exception | None = None
-        if self.is_first:
-            try:
-                value = make()
-            except Exception as failed:
-                error = failed
-        said = None if error is None else f"{type(error).__name__}: {error}"
-        both = [value, said]
-        dist.broadcast_object_list(both, src=self.all[0], group=self.group)
-        if error is not None:
-            raise error
-        if both[1] is not None:
-            raise Failed(f"{what} failed on rank {self.all[0]}: {both[1]}")
-        return both[0]
-
-    def told_by(self, rank: int, value: T) -> T:
-        """What a rank has, told to all."""
-        one: list[Any] = [value]
-        dist.broadcast_object_list(one, src=rank, group=self.group)
-        return one[0]
+        value, error = _tried(make) if self.is_first else (None, None)
+        value, said = self.told_by(self.all[0], (value, _text(error)))
+        _raise(what, error, {self.all[0]: said})
+        found: Any = value
+        return found
 
     def on_each(self, what: str, make: Callable[[], T], tell: Callable[[T], Any]) -> tuple[T, Any]:
         """What each makes for itself; and by rank what each tells of it.
@@ -72,20 +58,31 @@ class Ranks:
         Raises:
             RuntimeError: another has failed to; on that rank, its own error.
         """
-        value: Any = None
-        error: Exception | None = None
-        mine: tuple[str | None, Any] = (None, None)
-        try:
-            value = make()
-            mine = None, tell(value)
-        except Exception as failed:
-            error = failed
-            mine = f"{type(failed).__name__}: {failed}", None
+        both, error = _tried(lambda: (value := make(), tell(value)))
+        value, mine = both or (None, None)
         every: list[Any] = [None] * len(self.all)
-        dist.all_gather_object(every, mine, group=self.group)
-        if error is not None:
-            raise error
-        for rank, (said, _) in zip(self.all, every):
-            if said is not None:
-                raise Failed(f"{what} failed on rank {rank}: {said}")
-        return value, {rank: told for rank, (_, told) in zip(self.all, every)}
+        dist.all_gather_object(every, (mine, _text(error)), group=self.group)
+        _raise(what, error, {rank: said for rank, (_, said) in zip(self.all, every)})
+        found: Any = value
+        return found, {rank: told for rank, (told, _) in zip(self.all, every)}
+
+
+def _tried(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What is made, or why not."""
+    try:
+        return make(), None
+    except Exception as error:
+        return None, error
+
+
+def _text(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def _raise(what: str, error: Exception | None, said: Mapping[int, str | None]) -> None:
+    """Raise this rank's error; else one that says the first that another rank has had."""
+    if error is not None:
+        raise error
+    for rank, reason in said.items():
+        if reason is not None:
+            raise RuntimeError(f"{what} failed on rank {rank}: {reason}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -20,32 +20,20 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.checkpoints.leaves import Leaves
-from cute_sharding.dtensor.checkpoints.said import Entry
+from cute_sharding.dtensor.replaced import communication
+from cute_sharding.dtensor.run.specs import name_of
 from cute_sharding.models.stored import Chunk, Read, Stored, in_chunks
 
 
-class Source(Protocol):
-    """A checkpoint.
+class Entry(NamedTuple):
+    """A tensor of a checkpoint."""
 
-    Attributes:
-        tensors, objects: what it has, by name.
-    """
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
-    tensors: dict[str, Entry]
-    objects: frozenset[str]
-
-    def stored(self, name: str, most: int) -> Stored:
-        """A tensor in its chunks; in such of ``most`` bytes, where one may choose."""
-
-    def read(
-        self, those: Sequence[Read], into: Sequence[torch.Tensor | None], device: torch.device
-    ) -> list[torch.Tensor]:
-        """Of each of some tensors the chunks, flat and one behind the other: in what is given for
-        it, or a new tensor.
-        """
-
-    def values(self, names: Collection[str]) -> dict[str, Any]:
-        """Objects; on the first rank."""
+    def stored(self, name: str, chunks: Sequence[Chunk], reader: int | None = None) -> Stored:
+        """The tensor as it is stored."""
+        return Stored(name, self.shape, name_of(self.dtype), tuple(chunks), reader)
 
 
 def opened(checkpoint: Any) -> Any:
@@ -66,24 +54,26 @@ def opened(checkpoint: Any) -> Any:
         )
     if os.path.isdir(checkpoint):
         return FileSystemReader(checkpoint).read_metadata()
-    return _File.of(checkpoint)
+    return Saved(checkpoint)
 
 
-def source_of(checkpoint: Any, told: Any, first: int, is_first: bool) -> Source:
-    """A checkpoint, of which that was told. ``first``: the rank that has told it."""
-    if isinstance(told, Metadata):
-        reader = checkpoint
-        if not isinstance(reader, StorageReader):
-            reader = FileSystemReader(checkpoint)
-        return Distributed(reader, told, is_first)
-    return Saved(told, first)
+def source_of(checkpoint: Any, told: Any, is_first: bool) -> Source:
+    """A checkpoint, of which the first rank has told that."""
+    if isinstance(told, Saved):
+        return told
+    is_path = not isinstance(checkpoint, StorageReader)
+    return Distributed(FileSystemReader(checkpoint) if is_path else checkpoint, told, is_first)
 
 
 # -- torch.distributed.checkpoint ------------------------------------------------------------------
 
 
 class Distributed:
-    """A checkpoint of torch.distributed.checkpoint."""
+    """A checkpoint of torch.distributed.checkpoint.
+
+    Attributes:
+        tensors, objects: what it has, by name.
+    """
 
     def __init__(self, reader: StorageReader, metadata: Metadata, is_first: bool) -> None:
         reader.set_up_storage_reader(metadata, is_first)
@@ -98,15 +88,17 @@ class Distributed:
 
     def stored(self, name: str, most: int) -> Stored:
         """A tensor in the chunks that storage has, which cannot be read in part."""
-        entry, found = self.tensors[name], self._metadata[name]
+        found = self._metadata[name]
         assert isinstance(found, TensorStorageMetadata)
         chunks = [Chunk(tuple(each.offsets), tuple(each.sizes)) for each in found.chunks]
-        return _stored(name, entry, tuple(chunks), None)
+        return self.tensors[name].stored(name, chunks)
 
     def read(
         self, those: Sequence[Read], into: Sequence[torch.Tensor | None], device: torch.device
     ) -> list[torch.Tensor]:
-        """Of each of some tensors the chunks, flat and one behind the other."""
+        """Of each of some tensors the chunks, flat and one behind the other: in what is given for
+        it, or a new tensor.
+        """
         planner, found = _Into(), []
         for some, given in zip(those, into):
             dtype = self.tensors[some.of.name].dtype
@@ -121,7 +113,7 @@ class Distributed:
         return found
 
     def values(self, names: Collection[str]) -> dict[str, Any]:
-        """Objects, of what ``torch.load`` takes to be safe."""
+        """Objects, of what ``torch.load`` takes to be safe; on the first rank."""
         planner = _Into()
         planner.objects = {MetadataIndex(name): None for name in names}
         self._run(planner)
@@ -185,22 +177,20 @@ def _item(kind: LoadItemType, index: MetadataIndex, size: torch.Size) -> ReadIte
 # -- torch.save ------------------------------------------------------------------------------------
 
 
-class _File(NamedTuple):
-    """What the first rank tells of a file: names, shapes, dtypes. The tensors stay with it."""
+class Saved:
+    """A state dict of full tensors, in a file of torch.save that the first rank has. The others are
+    told names, shapes and dtypes: the values stay with it.
 
-    tensors: dict[str, Entry]
-    objects: frozenset[str]
-    values: dict[str, Any]
+    Attributes:
+        tensors, objects: what it has, by name.
 
-    @classmethod
-    def of(cls, path: Any) -> _File:
-        """A file of torch.save, of which no tensor is read yet.
+    Raises:
+        TypeError: it has something else than whole tensors.
+    """
 
-        Raises:
-            TypeError: it has something else than whole tensors.
-        """
+    def __init__(self, path: Any) -> None:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        leaves = Leaves(state).all
+        leaves, self._first = Leaves(state).all, communication.this_rank()
         for leaf in leaves:
             if isinstance(leaf.value, DTensor):
                 raise TypeError(
@@ -208,36 +198,27 @@ class _File(NamedTuple):
                     "DTensor. Save full tensors with torch.save, or save DTensors with "
                     "torch.distributed.checkpoint.save"
                 )
-        tensors = {leaf.name: leaf.value for leaf in leaves if leaf.is_tensor}
-        return cls(
-            {name: Entry(tuple(x.shape), x.dtype) for name, x in tensors.items()},
-            frozenset([leaf.name for leaf in leaves if not leaf.is_tensor]),
-            {leaf.name: leaf.value for leaf in leaves},
-        )
+        self._values = {leaf.name: leaf.value for leaf in leaves}
+        self.tensors = {
+            leaf.name: Entry(tuple(leaf.value.shape), leaf.value.dtype)
+            for leaf in leaves
+            if leaf.is_tensor
+        }
+        self.objects = frozenset(self._values.keys() - self.tensors.keys())
 
-    def __reduce__(self) -> Any:
-        return _File, (self.tensors, self.objects, {})
-
-
-class Saved:
-    """A state dict of full tensors, in a file that the first rank has."""
-
-    def __init__(self, file: _File, first: int) -> None:
-        self.tensors, self.objects = file.tensors, file.objects
-        self._values, self._first = file.values, first
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_values": {}}
 
     def stored(self, name: str, most: int) -> Stored:
         """A tensor in chunks of ``most`` bytes, which the first rank reads."""
         entry = self.tensors[name]
         chunks = in_chunks(entry.shape, max(most // entry.dtype.itemsize, 1))
-        return _stored(name, entry, chunks, self._first)
+        return entry.stored(name, chunks, self._first)
 
     def read(
         self, those: Sequence[Read], into: Sequence[torch.Tensor | None], device: torch.device
     ) -> list[torch.Tensor]:
-        """Of each of some tensors the chunks, flat and one behind the other: as the file has them,
-        where it has them so.
-        """
+        """As a :class:`Distributed` reads; as the file has them, where it has them so."""
         return [
             self._read(some).to(device) if given is None else given.copy_(self._read(some))
             for some, given in zip(those, into)
@@ -253,10 +234,8 @@ class Saved:
         return torch.cat([tensor[some.of.chunks[i].slices].reshape(-1) for i in some.chunks])
 
     def values(self, names: Collection[str]) -> dict[str, Any]:
-        """Objects."""
+        """Objects; on the first rank."""
         return {name: self._values[name] for name in names}
 
 
-def _stored(name: str, entry: Entry, chunks: tuple[Chunk, ...], reader: int | None) -> Stored:
-    dtype = str(entry.dtype).removeprefix("torch.")
-    return Stored(name, entry.shape, dtype, entry.dtype.itemsize, chunks, reader)
+Source: TypeAlias = "Distributed | Saved"

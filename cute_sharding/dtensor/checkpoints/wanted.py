@@ -1,4 +1,4 @@
-"""How the tensors lie that are loaded, on all ranks together.
+"""What ranks want loaded, on all of them together; what a checkpoint gives; and that both fit.
 
 Each rank says what it has, on the ranks of its slice where a mesh is one of several: so pipeline
 stages load other tensors than one another, and copies of a model on slices of a mesh the same. What
@@ -7,80 +7,54 @@ several ranks say alike is told once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding._memory import remembered
+from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.leaves import Leaf
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
+from cute_sharding.dtensor.refit.trace import Generator, Traced, trace
 from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.groups import slice_with
 from cute_sharding.dtensor.run.packing import in_shape
-from cute_sharding.dtensor.run.placements import chains_of_spec, text
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.specs import dtype_of, name_of, placed_of
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.models import PlacedTensor
-from cute_sharding.models.refit import NamedTensor
-from cute_sharding.sharding.rows import Chains
+from cute_sharding.relations import Relation
+
+# The tensors of a checkpoint, by name: shape and dtype.
+Entries = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+# Of a plain tensor: each rank that has it has all of it.
+NOBODY = Mesh((0,), ())
 
 
 class Want(NamedTuple):
-    """A tensor as one rank says it.
-
-    Attributes:
-        sizes, ranks: of its mesh; None, of a plain tensor: each rank that says it has all of it.
-        chains: what cuts its dims.
-        device: of which kind it is.
+    """A tensor as one rank says it, and of which kind its device is. A plain tensor is on
+    :data:`NOBODY`, until all have said what they have.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    sizes: tuple[int, ...] | None
-    ranks: tuple[int, ...] | None
-    chains: Chains
+    tensor: PlacedTensor
     device: str
 
-    def named(self, those: Sequence[int]) -> NamedTensor:
-        """As an exchange has it; ``those``: the ranks that say it."""
-        if self.sizes is None or self.ranks is None:
-            placed = _placed(self.shape, (len(those),), tuple(those), self.chains)
-        else:
-            placed = _placed(self.shape, self.sizes, self.ranks, self.chains)
-        dtype = str(self.dtype).removeprefix("torch.")
-        return NamedTensor(self.name, PlacedTensor(placed, dtype))
+    def of(self, those: Sequence[int]) -> PlacedTensor:
+        """The tensor as an exchange has it; ``those``: the ranks that say it."""
+        placed = self.tensor.placed
+        mesh = Mesh((len(those),), tuple(those)) if placed.mesh == NOBODY else placed.mesh
+        return replace(self.tensor, placed=_one_for_all(Placed(placed.shape, mesh, placed.chains)))
 
 
 @remembered
-def _placed(
-    shape: tuple[int, ...], sizes: tuple[int, ...], ranks: tuple[int, ...], chains: Chains
-) -> Placed:
-    """One for all layers that are alike."""
-    return Placed(shape, Mesh(sizes, ranks), chains)
-
-
-class Wanted(NamedTuple):
-    """What is loaded.
-
-    Attributes:
-        results: how each tensor lies, wherever it does.
-        dtypes: theirs.
-        mine: by name, the number of the result of which this rank has a part.
-        objects: the names of what is no tensor.
-        names: all that some rank's state has.
-        devices: the kinds of devices.
-    """
-
-    results: tuple[NamedTensor, ...]
-    dtypes: tuple[torch.dtype, ...]
-    mine: dict[str, int]
-    objects: frozenset[str]
-    names: frozenset[str]
-    devices: frozenset[str]
+def _one_for_all(placed: Placed) -> Placed:
+    """The same object for all layers that lie alike, which remembers what it has computed."""
+    return placed
 
 
 def want_of(leaf: Leaf) -> Want | None:
@@ -98,8 +72,9 @@ def want_of(leaf: Leaf) -> Want | None:
             "module.to_empty(device=...)"
         )
     if not isinstance(tensor, DTensor):
-        return Want(leaf.name, shape, tensor.dtype, None, None, ((),) * len(shape), device)
-    rank, mesh, spec = communication.this_rank(), tensor.device_mesh, tensor._spec
+        placed = Placed(shape, NOBODY, ((),) * len(shape))
+        return Want(PlacedTensor(placed, name_of(tensor.dtype), name=leaf.name), device)
+    rank, mesh = communication.this_rank(), tensor.device_mesh
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(
             f"load_checkpoint cannot load into a Partial, and {leaf.name!r} has placements "
@@ -107,20 +82,10 @@ def want_of(leaf: Leaf) -> Want | None:
         )
     if mesh.get_coordinate() is None:
         return None
+    found = placed_of(tensor._spec, slice_with(mesh, rank), leaf.name)
     local = communication.wait_for(tensor._local_tensor)
-    found = Want(
-        leaf.name,
-        shape,
-        tensor.dtype,
-        tuple(mesh.shape),
-        tuple(slice_with(mesh, rank).ranks),
-        chains_of_spec(spec),
-        mesh.device_type,
-    )
-    expected = found.named(()).placed.local_shape(rank)
-    assert expected is not None
-    in_shape(local, expected, leaf.name)
-    return found
+    in_shape(local, found.placed.shape_on(rank), leaf.name)
+    return Want(found, mesh.device_type)
 
 
 class Mine(NamedTuple):
@@ -143,11 +108,28 @@ class Mine(NamedTuple):
         return sha256(repr(said).encode()).digest()
 
 
+class Wanted(NamedTuple):
+    """What is loaded.
+
+    Attributes:
+        results: how each tensor lies, wherever it does.
+        mine: by name, the number of the result of which this rank has a part.
+        objects: the names of what is no tensor.
+        names: all that some rank's state has.
+        devices: the kinds of devices.
+    """
+
+    results: tuple[PlacedTensor, ...]
+    mine: dict[str, int]
+    objects: frozenset[str]
+    names: frozenset[str]
+    devices: frozenset[str]
+
+
 def wanted_by_all(ranks: Ranks, mine: Mine, digests: Mapping[int, bytes]) -> Wanted:
     """What all ranks want, by what this one does and by what each has told."""
-    numbers: dict[tuple[str, Placed, torch.dtype], int] = {}
+    numbers: dict[tuple[str, PlacedTensor], int] = {}
     own: dict[str, int] = {}
-    results: list[tuple[NamedTensor, torch.dtype]] = []
     objects, names, devices = {*mine.objects}, {*mine.names}, set()
     here = digests[ranks.this]
     for one in dict.fromkeys(digests.values()):
@@ -156,19 +138,90 @@ def wanted_by_all(ranks: Ranks, mine: Mine, digests: Mapping[int, bytes]) -> Wan
         objects |= theirs.objects
         names |= theirs.names
         for want in theirs.wants:
-            named = want.named(those)
-            key = named.name, named.placed, want.dtype
-            if key not in numbers:
-                numbers[key] = len(results)
-                results.append((named, want.dtype))
+            name = want.tensor.name
+            number = numbers.setdefault((name, want.of(those)), len(numbers))
             if one == here:
-                own[want.name] = numbers[key]
+                own[name] = number
             devices.add(want.device)
-    return Wanted(
-        tuple([named for named, _ in results]),
-        tuple([dtype for _, dtype in results]),
-        own,
-        frozenset(objects),
-        frozenset(names),
-        frozenset(devices),
+    results = tuple([tensor for _, tensor in numbers])
+    return Wanted(results, own, frozenset(objects), frozenset(names), frozenset(devices))
+
+
+# -- what a checkpoint gives -----------------------------------------------------------------------
+
+
+def given_by(tensors: Entries, refit: Generator | None) -> Traced:
+    """What a checkpoint of those tensors gives: as it has them, or as a refit makes them.
+
+    Raises:
+        ValueError: the refit computes, or asks for a tensor that is not there.
+    """
+    if refit is None:
+        relation = Relation.same(*(shape for shape, _ in tensors.values()))
+        return Traced(relation, tuple(tensors), tuple([dtype for _, dtype in tensors.values()]))
+    try:
+        return trace(refit, tensors)
+    except KeyError as error:
+        raise ValueError(
+            f"refit= reads {error}, but the checkpoint has {as_text([*tensors])}: use the names "
+            "of the checkpoint"
+        ) from error
+
+
+class Names(NamedTuple):
+    """The names that only one of both has."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def checked_names(
+    wanted: Wanted, given: Traced, tensors: Entries, objects: Collection[str], strict: bool
+) -> Names:
+    """The names that only the state has, and those that only the checkpoint has. ``tensors`` and
+    ``objects``: what this has, by name.
+
+    Raises:
+        ValueError: there are such and ``strict``; or what both have does not fit together.
+    """
+    there = {*given.names, *objects}
+    asked = dict.fromkeys([*(each.name for each in wanted.results), *sorted(wanted.objects)])
+    names = Names(
+        tuple([name for name in asked if name not in there]),
+        tuple([name for name in (*given.names, *sorted(objects)) if name not in wanted.names]),
     )
+    wrong = list(dict.fromkeys(_wrong(wanted, given, tensors, objects)))
+    if strict and names.missing:
+        wrong.append(f"the checkpoint lacks {as_text(names.missing)}")
+    if strict and names.unexpected:
+        wrong.append(f"the state lacks {as_text(names.unexpected)}")
+    if wrong:
+        raise ValueError(
+            f"the checkpoint does not fit the state: {'; '.join(wrong)}. No tensor was read. Pass "
+            "strict=False to skip names that only the state or only the checkpoint has, or pass "
+            "refit= to convert names and shapes"
+        )
+    return names
+
+
+def _wrong(
+    wanted: Wanted, given: Traced, tensors: Entries, objects: Collection[str]
+) -> Iterator[str]:
+    kept = [dtype for _, dtype in tensors.values()]
+    casts = {
+        given.names[one.target]
+        for one in given.relation.pieces
+        if one.source >= 0 and kept[one.source] != given.dtypes[one.target]
+    }
+    shapes: dict[str, Any] = dict(zip(given.names, given.relation.outputs))
+    dtypes = dict(zip(given.names, given.dtypes))
+    for each in wanted.results:
+        name, shape, dtype = each.name, each.placed.shape, dtype_of(each.dtype)
+        if name in objects:
+            yield f"{name!r} is a tensor in the state, but another object in the checkpoint"
+        elif name in shapes and shapes[name] != shape:
+            yield f"{name!r} has shape {shapes[name]}, but shape {shape} in the state"
+        elif name in casts and dtypes[name] != dtype:
+            yield f"refit= casts {name!r} to {dtypes[name]}, but the state has {dtype}"
+    for name in sorted(wanted.objects & {*given.names}):
+        yield f"{name!r} is a tensor in the checkpoint, but another object in the state"

@@ -5,11 +5,6 @@ sent follows from the plan alone, which all ranks make alike.
 
 - :mod:`.nests`: the tensors of a state, by name, and where each stands
 - :mod:`.targets`: what placements say of each name
-- :mod:`.straight`: long messages of one tensor, straight from memory to memory
-- :mod:`.moving`: buckets, packed, sent and unpacked
-- :mod:`.changes`, :mod:`.since`: what has changed of a message, and of a bucket
-- :mod:`.memory`: what is let go is given back
-- :mod:`.running`: plans that run
-- :mod:`.plan`: ``plan_reshard``
-- :mod:`.reshard`: ``reshard``
+- :mod:`.since`: buckets of which only what has changed is sent
+- :mod:`.reshard`: ``reshard``, ``plan_reshard``, and plans that run
 """

@@ -39,6 +39,29 @@ nest of the same form as the state, or placements for all.
 """
 
 
+class ByPattern:
+    """Values by names, or by patterns of names as in fnmatch.
+
+    Attributes:
+        unused: the names and patterns that no name has matched; a pattern for all may be of none.
+
+    >>> values = ByPattern({"w.*": 1, "w.b": 2, "v": 3, "*": 4})
+    >>> values.of("w.a"), values.of("w.b"), values.of("u"), values.unused
+    (1, 2, 4, ['v'])
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.unused = [pattern for pattern in values if pattern != "*"]
+
+    def of(self, name: str) -> Any | None:
+        """The value of the name itself, else of the first pattern that it matches, or None."""
+        found = [pattern for pattern in self._values if fnmatchcase(name, pattern)]
+        found = [name] if name in self._values else found
+        self.unused = [pattern for pattern in self.unused if pattern not in found]
+        return self._values[found[0]] if found else None
+
+
 class Targets:
     """What ``placements`` says of tensors on ``mesh``, by default of each on its own; floating
     point numbers become ``dtype``, if one is given.
@@ -48,8 +71,7 @@ class Targets:
         self, placements: WantedOfAll | Nest, mesh: DeviceMesh | None, dtype: torch.dtype | None
     ) -> None:
         self._function: Any = placements if _is_function(placements) else None
-        self._named = {} if self._function else dict(_patterns(placements, ""))
-        self._used: set[str] = set()
+        self._by_name = ByPattern({} if self._function else dict(_patterns(placements, "")))
         self._mesh, self._dtype = mesh, dtype
 
     def of(self, place: LeafPlace) -> DTensorSpec:
@@ -60,7 +82,9 @@ class Targets:
             ValueError, TypeError: what is said of it does not fit.
         """
         name, tensor, goes_with = place.name, place.tensor, place.like
-        wanted = self._function(goes_with, tensor) if self._function else self._by_name(goes_with)
+        wanted = (
+            self._function(goes_with, tensor) if self._function else self._by_name.of(goes_with)
+        )
         if isinstance(wanted, DTensor):
             return _like(place, wanted)
         mesh = tensor.device_mesh if self._mesh is None else self._mesh
@@ -79,20 +103,11 @@ class Targets:
             return tensor._spec
         return DTensorSpec(mesh, placements, tensor_meta=meta)
 
-    def _by_name(self, name: str) -> Any:
-        """The value of the name itself, else of the first pattern that it matches."""
-        if name in self._named:
-            self._used.add(name)
-            return self._named[name]
-        found = [pattern for pattern in self._named if fnmatchcase(name, pattern)]
-        self._used.update(found)
-        return self._named[found[0]] if found else None
-
     def check_all_used(self) -> None:
         """Raises:
         ValueError: a name or pattern is of no tensor. One for all may be of none.
         """
-        unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
+        unused = self._by_name.unused
         if unused:
             raise ValueError(
                 f"no DTensor of the state has a name that matches {', '.join(map(repr, unused))}: "

@@ -4,8 +4,6 @@ A generator is a program's own code, on tensors without data: it is run here onc
 is kept but the relation that it says. Tensors of the program are read, and only those that it hands
 over are written to.
 
-- :mod:`.specs`: how tensors lie, given with or without a process group
 - :mod:`.ops`, :mod:`.trace`: what each op says; the whole of a generator
-- :mod:`.running`: one rank's part, from local tensors to local tensors
-- :mod:`.plan`: ``plan_refit``
+- :mod:`.plan`: ``plan_refit``; one rank's part, from local tensors to local tensors
 """

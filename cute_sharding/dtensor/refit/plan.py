@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.bookkeeping.stats import as_text
-from cute_sharding.dtensor.models.running import ReshardError
-from cute_sharding.dtensor.refit.running import Running
-from cute_sharding.dtensor.refit.specs import (
-    Target,
-    check_all_used,
-    named_tensor,
-    spec_of,
-    target_of,
+from cute_sharding.dtensor.models.targets import ByPattern
+from cute_sharding.dtensor.refit.trace import Generator, Traced, trace
+from cute_sharding.dtensor.replaced import (
+    communication,
+    dispatch_modes,
+    tensor_specs,
 )
-from cute_sharding.dtensor.refit.trace import Generator, trace
-from cute_sharding.dtensor.replaced import communication, dispatch_modes, tensor_specs
-from cute_sharding.dtensor.run.packing import lie_alike, meetings
-from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.specs import OfThisProcess, Spec
+from cute_sharding.dtensor.replaced.tensor_specs import Partial
+from cute_sharding.dtensor.run.groups import on_each_rank
+from cute_sharding.dtensor.run.packing import in_shape
+from cute_sharding.dtensor.run.placements import chains_of_placements, chains_of_spec, text
+from cute_sharding.dtensor.run.runner import Runner
+from cute_sharding.dtensor.run.specs import OnMesh, Spec, dtype_of
+from cute_sharding.dtensor.run.this_process import OfThisProcess
+from cute_sharding.models import PlacedTensor
 from cute_sharding.models.refit import Refit
+
+# By names or patterns of names, or asked with name and tensor.
+Target: TypeAlias = "Mapping[str, DTensor | Spec | OnMesh] | Callable[[str, torch.Tensor], OnMesh]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,20 +82,21 @@ class RefitPlan(OfThisProcess, Refit):
                 are completely written, and ``left`` names all others.
         """
         self._check_meshes()
-        rank = communication.this_rank()
-        locals_ = [self._local(state or {}, name, spec) for name, spec in self.source.items()]
-        given = [
-            None
-            if into is None
-            else _as_planned("into", into, name, spec, rank in spec.ranks.ranks, spec.dtype)
-            for name, spec in self.target.items()
-        ]
-        onto = [None if x is None else x._local_tensor for x in given]
+        sources = _as_planned("the state", state or {}, self.source)
+        given = (
+            [None] * len(self.target) if into is None else _as_planned("into", into, self.target)
+        )
+        onto = {k: x._local_tensor for k, x in enumerate(given) if x is not None}
         with torch.no_grad():
-            operands = self._running.given(locals_)
-            self._check_into(operands, onto)
-            with self._said(onto) as written:
-                results = self._running.run(operands, onto, written.add)
+            operands = self._as_sent(sources)
+            if dispatch_modes.local_tensor_mode() is None:
+                read = {i: operands[i] for i in self.relation.sources}
+                self._check_apart(read, {k: [x] for k, x in onto.items()})
+            written: set[int] = set()
+            here = [k for k, spec in enumerate(self.target.values()) if _is_here(spec)]
+            how = "the refit", "written", "Unchanged or partly written"
+            with self._said(how, here, written) if onto else nullcontext():
+                results = self._written(operands, onto, written)
         return {
             name: tensor_specs.dtensor_of(local, spec.to_dtensor_spec(), requires_grad=False)
             if tensor is None
@@ -100,13 +104,60 @@ class RefitPlan(OfThisProcess, Refit):
             for (name, spec), local, tensor in zip(self.target.items(), results, given)
         }
 
+    def _as_sent(self, sources: Sequence[DTensor | None]) -> list[torch.Tensor]:
+        """The local tensors of the operands as they are sent; without elements where this rank has
+        none.
+
+        Raises:
+            OtherShape: one is not of the shape that its placements give.
+        """
+
+        def checked(rank: int, local: torch.Tensor, operand: PlacedTensor) -> torch.Tensor:
+            shape = operand.placed.local_shape(rank)
+            if shape is None:
+                return local.new_empty(0, dtype=dtype_of(operand.dtype))
+            local = in_shape(local, shape, operand.name)
+            return local.detach().resolve_conj().resolve_neg().contiguous()
+
+        nothing = torch.empty(0, device=self._meshes[0][0].device_type)
+        locals_ = [
+            nothing if x is None else communication.wait_for(x._local_tensor) for x in sources
+        ]
+        return [
+            on_each_rank(partial(checked, operand=operand), x)
+            for operand, x in zip(self.operands, locals_)
+        ]
+
+    def _written(
+        self, operands: Sequence[torch.Tensor], onto: Mapping[int, torch.Tensor], written: set[int]
+    ) -> list[torch.Tensor]:
+        """The local tensors of the results, some of which are written to: what is not contiguous
+        at the end. ``written`` has those that are, as soon as they are.
+        """
+        direct = {k: x for k, x in onto.items() if x.is_contiguous()}
+        found: dict[int, torch.Tensor] = {}
+
+        def arrived(k: int, local: torch.Tensor) -> None:
+            found[k] = local
+            written.update({k} & direct.keys())
+
+        self._runner.move(operands.__getitem__, direct, arrived)
+        for k in onto.keys() & found.keys() - direct.keys():
+            found[k] = on_each_rank(lambda rank, x, y: x.copy_(y), onto[k], found[k])
+            written.add(k)
+        return [
+            found[k] if k in found else self._runner.made(k, operands[0].device)
+            for k in range(len(self.results))  # those without elements are not exchanged
+        ]
+
     def send(self, state: Mapping[str, DTensor]) -> None:
         """:meth:`run` on a rank that has only sources. Returns no results.
 
         Raises:
-            ValueError: this rank also has results; or as :meth:`run`.
+            ValueError: this rank is also on a mesh of results; or as :meth:`run`.
         """
-        self._check_side("send", "results", self.target)
+        self._check_meshes()
+        self._check_side("send", is_target=True)
         self.run(state)
 
     def receive(self, *, into: Mapping[str, DTensor] | None = None) -> dict[str, DTensor]:
@@ -116,9 +167,10 @@ class RefitPlan(OfThisProcess, Refit):
             into: tensors to write the results to, as for :meth:`run`.
 
         Raises:
-            ValueError: this rank also has sources; or as :meth:`run`.
+            ValueError: this rank is also on a mesh of sources; or as :meth:`run`.
         """
-        self._check_side("receive", "sources", self.source)
+        self._check_meshes()
+        self._check_side("receive", is_target=False)
         return self.run(into=into)
 
     def inverse(self) -> RefitPlan:
@@ -146,67 +198,17 @@ class RefitPlan(OfThisProcess, Refit):
     # -- as it runs --------------------------------------------------------------------------------
 
     @property
-    def _meshes(self) -> list[Any]:
-        """The meshes of all tensors."""
-        return [spec.mesh for spec in (*self.source.values(), *self.target.values())]
+    def _meshes(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        return [x.mesh for x in self.source.values()], [x.mesh for x in self.target.values()]
+
+    @property
+    def _names(self) -> tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]:
+        return [[name] for name in self.source], [[name] for name in self.target]
 
     @cached_property
-    def _running(self) -> Running:
-        return Running(self, self._meshes, [spec.dtype for spec in self.target.values()])
-
-    def _check_into(
-        self, given: Sequence[torch.Tensor], onto: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Raises:
-        ValueError: a source is written over before it is sent, for all that is known.
-        """
-        if dispatch_modes.local_tensor_mode() is not None:
-            return
-        written = {k: [x] for k, x in enumerate(onto) if x is not None}
-        for i, k, x in meetings({i: given[i] for i in self.relation.sources}, written):
-            if not lie_alike(self._running.kept_view(k, given), x):
-                raise ValueError(
-                    f"the target tensor {self.results[k].name!r} shares memory with the source "
-                    f"tensor {self.operands[i].name!r}: give into= tensors with memory of their own"
-                )
-
-    @contextmanager
-    def _said(self, onto: Sequence[torch.Tensor | None]) -> Iterator[set[int]]:
-        """What fails is said by the tensors that are written to: those of the buckets that it is
-        told, and the others.
-        """
-        written: set[int] = set()
-        try:
-            yield written
-        except Exception as error:
-            if all(x is None for x in onto):
-                raise
-            some, left = self._moved_and_left(written, onto)
-            raise ReshardError(
-                f"the refit failed with {type(error).__name__}: {error}. Completely written "
-                f"tensors: {as_text(some)}. Unchanged or partly written tensors: {as_text(left)}",
-                some,
-                left,
-            ) from error
-
-    def _moved_and_left(
-        self, written: Collection[int], onto: Sequence[torch.Tensor | None]
-    ) -> tuple[list[str], list[str]]:
-        rank = communication.this_rank()
-        waiting = {
-            result
-            for number, each in enumerate(self.packed)
-            if number not in written
-            for i in each.members
-            for result in self.members[i].results
-        }
-        # What is not contiguous is written at the end.
-        waiting.update(k for k, x in enumerate(onto) if x is not None and not x.is_contiguous())
-        mine = [
-            (k, name) for k, (name, x) in enumerate(self.target.items()) if rank in x.ranks.ranks
-        ]
-        some = [name for k, name in mine if k not in waiting]
-        return some, [name for k, name in mine if k in waiting]
+    def _runner(self) -> Runner:
+        by_size = sorted([mesh for side in self._meshes for mesh in side], key=lambda m: -m.size())
+        return Runner(self, [(by_size[0], by_size[-1])] * len(self.members))
 
     def _check_meshes(self) -> None:
         found = set()
@@ -224,50 +226,35 @@ class RefitPlan(OfThisProcess, Refit):
                 "move the tensors to one device type first"
             )
 
-    def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:
-        """Raises:
-        ValueError: some of those tensors are on this rank.
-        """
-        self._check_meshes()
-        rank = communication.this_rank()
-        if any(rank in spec.ranks.ranks for spec in specs.values()):
-            raise ValueError(
-                f"{what} cannot run on rank {rank}, because rank {rank} has {others} of the "
-                f"refit. Call run(state) on rank {rank}"
-            )
-
-    def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:
-        is_ours = communication.this_rank() in spec.ranks.ranks
-        tensor = _as_planned("the state", state, name, spec, is_ours, spec.dtype)
-        if tensor is None:
-            mesh: Any = spec.mesh
-            return torch.empty(0, dtype=spec.dtype, device=mesh.device_type)
-        return tensor._local_tensor
-
 
 def _as_planned(
-    what: str, given: Mapping[str, Any], name: str, spec: Spec, is_ours: bool, dtype: torch.dtype
-) -> DTensor | None:
-    """A DTensor by its name, which lies as it was planned; None where a rank outside of its mesh
-    has none.
+    what: str, given: Mapping[str, Any], specs: Mapping[str, Spec]
+) -> list[DTensor | None]:
+    """The DTensors of those names, which lie as it was planned; None where a rank outside of its
+    mesh has none.
     """
-    tensor = given.get(name)
-    if tensor is None and not is_ours and dispatch_modes.local_tensor_mode() is None:
-        return None
-    if tensor is None:
-        raise ValueError(
-            f"{what} has no tensor {name!r}, but the refit was planned with {name!r}: add the "
-            "tensor, or plan the refit again"
-        )
-    found = spec_of(name, tensor)
-    if (found.mesh, found.shape, found.dtype) != (spec.mesh, spec.shape, dtype) or tuple(
-        found.placements
-    ) != tuple(spec.placements):
-        raise ValueError(
-            f"{name!r} of {what} is {_said(found)}, but the refit was planned for {_said(spec)}: "
-            "plan the refit again, or redistribute the tensor"
-        )
-    return tensor
+    found: list[DTensor | None] = []
+    for name, spec in specs.items():
+        tensor = given.get(name)
+        found.append(tensor)
+        if tensor is not None:
+            now = spec_of(name, tensor)
+            if now != spec:
+                raise ValueError(
+                    f"{name!r} of {what} is {_said(now)}, but the refit was planned for "
+                    f"{_said(spec)}: plan the refit again, or redistribute the tensor"
+                )
+        elif _is_here(spec) or dispatch_modes.local_tensor_mode() is not None:
+            raise ValueError(
+                f"{what} has no tensor {name!r}, but the refit was planned with {name!r}: add the "
+                "tensor, or plan the refit again"
+            )
+    return found
+
+
+def _is_here(spec: Spec) -> bool:
+    """Whether this rank is on the mesh."""
+    return communication.this_rank() in spec.ranks.ranks
 
 
 def _said(spec: Spec) -> str:
@@ -326,11 +313,90 @@ def plan_refit(
             "are made"
         )
     found = trace(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
-    results = {
-        name: target_of(target, name, shape, dtype)
-        for name, shape, dtype in zip(found.names, found.relation.outputs, found.dtypes)
-    }
-    check_all_used(target, found.names)
-    operands = tuple([named_tensor(name, spec) for name, spec in specs.items()])
-    made = tuple([named_tensor(name, spec) for name, spec in results.items()])
+    results = _targets(target, found)
+    operands = tuple([_placed(name, spec) for name, spec in specs.items()])
+    made = tuple([_placed(name, spec) for name, spec in results.items()])
     return RefitPlan(found.relation, operands, made, memory_limit, specs, results)
+
+
+# -- how tensors lie -------------------------------------------------------------------------------
+
+
+def _placed(name: str, spec: Spec) -> PlacedTensor:
+    """A tensor as a refit has it.
+
+    Raises:
+        ValueError: something is pending.
+    """
+    placements: Any = spec.placements
+    if any(isinstance(placement, Partial) for placement in placements):
+        raise ValueError(
+            f"{name!r} has placements {text(placements)}, but must not have a Partial: "
+            "redistribute the tensor to Shard or Replicate first"
+        )
+    return spec.placed(name)
+
+
+def spec_of(name: str, given: Any) -> Spec:
+    """The spec of a DTensor, or of what says one.
+
+    Raises:
+        TypeError: it is neither.
+        RuntimeError: it is sharded in another order than its placements say.
+    """
+    if isinstance(given, Spec):
+        return given
+    if not isinstance(given, DTensor):
+        raise TypeError(
+            f"{name!r} is a {type(given).__name__}: give a DTensor, or a cute_sharding.Spec of its "
+            "shape, mesh, placements and dtype"
+        )
+    spec = given._spec
+    said = tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements)
+    if chains_of_spec(spec) != chains_of_placements(*said):
+        raise RuntimeError(
+            f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} has a "
+            "shard order that a refit cannot read: a later mesh dim shards the tensor first. First "
+            "redistribute the tensor to Shard or Replicate"
+        )
+    return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)
+
+
+def _targets(target: Target, found: Traced) -> dict[str, Spec]:
+    """How the results are to lie.
+
+    Raises:
+        ValueError: a result has no entry in the target, or one of another shape or dtype; or an
+            entry is of no result.
+    """
+    by_name = ByPattern({} if callable(target) else target)
+    specs = {}
+    for name, shape, dtype in zip(found.names, found.relation.outputs, found.dtypes):
+        wanted: Any
+        if callable(target):
+            wanted = target(name, torch.empty(shape, dtype=dtype, device="meta"))
+        else:
+            wanted = by_name.of(name)
+            if wanted is None:
+                raise ValueError(
+                    f"the target has no entry for result {name!r} (entries: "
+                    f"{', '.join(map(repr, target)) or 'none'}): add {name!r}, or a pattern such "
+                    "as '*'"
+                )
+        if isinstance(wanted, tuple) and len(wanted) == 2:
+            wanted = Spec(shape, wanted[0], wanted[1], dtype)
+        spec = spec_of(name, wanted)
+        if (tuple(spec.shape), spec.dtype) != (shape, dtype):
+            raise ValueError(
+                f"result {name!r} has shape {shape} and dtype {dtype}, but its entry in the target "
+                f"has shape {tuple(spec.shape)} and dtype {spec.dtype}: change the generator (the "
+                "function that makes the results) or the target"
+            )
+        specs[name] = spec
+    if by_name.unused:
+        raise ValueError(
+            f"no result has a name that matches {', '.join(map(repr, by_name.unused))}: in the "
+            f"target, write names of results ({', '.join(map(repr, found.names))}), or patterns as "
+            "in fnmatch"
+        )
+    return specs

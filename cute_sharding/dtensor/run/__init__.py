@@ -10,6 +10,8 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.packing`: what each rank sends and receives; sending it, in a group or point to point; how
   local tensors lie
 - :mod:`.bundles`: the exchange of a bundle: of several tensors, in rounds, or between meshes
+- :mod:`.runner`: plans of many tensors, bundle by bundle; :mod:`.this_process`: what such plans
+  have in common
 - :mod:`.executor`: the steps of a plan on one mesh; :mod:`.across_meshes`: from one mesh to another
 - :mod:`.together`: steps of several tensors' plans, run at once
 - :mod:`.moving`: a movement, also of windows, folds and diagonals of rows

@@ -3,11 +3,13 @@
 What is pending is reduced on its own mesh first, and left in parts as small as possible. Then every
 element that a rank needs and does not hold reaches it once (:mod:`cute_sharding.exchange`): in one
 all-to-all of the ranks of both meshes or, if they have no common process group, in one batch of
-point-to-point messages.
+point-to-point messages. Which of both depends only on the meshes, the groups that
+``prepare_groups`` made and the exchange, so all ranks of both agree.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,16 +24,29 @@ from cute_sharding.dtensor.replaced import (
     redistribution_hook,
     tensor_specs,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.dtensor.run.bundles import Shipment
 from cute_sharding.dtensor.run.executor import run
-from cute_sharding.dtensor.run.groups import Means, means, on_each_rank
+from cute_sharding.dtensor.run.groups import (
+    Means,
+    group_of_ranks,
+    is_native,
+    means,
+    on_each_rank,
+    slice_with,
+)
 from cute_sharding.dtensor.run.packing import in_shape, lay_out
 from cute_sharding.dtensor.run.placements import chains_of_spec, text
-from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
-from cute_sharding.exchange import Bundle, Item, Network, Placed
-from cute_sharding.exchange.meshes import Crossing, ExchangePlan, plan_exchange
+from cute_sharding.dtensor.run.specs import dtype_of, name_of, placed_of
+from cute_sharding.exchange import Bundle, Exchange, Item, Mesh, Network, Placed
+from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
+from cute_sharding.models import PlacedTensor
+from cute_sharding.sharding.rows import Chains
+
+# The backend's all-to-all may also visit ranks that get nothing. In groups of at least MANY ranks,
+# a rank with FEW times fewer peers sends to each peer by itself.
+MANY, FEW = 16, 4
 
 
 class PreparedExchange(NamedTuple):
@@ -61,12 +76,16 @@ def move_across(
             "compiled programs, on real tensors"
         )
     plan, kind, shipment = planned_across(current, target, memory_limit)
-    local, current = by_elements(local, current)
-    if current.mesh._is_current_rank_part_of_mesh():
-        local = run(plan.steps, local, current.mesh)
-    if communication.this_rank() in plan.exchange:
+    local = as_sent(local, current, plan)
+    exchange, rounds, (dtype,) = plan.exchange, plan.crossing.rounds, shipment.dtypes
+    is_mine = communication.this_rank() in exchange
+    if not is_mine and dispatch_modes.local_tensor_mode() is None:
+        return local.new_empty(0)  # this rank is on neither mesh
+    if is_mine:
         count_moves(kind)
-    moved = _exchange_between(plan.crossing, shipment, local, current.mesh, target.mesh)
+    group = None if exchange.is_free else on_which_group(exchange, current.mesh, target.mesh)
+    with observing.exchange(lambda: -(-exchange.received_elements // rounds) * dtype.itemsize):
+        (moved,) = shipment.run([local], group, rounds, alias=True)
     return lay_out(moved, target.tensor_meta)
 
 
@@ -84,18 +103,41 @@ def planned_across(
 
 @remembered
 def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) -> PreparedExchange:
+    source, goal = placed_ends(current, target, rank)
+    plan = plan_between(current.mesh, source, goal, by)
+    bundle = Bundle((Item(plan.exchange, source.itemsize),))
+    refuse = partial(_refuse, current)
+    shipment = Shipment(lambda _: bundle, (dtype_of(source.dtype),), refuse=refuse)
+    return PreparedExchange(plan, Kind(partial(_moved_by, plan)), shipment)
+
+
+def placed_ends(
+    current: DTensorSpec, target: DTensorSpec, rank: int
+) -> tuple[PlacedTensor, PlacedTensor]:
+    """How a tensor lies before and after, in words of the algebra: on the slices of meshes that
+    belong together for ``rank``. What is pending stays so if it lies alike.
+
+    Raises:
+        RuntimeError: pending reductions do not commute.
+        ValueError: as :func:`meshes_of`.
+    """
     meshes = meshes_of(current.mesh, target.mesh, rank)
+    before = placed_of(current, meshes.source)
+    if current == target:
+        placed = before.placed
+        return (replace(before, placed=placed.cut_as(placed.chains)),) * 2
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
-    before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
-    plan = plan_exchange(
-        Placed(tuple(current.shape), meshes.source, before, pending_sums(current)),
-        Placed(tuple(current.shape), meshes.target, after),
-        Network.of_programs(tuple(current.mesh.shape), by.network),
-        by.memory_limit,
-        by.groups,
-        by.native,
-    )
-    return PreparedExchange(plan, Kind(partial(_moved_by, plan)), _shipment_of(plan, current))
+    chains = meshes.chains(chains_of_spec(target))
+    after = Placed(before.placed.shape, meshes.target, chains)
+    meta = target.tensor_meta
+    return before, PlacedTensor(after, before.dtype if meta is None else name_of(meta.dtype))
+
+
+def plan_between(mesh: Any, source: PlacedTensor, target: PlacedTensor, by: Means) -> ExchangePlan:
+    """The plan from ``mesh``, by its process groups."""
+    network = Network.of_programs(tuple(mesh.shape), by.network)
+    how = network, by.memory_limit, by.groups, by.native
+    return plan_exchange(source.placed, target.placed, *how)
 
 
 def _moved_by(plan: ExchangePlan) -> Moved:
@@ -103,67 +145,33 @@ def _moved_by(plan: ExchangePlan) -> Moved:
     return Moved(plan=1, collectives=plan.collectives, received=received)
 
 
-def _shipment_of(plan: ExchangePlan, spec: DTensorSpec) -> Shipment:
-    """The exchange of a tensor that lies as ``spec`` says."""
-    source, target, dtype = *plan.crossing.ends, _dtype(spec)
-    bundle = Bundle((Item(plan.exchange, dtype.itemsize),))
-    # torch does not always tell ranks outside of the mesh the placements that an op's result has on
-    # it, so they may expect others. So messages start with a mark of the shardings they are of.
-    is_told = not {*target.mesh.ranks} <= {*source.mesh.ranks}
-    return Shipment(lambda _: bundle, (dtype,), refuse=partial(_refuse, spec) if is_told else None)
+def as_sent(local: torch.Tensor, spec: DTensorSpec, plan: ExchangePlan) -> torch.Tensor:
+    """What this rank sends of a tensor: its local tensor with nothing pending; without elements on
+    a rank that is not on the mesh.
 
-
-def _dtype(spec: DTensorSpec) -> torch.dtype:
+    Raises:
+        OtherShape: the local tensor does not have the shape that its spec gives.
+    """
+    mesh = spec.mesh
+    if mesh._is_current_rank_part_of_mesh():
+        for m, placement in enumerate(spec.placements):
+            # By their own methods: a norm's, a masked embedding's.
+            if isinstance(placement, Partial) and type(placement) is not Partial:
+                local = redistribution_hook.reduce_value(placement, local, mesh, m)
+        local = run(plan.steps, local, mesh)
     assert spec.tensor_meta is not None, "it has a shape"
-    return spec.tensor_meta.dtype
-
-
-# -- what is pending -------------------------------------------------------------------------------
-
-
-def by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
-    """The tensor after reductions by methods of placements (a norm's, a masked embedding's)."""
-    own = [
-        m
-        for m, p in enumerate(spec.placements)
-        if isinstance(p, Partial) and type(p) is not Partial
-    ]
-    if not own:
-        return local, spec
-    placements = list(spec.placements)
-    for m in own:
-        if spec.mesh._is_current_rank_part_of_mesh():
-            local = redistribution_hook.reduce_value(placements[m], local, spec.mesh, m)
-        placements[m] = Replicate()
-    return local, tensor_specs.with_placements(spec, placements)
-
-
-def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        [
-            (m, p.reduce_op)
-            for m, p in enumerate(spec.placements)
-            if type(p) is Partial and spec.mesh.size(m) > 1
-        ]
+    source, dtype = plan.source, spec.tensor_meta.dtype
+    return on_each_rank(
+        lambda rank, x: _checked(x, source.local_shape(rank), dtype), communication.wait_for(local)
     )
 
 
-# -- the exchange ----------------------------------------------------------------------------------
-
-
-def _exchange_between(
-    crossing: Crossing, shipment: Shipment, local: torch.Tensor, mesh: Any, other: Any
+def _checked(
+    local: torch.Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    exchange, rounds, (dtype,) = crossing.exchange, crossing.rounds, shipment.dtypes
-    if dispatch_modes.local_tensor_mode() is None and communication.this_rank() not in exchange:
-        return local.new_empty(0)  # this rank is on neither mesh
-    group = None if exchange.is_free else on_which_group(exchange, mesh, other)
-    local = on_each_rank(
-        lambda rank, x: _check_shape(x, exchange.sources[0].local_shape(rank), dtype),
-        communication.wait_for(local),
-    )
-    with observing.exchange(lambda: -(-exchange.received_elements // rounds) * dtype.itemsize):
-        return shipment.run([local], group, rounds, alias=True)[0]
+    if shape is None:
+        return torch.empty(0, dtype=dtype, device=local.device)
+    return in_shape(local, shape).resolve_conj().resolve_neg()
 
 
 def _refuse(current: DTensorSpec) -> NoReturn:
@@ -175,10 +183,63 @@ def _refuse(current: DTensorSpec) -> NoReturn:
     )
 
 
-def _check_shape(
-    local: torch.Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """The local tensor that a rank sends from, in this shape; None: the rank has none."""
-    if shape is None:
-        return torch.empty(0, dtype=dtype, device=local.device)
-    return in_shape(local, shape).resolve_conj().resolve_neg()
+# -- two meshes ------------------------------------------------------------------------------------
+
+
+class Meshes(NamedTuple):
+    """The ranks of the mesh that a tensor is on, and of the mesh that it goes to.
+
+    Attributes:
+        slices: whether the target has one more mesh dim in front: the slices of a larger mesh, each
+            of which gets the tensor.
+    """
+
+    source: Mesh
+    target: Mesh
+    slices: bool = False
+
+    def chains(self, of_target: Chains) -> Chains:
+        """The chains of cuts on the target, from those of the placements on its mesh."""
+        more = int(self.slices)
+        return tuple([tuple([(m + more, factor) for m, factor in chain]) for chain in of_target])
+
+
+@remembered
+def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
+    """The ranks of both meshes, where they are slices of larger ones: of the slices that belong
+    together for ``rank``. Where ``other`` is a slice, and ranks of ``mesh`` are on several such,
+    each of these gets the tensor.
+
+    Raises:
+        ValueError: it is not known which slice goes to which, or a rank of the one sees another
+            slice of the other.
+    """
+    mine, others = communication.slices(mesh), communication.slices(other)
+    source = mine[0] if len(mine) == 1 else slice_with(mesh, rank)
+    meeting = [on for on in others if not {*on.ranks}.isdisjoint(source.ranks)]
+    if len(mine) == 1 and len(meeting) > 1:
+        every = [r for on in others for r in on.ranks]
+        return Meshes(source, Mesh((len(others), *other.shape), every), slices=True)
+    target = others[0] if len(others) == 1 else slice_with(other, rank)
+    for one, theirs, some in ((source, target, others), (target, source, mine)):
+        for seen in some:
+            if seen != theirs and not {*one.ranks}.isdisjoint(seen.ranks):
+                raise ValueError(
+                    f"cannot redistribute from {mesh} to {other}: some of the ranks "
+                    f"{[*one.ranks]} are on the mesh slice of ranks {[*seen.ranks]} instead of the "
+                    f"mesh slice of ranks {[*theirs.ranks]}. Redistribute on a whole mesh instead "
+                    "of a slice"
+                )
+    return Meshes(source, target)
+
+
+def on_which_group(exchange: Exchange | Bundle, mesh: Any, other: Any) -> Any | None:
+    """The process group for one collective; None for point-to-point messages: the ranks of both
+    meshes have no common group, or each has few peers and the backend's all-to-all visits all
+    ranks.
+    """
+    ranks = exchange.ranks
+    group = group_of_ranks(ranks, mesh, other)
+    if group is None or is_native(communication.backend_name(group, mesh.device_type)):
+        return group
+    return None if len(ranks) >= MANY and exchange.most_peers * FEW <= len(ranks) else group

@@ -46,7 +46,10 @@ class Shipment:
         dtypes: of each item's elements on their way.
         beside: a mesh and mesh dims, if each rank's process group has the ranks beside it; None:
             all ranks have one group.
-        refuse: raises an error; called if messages are of another bundle. None: they are not.
+        refuse: raises an error; called if messages are of another bundle. None: they are not. They
+            may be, for all that is known, where a rank receives something of a tensor on whose mesh
+            it is not: torch does not always tell such ranks the placements that an op's result has.
+            So there each message begins with a mark of what it is of.
         number: tells the messages of shipments apart that are on their way at once.
     """
 
@@ -67,7 +70,9 @@ class Shipment:
         return cache(self._part)
 
     def _part(self, rank: int, group: Any | None, turn: Turn) -> BundlePart:
-        part = self.bundle(rank).part(rank, SEAL if self.refuse else 0, turn)
+        bundle = self.bundle(rank)
+        is_sealed = self.refuse is not None and bundle.reaches_out
+        part = bundle.part(rank, SEAL if is_sealed else 0, turn)
         if group is None or self.beside is None:
             return in_group(part, group)
         mesh, dims = self.beside
@@ -78,7 +83,8 @@ class Shipment:
         """What messages begin with."""
         if self.refuse is None:
             return None
-        return Seal(self.bundle(communication.this_rank()).seal, self.refuse)
+        bundle = self.bundle(communication.this_rank())
+        return Seal(bundle.seal, self.refuse) if bundle.reaches_out else None
 
     def run(
         self, given: Sequence[torch.Tensor], group: Any | None, rounds: int = 1, **how: bool
@@ -94,7 +100,7 @@ class Shipment:
 
     def start(
         self,
-        operands: Sequence[Sequence[torch.Tensor | None]],
+        operands: Sequence[Sequence[torch.Tensor]],
         group: Any | None,
         turn: Turn = ALL,
         *,
@@ -106,21 +112,20 @@ class Shipment:
         in bytes.
 
         Args:
-            operands: of each item; None: this rank has none of it.
+            operands: of each item; without elements where this rank has none of it.
             group: has all ranks that call this; None: point to point.
             buffer, into: memory for what is sent, and for what is received.
             async_op: whether a collective may go on when this returns.
         """
-        flat: list[Any] = [x for some in operands for x in some]
+        flat = [x for some in operands for x in some]
 
-        def packed(rank: int, *flat: torch.Tensor | None) -> torch.Tensor:
+        def packed(rank: int, *flat: torch.Tensor) -> torch.Tensor:
             remaining = iter(flat)
             each = [[*islice(remaining, len(some))] for some in operands]
             return _packed(self.part(rank, group, turn), each, self.dtypes, buffer)
 
         if self.bundle(communication.this_rank()).is_free:
-            like = next((x for x in (buffer, *flat) if x is not None), torch.empty(0))
-            nothing = on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), like)
+            nothing = on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), flat[0])
             return lambda: nothing
         sent = on_each_rank(packed, *flat)
         return start_exchange(
@@ -137,7 +142,7 @@ class Shipment:
         self,
         k: int,
         received: torch.Tensor,
-        operands: Sequence[torch.Tensor | None],
+        operands: Sequence[torch.Tensor],
         into: torch.Tensor | None = None,
         *,
         output: int = 0,
@@ -169,21 +174,21 @@ class Shipment:
 
 def _packed(
     part: BundlePart,
-    operands: Sequence[Sequence[torch.Tensor | None]],
+    operands: Sequence[Sequence[torch.Tensor]],
     dtypes: Sequence[torch.dtype],
     buffer: torch.Tensor | None,
 ) -> torch.Tensor:
     """The send buffer, in bytes, filled from the operands of each item."""
-    size, here = sum(part.sends), [x for some in operands for x in some if x is not None]
-    if buffer is None and len(operands) == 1 and {x.dtype for x in here} == {*dtypes}:
+    size, first = sum(part.sends), operands[0]
+    if buffer is None and len(operands) == 1 and {x.dtype for x in first} == {*dtypes}:
         (mine,) = part.parts
         if sum(mine.sends) * dtypes[0].itemsize == size:  # nothing beside its messages
-            return as_bytes(pack(mine, here))
+            return as_bytes(pack(mine, first))
     if buffer is None:
-        buffer = torch.empty(size, dtype=torch.uint8, device=here[0].device)
+        buffer = torch.empty(size, dtype=torch.uint8, device=first[0].device)
     for some, dtype, mine in zip(operands, dtypes, part.parts):
         for x, copies in zip(some, mine.packs):
-            if x is not None and copies:
+            if copies:
                 flat = buffer.view(dtype)
                 for copy in copies:
                     write(copy, x, flat)

@@ -4,12 +4,12 @@ where it unpacks what it receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -133,69 +133,6 @@ def lying_apart(meta: TensorMeta) -> TensorMeta:
     if 0 in meta.stride or tuple(strides) == tuple(meta.stride):
         return meta
     return TensorMeta(meta.shape, tuple(strides), meta.dtype)
-
-
-# -- apart -----------------------------------------------------------------------------------------
-# Finds memory that is both read and written by one run: what is written early may be read late.
-
-
-class Meeting(NamedTuple):
-    """A tensor that is written to memory from which another one is read.
-
-    Attributes:
-        read, written: their keys.
-        onto: the tensor that is written.
-    """
-
-    read: int
-    written: int
-    onto: torch.Tensor
-
-
-class _Span(NamedTuple):
-    start: int
-    end: int
-    number: int
-    tensor: torch.Tensor
-    is_written: bool
-
-
-def meetings(
-    read: Mapping[int, torch.Tensor], written: Mapping[int, Sequence[torch.Tensor]]
-) -> Iterator[Meeting]:
-    """All meetings of contiguous tensors, by their keys. (Strided ones may interleave.)
-
-    >>> memory = torch.zeros(8)
-    >>> read, written = {0: memory[:4], 1: memory[4:]}, {0: [torch.zeros(4)], 1: [memory[3:5]]}
-    >>> [(each.read, each.written) for each in meetings(read, written)]
-    [(0, 1), (1, 1)]
-    """
-    spans = [*_spans(((i, x) for i, x in read.items()), is_written=False)]
-    spans += _spans(((i, x) for i, some in written.items() for x in some), is_written=True)
-    open_: list[_Span] = []
-    for span in sorted(spans, key=lambda each: each.start):
-        open_ = [each for each in open_ if each.end > span.start]
-        for each in open_:
-            if each.is_written != span.is_written:
-                one, other = (span, each) if each.is_written else (each, span)
-                yield Meeting(one.number, other.number, other.tensor)
-        open_.append(span)
-
-
-def _spans(tensors: Iterator[tuple[int, torch.Tensor]], *, is_written: bool) -> Iterator[_Span]:
-    for i, x in tensors:
-        if x.numel() and not x.is_meta and x.is_contiguous():
-            start = x.data_ptr()
-            yield _Span(start, start + x.numel() * x.element_size(), i, x, is_written)
-
-
-def lie_alike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements in the same memory: no copy is needed."""
-    return (
-        one is not None
-        and one.data_ptr() == other.data_ptr()
-        and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-    )
 
 
 # -- packing ---------------------------------------------------------------------------------------
@@ -611,8 +548,6 @@ def _whole_and_rest(
 # Sends packed buffers in an exchange: in one all-to-all of a group, or in one batch of
 # point-to-point messages.
 
-_B = TypeVar("_B")
-_F = TypeVar("_F")
 # A rank's part, with how much it sends to whom and receives from whom: in one exchange, or in those
 # of many tensors. In a group its peers are all ranks of the group, in the group's order.
 Peers: TypeAlias = "Part | BundlePart"
@@ -758,28 +693,6 @@ def _send(
         got = communication.all_to_all(given, receives, sends, group)
         return got[width:].clone()  # a view as another dtype needs an aligned start
     return communication.all_to_all(buffer, receives, sends, group, async_op=async_op)
-
-
-def in_flight(
-    buckets: Iterable[_B],
-    start: Callable[[_B], _F],
-    land: Callable[[_B, _F], None],
-    follows_at_once: Callable[[_B], bool],
-) -> None:
-    """Run buckets in order: each is packed and sent (``start``), then waited for and unpacked
-    (``land``). One that ``follows_at_once`` is sent before the one in front is waited for.
-    """
-    flying: tuple[_B, _F] | None = None
-    for bucket in buckets:
-        if flying is not None and not follows_at_once(bucket):
-            land(*flying)
-            flying = None
-        following = bucket, start(bucket)
-        if flying is not None:
-            land(*flying)
-        flying = following
-    if flying is not None:
-        land(*flying)
 
 
 def _wait(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:

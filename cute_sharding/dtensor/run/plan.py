@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,9 +17,10 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.groups import Means, groups_at_hand
-from cute_sharding.dtensor.run.placements import chains_of_placements, checked_placements
+from cute_sharding.dtensor.run.placements import checked_placements
 from cute_sharding.dtensor.run.redistribute import prepare
-from cute_sharding.exchange import Mesh, Network, Placed, RedistributionPlan
+from cute_sharding.dtensor.run.specs import OnMesh, mesh_of, placed_on
+from cute_sharding.exchange import Mesh, Network, RedistributionPlan
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.planner import Groups
 
@@ -92,7 +91,7 @@ def plan_redistribution(
         raise ValueError(f"shape {shape} has a negative size")
     if itemsize < 1:
         raise ValueError(f"itemsize {itemsize}: an element has at least one byte")
-    if target_mesh is not None and _ranks_of(target_mesh) != _ranks_of(mesh):
+    if target_mesh is not None and mesh_of(target_mesh) != mesh_of(mesh):
         ends = (mesh, src), (target_mesh, dst)
         return _between(shape, *ends, memory_limit, network, groups, itemsize)
     sizes, names, at_hand = _groups_of(mesh.sizes if isinstance(mesh, Mesh) else mesh, groups)
@@ -117,14 +116,10 @@ def plan_redistribution(
     return replace(plan.named(names), itemsize=itemsize)
 
 
-# A mesh, and the placements of a tensor on it.
-_End: TypeAlias = "tuple[DeviceMesh | Mesh | Sequence[int], Sequence[Placement] | str]"
-
-
 def _between(
     shape: tuple[int, ...],
-    source: _End,
-    target: _End,
+    source: OnMesh,
+    target: OnMesh,
     memory_limit: int | None,
     network: Network | None,
     groups: Sequence[Sequence[int]] | None,
@@ -132,7 +127,7 @@ def _between(
 ) -> ExchangePlan:
     """The plan between two meshes."""
     (mesh, src), (other, dst) = source, target
-    one, two = _ranks_of(mesh), _ranks_of(other)
+    one, two = mesh_of(mesh), mesh_of(other)
     before = checked_placements(src, shape, one.sizes, "src")
     after = checked_placements(dst, shape, two.sizes, "dst")
     for name, placements in (("src", before), ("dst", after)):
@@ -143,29 +138,12 @@ def _between(
                     "Partial, and cannot reduce a subclass of Partial. Give Shard or Replicate"
                 )
     sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
-    pending = [
-        (m, p.reduce_op) for m, p in enumerate(before) if isinstance(p, Partial) and sizes[m] > 1
-    ]
     network = network or Network.of_elements(sizes, network_in_force(), itemsize)
-    plan = plan_exchange(
-        Placed(shape, one, chains_of_placements(shape, one.sizes, before), tuple(pending)),
-        Placed(shape, two, chains_of_placements(shape, two.sizes, after)),
-        network.checked(sizes),
-        memory_limit,
-        at_hand,
-    )
+    start, goal = placed_on(shape, one, before), placed_on(shape, two, after)
+    how = network.checked(sizes), memory_limit, at_hand
+    plan = plan_exchange(start.placed, goal.placed, *how)
     names = (getattr(each, "mesh_dim_names", None) for each in (mesh, other))
     return replace(plan.named(*names), itemsize=itemsize)
-
-
-def _ranks_of(mesh: DeviceMesh | Mesh | Sequence[int]) -> Mesh:
-    """A mesh with its ranks."""
-    if isinstance(mesh, Mesh):
-        return mesh
-    if isinstance(mesh, DeviceMesh):
-        return Mesh(tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()))
-    sizes = tuple(map(int, mesh))
-    return Mesh(sizes, range(prod(sizes)))
 
 
 def itemsize_of(dtype: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
@@ -17,39 +17,18 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     TensorMeta,
 )
-from cute_sharding.dtensor.run.placements import chains_of_placements, checked_placements, without
+from cute_sharding.dtensor.run.placements import (
+    chains_of_placements,
+    chains_of_spec,
+    checked_placements,
+    without,
+)
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
 from cute_sharding.models import PlacedTensor
 
 AnyMesh: TypeAlias = "DeviceMesh | Mesh | Sequence[int]"
 OnMesh: TypeAlias = "tuple[AnyMesh, Sequence[Placement] | str]"
-
-
-class OfThisProcess:
-    """A plan that runs: an immutable value, so a copy of it is itself. On DeviceMeshes it is not
-    pickled: they keep the rank of their process, and yet are equal to other processes' meshes.
-    """
-
-    @property
-    def _meshes(self) -> Iterable[Any]:
-        """The meshes on which it is planned."""
-        raise NotImplementedError
-
-    def __copy__(self) -> OfThisProcess:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> OfThisProcess:
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        if any(isinstance(mesh, DeviceMesh) for mesh in self._meshes):
-            raise TypeError(
-                "a plan on DeviceMeshes cannot be pickled, because the plan has the rank and the "
-                "process groups of one process. Make the plan on each rank, which needs no "
-                "communication, or pickle plan.to_dict()"
-            )
-        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -87,11 +66,8 @@ class Spec:
         Raises:
             ValueError: the mesh is one of several slices of a larger one.
         """
-        if isinstance(self.mesh, Mesh):
-            return self.mesh
         if not isinstance(self.mesh, DeviceMesh):
-            sizes = tuple(map(int, self.mesh))
-            return Mesh(sizes, range(prod(sizes)))
+            return mesh_of(self.mesh)
         found = communication.slices(self.mesh)
         if len(found) > 1:
             raise ValueError(
@@ -109,18 +85,62 @@ class Spec:
         placements: Any = self.placements
         return DTensorSpec(mesh, placements, tensor_meta=meta)
 
-    def placed(self) -> PlacedTensor:
+    def placed(self, name: str = "") -> PlacedTensor:
         """The spec as a value of the layout algebra: the cuts of the tensor, and the reductions of
         its Partials.
         """
-        mesh, shape = self.ranks, tuple(self.shape)
         placements: Any = self.placements
-        pending = [
-            (m, p.reduce_op)
-            for m, p in enumerate(placements)
-            if isinstance(p, Partial) and mesh.sizes[m] > 1
-        ]
-        chains = chains_of_placements(shape, mesh.sizes, without((Partial,), placements))
-        return PlacedTensor(
-            Placed(shape, mesh, chains, tuple(pending)), str(self.dtype).removeprefix("torch.")
-        )
+        dtype = name_of(self.dtype)
+        return placed_on(tuple(self.shape), self.ranks, placements, dtype, name)
+
+
+def mesh_of(mesh: AnyMesh) -> Mesh:
+    """A mesh with its ranks."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return Mesh(tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    sizes = tuple(map(int, mesh))
+    return Mesh(sizes, range(prod(sizes)))
+
+
+def placed_on(
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    dtype: str = "float32",
+    name: str = "",
+) -> PlacedTensor:
+    """A tensor by torch's placements, as a value of the layout algebra."""
+    chains = chains_of_placements(shape, mesh.sizes, without((Partial,), placements))
+    pending = [
+        (m, p.reduce_op)
+        for m, p in enumerate(placements)
+        if isinstance(p, Partial) and mesh.sizes[m] > 1
+    ]
+    return PlacedTensor(Placed(shape, mesh, chains, tuple(pending)), dtype, name)
+
+
+def placed_of(spec: DTensorSpec, mesh: Mesh, name: str = "") -> PlacedTensor:
+    """A DTensor's spec as a value of the layout algebra. ``mesh``: its mesh with its ranks, on one
+    slice. Reductions by methods of placements are not among those that are pending.
+    """
+    assert spec.tensor_meta is not None, "it has a shape"
+    pending = [
+        (m, p.reduce_op)
+        for m, p in enumerate(spec.placements)
+        if type(p) is Partial and spec.mesh.size(m) > 1
+    ]
+    placed = Placed(tuple(spec.shape), mesh, chains_of_spec(spec), tuple(pending))
+    return PlacedTensor(placed, name_of(spec.tensor_meta.dtype), name)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's dtype of that name."""
+    found: torch.dtype = getattr(torch, name)
+    return found

@@ -194,7 +194,7 @@ def test_weights_of_another_program(seed):
     def operands_of(rank, number):
         return [
             [source.local(whole[names[k]], before[names[k]], rank) for k in member.operands]
-            + [torch.tensor([plan.relation.constants[c]]) for c in member.constants]
+            + [torch.tensor([value]) for value in member.constants]
             for member in members[number]
         ]
 

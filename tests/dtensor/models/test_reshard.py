@@ -83,7 +83,9 @@ def test_what_is_written_is_apart_from_what_is_read():
         for i, name in enumerate(("x", "y"))
     }
     plan = cute_sharding.plan_reshard(state, "S(1)")
-    with pytest.raises(ValueError, match="target tensor y shares memory with the source tensor x"):
+    with pytest.raises(
+        ValueError, match="target tensor 'y' shares memory with the source tensor 'x'"
+    ):
         plan.run(state, into=crossed)
     refit = cute_sharding.plan_refit(dict, state, {"*": (line, "S(1)")})
     with pytest.raises(ValueError, match="'y' shares memory with the source tensor 'x'"):
@@ -183,7 +185,7 @@ def test_lists_that_an_optimizer_has_of_a_parameter(alone):
     left = distribute_tensor(torch.ones(4, 4), alone, [Shard(0)])
     optimizer.state[weight] = {"Q": [left, None, 3], "history": {"last": averages}}
     plan = cute_sharding.plan_reshard(optimizer, {"0.0": "S(1)", "state.0.0.Q.0": "S(1)"})
-    assert sum(len(names) for names in plan.names) == 4
+    assert sum(len(each.names) for each in plan.moving) == 4
     plan.run(optimizer)
     state = optimizer.state[weight]
     assert state["Q"][1:] == [None, 3]
