@@ -165,6 +165,7 @@ def assign(
     compared: list[Assignment] | None = None,
     results: Sequence[tuple[int, ...] | None] | None = None,
     itemsizes: Sequence[int] = (),
+    states: Sequence[str] = (),
 ) -> Assignment:
     """One that receives nothing; or the assignment that receives the fewest bytes, with the least
     for what stays pending (:func:`.signatures.owed_for`). Of several, one that receives the fewest
@@ -189,6 +190,7 @@ def assign(
         compared: a list to which all assignments are added that the search compares.
         results: their shapes; by default by the sizes of names in operands.
         itemsizes: of an element of each result, as of operands; by default 1.
+        states: the reductions that combine the states over folded names.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -220,6 +222,7 @@ def assign(
         network,
         results and tuple(results),
         tuple(itemsizes),
+        tuple(states),
     )
     if compared is not None:
         return _search(question, spare, compared)[1]
@@ -250,6 +253,7 @@ class _Question:
     network: Chosen
     made: Sequence[tuple[int, ...] | None] | None
     itemsizes: tuple[int, ...]
+    states: tuple[str, ...] = ()
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -257,10 +261,10 @@ class _Question:
         return self.signature.sizes([operand.shape for operand in self.operands])
 
     @cached_property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the results; of one that is left out, that of a number."""
+    def shapes(self) -> Sequence[tuple[int, ...] | None]:
+        """The shapes of the results; None for one that is left out."""
         if self.made:
-            return [shape or () for shape in self.made]
+            return self.made
         return [tuple([self.sizes.get(name, 1) for name in x]) for x in self.signature.results]
 
 
@@ -332,12 +336,17 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     by = question.network
     elements = [received_for(operand, target, mesh, by) for operand, target in moved]
     received = sum([operand.itemsize * n for (operand, _), n in zip(moved, elements)])
+    states = state_moves(signature, operands, targets, question.states)
+    of_states = [received_for(state, to, mesh, by) for state, to in states]
+    received += sum([state.itemsize * n for (state, _), n in zip(states, of_states)])
     # An operand of which only sizes are read will meet the result, so its redistribution counts.
     later = sum(
         operands[i].itemsize * received_for(operands[i], targets[i], mesh, by)
         for i in signature.sized
     )
-    results = tuple([_of_result(names, choices, reduce) for names in signature.results])
+    results = tuple(
+        [_of_result(names, choices, reduce, signature.folded) for names in signature.results]
+    )
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
     differ = question.shares and any(
@@ -349,6 +358,7 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         [
             itemsize * owed_for(x, parts, mesh)
             for x, parts, itemsize in zip(question.shapes, results, itemsizes)
+            if x is not None
         ]
     )
     if signature.picked & _contracted(signature, choices):
@@ -356,7 +366,42 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     if not received + later:
         owed = 0  # an op that needs no communication has none
     cost = Cost(received + later + owed, received, pending, held)
-    return cost, Assignment(targets, results, sum(elements), differ)
+    return cost, Assignment(targets, results, sum(elements) + sum(of_states), differ)
+
+
+def state_moves(
+    signature: Signature,
+    operands: Sequence[Operand],
+    targets: Sequence[tuple[Part, ...]],
+    states: Sequence[str],
+) -> list[tuple[Operand, tuple[Part, ...]]]:
+    """Each state of an op that folds, pending on the mesh dims that cut folded names, and where it
+    is needed: on all of their devices. None if no mesh dim cuts one.
+
+    >>> from cute_sharding.relations import parse
+    >>> softmax, rows = parse("m (n) -> m (n)", (2,)), Operand((8, 64), ((1, 1),), 4)
+    >>> state_moves(softmax, [rows], [rows.parts], ("max", "sum"))[0]
+    (Operand(shape=(8, 1), parts=('max',), itemsize=4), (None,))
+    """
+    if not signature.folded or not states:
+        return []
+    names, x, parts = signature.operands[0], operands[0], targets[0]
+    folds = [isinstance(part, tuple) and names[part[0]] in signature.folded for part in parts]
+    if not any(folds):
+        return []
+    shape = tuple([1 if name in signature.folded else n for name, n in zip(names, x.shape)])
+    after = tuple([None if fold else part for fold, part in zip(folds, parts)])
+    return [
+        (
+            Operand(
+                shape,
+                tuple([op if fold else part for fold, part in zip(folds, parts)]),
+                max(x.itemsize, 4),
+            ),
+            after,
+        )
+        for op in states
+    ]
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:
@@ -370,7 +415,9 @@ def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Ch
     return [
         _Choice(name)
         for name in names
-        if name != ONE and name not in signature.whole and not signature.contracted(name)
+        if name != ONE
+        and name not in signature.whole | signature.folded
+        and not signature.contracted(name)
     ]
 
 
@@ -515,7 +562,10 @@ def _of_operand(
 
 
 def _of_result(
-    names: tuple[str, ...], choices: Sequence[_Choice], reduce: str | None
+    names: tuple[str, ...],
+    choices: Sequence[_Choice],
+    reduce: str | None,
+    folded: frozenset[str],
 ) -> tuple[Part, ...]:
     result: list[Part] = []
     for choice in choices:
@@ -523,8 +573,8 @@ def _of_result(
             result.append(choice.op)
         elif choice.name is None:
             result.append(None)
+        elif choice.name in names:
+            result.append((names.index(choice.name), choice.split_factor))
         else:
-            result.append(
-                (names.index(choice.name), choice.split_factor) if choice.name in names else reduce
-            )
+            result.append(None if choice.name in folded else reduce)
     return tuple(result)

@@ -3,11 +3,14 @@ m n``.
 
 An op's result on some rows of a dim may depend on those rows alone (the dim is *free*: the results
 have it as well), on all rows through a sum or a maximum that can be finished later (*contracted*:
-only the operands have it), or on all rows in another way (*whole*). So
+only the operands have it), on all rows through a small *state* that an associative function
+combines (*folded*), or on all rows in another way (*whole*). So
 
 - a free dim carries any cut, Shard or _StridedShard of any split factor, even or not, from the
   operands to the results: each device computes its own rows;
 - a cut of a contracted dim leaves a reduction pending in the results;
+- a cut of a folded dim stays: each device folds its rows to a state, as the maximum and the sum of
+  a softmax, the devices combine their states, and each finishes its own rows;
 - a whole dim must not be cut.
 
 No op needs a rule of its own for strided or uneven shards.
@@ -15,6 +18,7 @@ No op needs a rule of its own for strided or uneven shards.
 A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
+- ``(d)``: a folded dim,
 - ``{d}``: a contracted dim of which each result row takes one row, the one whose number is in the
   next operand. A device computes the result rows that take its rows, and nothing for others,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
@@ -92,6 +96,7 @@ class Signature(NamedTuple):
         sized: the operands of which it reads only the sizes.
         windows: the dims of operands and results that have several rows for each row of their name:
             (position, with results after the operands; dim; rows).
+        folded: the names over whose rows states are combined.
 
     >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
     >>> print(softmax)
@@ -106,6 +111,7 @@ class Signature(NamedTuple):
     sized: frozenset[int] = frozenset()
     picked: frozenset[str] = frozenset()
     windows: frozenset[tuple[int, int, int]] = frozenset()
+    folded: frozenset[str] = frozenset()
 
     @property
     def in_windows(self) -> frozenset[str]:
@@ -188,10 +194,14 @@ class Signature(NamedTuple):
         return [None if shape is None else n for shape, n in zip(results, rows)]
 
     def contracted(self, name: str) -> bool:
-        """Whether some result does not have the name."""
-        return any(
+        """Whether some result does not have the name, and a cut leaves it pending."""
+        return name not in self.folded and any(
             name not in names for names in self.results if NONE not in names and names != (UNREAD,)
         )
+
+    def without_folds(self) -> Signature:
+        """The signature whose folded names are whole."""
+        return self._replace(whole=self.whole | self.folded, folded=frozenset())
 
     def __str__(self) -> str:
         rows = {(i, d): rows for i, d, rows in self.windows}
@@ -202,6 +212,8 @@ class Signature(NamedTuple):
         def said(name: str, rows: int) -> str:
             if name in self.whole:
                 return f"[{name}]"
+            if name in self.folded:
+                return f"({name})"
             name = f"{name}*{rows}" if rows > 1 else name
             return f"{{{name}}}" if name in self.picked else name
 
@@ -230,6 +242,8 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         raise ValueError(f"the signature {pattern!r} has no ->")
     whole: set[str] = set()
     picked: set[str] = set()
+    folded: set[str] = set()
+    of_sign = {"[": whole, "{": picked, "(": folded}
     signs: dict[str, set[int]] = {"+": set(), "=": set()}
     operands = [part.split() for part in before.split(",")] if before.strip() or ndims else []
     for i, names in enumerate(operands):
@@ -251,8 +265,8 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
                 windows.add((i, len(result), int(rows)))
             named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
             result += named
-            if name[0] in "[{":
-                (whole if name.startswith("[") else picked).update(named)
+            if name[0] in of_sign:
+                of_sign[name[0]].update(named)
         return tuple(result)
 
     read = [
@@ -272,6 +286,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         frozenset(signs["="]),
         frozenset(picked),
         frozenset(windows),
+        frozenset(folded - {ONE}),
     )
 
 
@@ -302,4 +317,4 @@ def _most_without_names(
 
 
 def _bare(name: str) -> str:
-    return name[1:-1] if (name[:1], name[-1:]) in (("[", "]"), ("{", "}")) else name
+    return name[1:-1] if name[:1] + name[-1:] in ("[]", "{}", "()") else name

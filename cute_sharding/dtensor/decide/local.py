@@ -26,6 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
+from cute_sharding.dtensor.run.folds import FOLDS, Fold
 from cute_sharding.dtensor.run.groups import on_each_rank, place
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
@@ -286,6 +287,31 @@ def _own_rows(
         numbers = number * own + within
         n = local_size(n, factor, parts, device[m])
     return numbers, n, is_own
+
+
+# -- folds -----------------------------------------------------------------------------------------
+# Ops along a sharded dim that exchange states (``run/folds.py``).
+
+
+def by_folds(
+    plan: OpPlan,
+    name: str,
+    specs: Sequence[DTensorSpec],
+    signature: Signature,
+    wanted: Sequence[tuple[Placement, ...]],
+) -> OpPlan:
+    """The plan for an op with folded dims, if mesh dims shard one: devices combine their states."""
+    if not signature.folded:
+        return plan
+    dims = tuple([d for d, of in enumerate(signature.operands[0]) if of in signature.folded])
+    mesh, cuts = specs[0].mesh, map(cut_of, wanted[0])
+    over = [m for m, cut in enumerate(cuts) if cut is not None and cut[0] in dims]
+    if all(mesh.size(m) == 1 for m in over):
+        return plan
+    metas = [spec and spec.tensor_meta for spec in plan.specs]
+    dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
+    fold = Fold(mesh, tuple(specs[0].shape), dims, wanted[0], tuple(over), dtypes)
+    return replace(plan, kernel=partial(FOLDS[name], fold))
 
 
 # -- local arguments -------------------------------------------------------------------------------

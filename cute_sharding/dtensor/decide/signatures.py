@@ -14,7 +14,13 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.decide.local import by_picks, by_shares, in_their_place, of_results
+from cute_sharding.dtensor.decide.local import (
+    by_folds,
+    by_picks,
+    by_shares,
+    in_their_place,
+    of_results,
+)
 from cute_sharding.dtensor.door.cuts import (
     are_read_as_order,
     are_understood,
@@ -26,6 +32,7 @@ from cute_sharding.dtensor.door.cuts import (
 from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, is_masked
+from cute_sharding.dtensor.run.folds import FOLDS
 from cute_sharding.dtensor.run.op_plan import (
     OpPlan,
     as_list,
@@ -41,6 +48,7 @@ from cute_sharding.propagation.signatures import (
     assign,
     owed_for,
     received_for,
+    state_moves,
 )
 from cute_sharding.relations.signature import UNREAD, Linear, Signature, parse
 from cute_sharding.relations.table import Row
@@ -75,6 +83,8 @@ def by_signature(
     made = shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, made)
+        if signature.folded and not _may_fold(name, specs):
+            signature = signature.without_folds()
         found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -98,6 +108,7 @@ def by_signature(
         kernel = by_shares(row.shares, schema, specs, signature.fitted(shapes), found)
         plan = replace(plan, kernel=kernel)
     plan = by_picks(plan, schema, specs, signature, wanted)
+    plan = by_folds(plan, name, specs, signature, wanted)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return plan.prepared(in_their_place(schema, signature, others))
 
@@ -124,6 +135,7 @@ def _assign(
         network=network_in_force(),
         results=_numbers(metas),
         itemsizes=list(map(_itemsize, as_list(metas))),
+        states=row.states,
     )
     is_symbolic = _is_symbolic(specs)
 
@@ -150,8 +162,14 @@ def _assign(
             found, compared = other, others
             break
     for other in compared:
-        _keep_choice(specs, operands, metas, other, found)
+        _keep_choice(specs, operands, metas, signature, row.states, other, found)
     return found
+
+
+def _may_fold(name: str, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether the op is known to fold, on real numbers that mesh dims shard from left to right."""
+    real = all(dtype.is_floating_point for dtype in _dtypes(specs))
+    return name in FOLDS and real and not are_read_as_order(specs)
 
 
 def _itemsize(meta: Any) -> int:
@@ -168,6 +186,8 @@ def _keep_choice(
     specs: Sequence[DTensorSpec],
     operands: Sequence[Operand],
     metas: Any,
+    signature: Signature,
+    states: Sequence[str],
     other: Assignment,
     chosen: Assignment,
 ) -> None:
@@ -183,6 +203,12 @@ def _keep_choice(
     ]
     shapes = [tuple(spec.shape) for spec in specs]
     numbers, later = [operand.shape for operand in operands], []
+    for sign, found in ((1, chosen), (-1, other)):
+        for state, to in state_moves(signature, operands, found.operands, states):
+            now.append(sign * state.itemsize * received_for(state, to, mesh, network))
+            rows = zip(state.shape, operands[0].shape, specs[0].shape)
+            shapes.append(tuple([n if one == whole else one for one, whole, n in rows]))
+            numbers.append(state.shape)
     made = as_list(metas)
     for meta, number, one, two in zip(made, _numbers(metas) or (), chosen.results, other.results):
         if number:

@@ -28,7 +28,11 @@ def terms(*args: Any, **kwargs: Any) -> str | None:
     return None if pattern is None else pattern.replace("...", "+...").replace("-> +", "-> ")
 
 
-def along(template: str, where: int = 1, default: Any = None, *, whole: bool = True) -> Rule:
+# How a pattern writes the dims along which an op runs.
+_KINDS = {"[]": "whole", "()": "folded", "": "contracted"}
+
+
+def along(template: str, where: int = 1, default: Any = None, *, signs: str = "[]") -> Rule:
     """The rule of an op along the dim or dims that argument ``where``, or ``dim``, names: each row
     there affects every other row.
 
@@ -38,34 +42,37 @@ def along(template: str, where: int = 1, default: Any = None, *, whole: bool = T
 
     Args:
         default: the dims if none are named; None: then no signature is known.
-        whole: whether the dims are whole; else they are contracted.
+        signs: ``[]`` if the dims are whole, ``()`` if they are folded, and else contracted.
 
     >>> along("x -> x/?")((2, 3, 4), 1)
     'd0 [d1] d2 -> d0 d2'
-    >>> along("x -> x/?", whole=False)((2, 3, 4), [0, 1], True)
+    >>> along("x -> x/?", signs="")((2, 3, 4), [0, 1], True)
     'd0 d1 d2 -> 1 1 d2'
     """
 
     def rule(*args: Any, **kwargs: Any) -> str | None:
         dims = args[where] if len(args) > where else kwargs.get("dim", default)
         keeps = args[where + 1] if len(args) > where + 1 else kwargs.get("keepdim", False)
-        return None if dims is None else written(template, args[0], dims, keeps, whole=whole)
+        return None if dims is None else written(template, args[0], dims, keeps, signs)
 
-    kind = "whole" if whole else "contracted"
-    rule.__doc__ = f"``{template}``; the dims along which the op runs are {kind}."
+    rule.__doc__ = f"``{template}``; the dims along which the op runs are {_KINDS[signs]}."
     return rule
 
 
 def written(
-    template: str, x: Shape, dims: int | Sequence[int], keeps: Any = False, *, whole: bool = True
+    template: str,
+    x: Shape,
+    dims: int | Sequence[int],
+    keeps: Any = False,
+    signs: str = "[]",
 ) -> str | None:
-    """The template of :func:`along` filled in for a tensor and some of its dims; None if a dim is
-    named by text.
+    """The template of :func:`along` filled in for a tensor and some of its dims, which are written
+    between ``signs``; None if a dim is named by text.
     """
     dims = [dims] if isinstance(dims, int) else dims
     if any(not isinstance(d, int) for d in dims):
         return None
-    names = named(x, dims if whole else ())
+    names = named(x, dims, signs=signs)
 
     def with_other(other: str) -> str:
         found = list(names)
@@ -78,7 +85,7 @@ def written(
     return sub(r"\bx\b", text(names), found)
 
 
-def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
+def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2, *, signs: str = "") -> Rule:
     """The rule of a reduction over the dims in argument ``where``, or all; they may stay as 1."""
 
     def rule(x: Shape, *args: Any, **kwargs: Any) -> str | None:
@@ -87,9 +94,9 @@ def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
         keeps = given[keep] if len(given) > keep else kwargs.get("keepdim", False)
         if dims is None or dims == [] or dims == ():
             dims = range(len(x))
-        return written(template, x, dims, keeps, whole=False)
+        return written(template, x, dims, keeps, signs)
 
-    rule.__doc__ = f"``{template}``; the reduced dims are contracted."
+    rule.__doc__ = f"``{template}``; the reduced dims are {_KINDS[signs]}."
     return rule
 
 
@@ -171,20 +178,17 @@ OTHERS = (
 ROWS: tuple[Row, ...] = (
     # along dims
     Row(
-        (
-            "_softmax.default",
-            "_log_softmax.default",
-            "_safe_softmax.default",
-            "cumprod.default",
-            "logcumsumexp.default",
-        ),
-        along("x -> x"),
+        ("_softmax.default", "_log_softmax.default"),
+        along("x -> x", signs="()"),
+        states=("max", "sum"),
     ),
     Row(
         ("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
-        along("x, x -> x", 2),
+        along("x, x -> x", 2, signs="()"),
         linear=(0,),
+        states=("sum",),
     ),
+    Row(("_safe_softmax.default", "cumprod.default", "logcumsumexp.default"), along("x -> x")),
     Row(("cumsum.default",), along("x -> x"), linear=(0,)),
     Row(("cummax.default", "cummin.default"), along("x -> x, x")),
     Row(("sort.default", "sort.stable"), along("x -> x, x", default=-1)),
@@ -218,11 +222,15 @@ ROWS: tuple[Row, ...] = (
     Row(("any.default",), "... ->", "max", empty=True),
     Row(("all.dim", "all.dims"), reduced(), "min", empty=True),
     Row(("all.default",), "... ->", "min", empty=True),
-    Row(("logsumexp.default",), reduced()),
+    Row(("logsumexp.default",), reduced(signs="()"), states=("max", "sum")),
     Row(("argmax.default", "argmin.default"), reduced(), has_function=True),
     Row(("count_nonzero.dim_IntList", "count_nonzero.default"), reduced(keep=9), "sum"),
-    Row(("var.correction", "std.correction"), reduced(keep=9)),
-    Row(("std_mean.correction", "var_mean.correction"), reduced("x -> x/?, x/?", keep=9)),
+    Row(("var.correction", "std.correction"), reduced(keep=9, signs="()"), states=("sum", "sum")),
+    Row(
+        ("std_mean.correction", "var_mean.correction"),
+        reduced("x -> x/?, x/?", keep=9, signs="()"),
+        states=("sum", "sum"),
+    ),
     Row(("aminmax.default",), reduced("x -> x/?, x/?", 9, 9)),
     # joining and writing
     Row(("stack.default",), stack, linear=COPIES_ALL),

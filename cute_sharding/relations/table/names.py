@@ -11,10 +11,10 @@ Shape: TypeAlias = "tuple[int, ...]"
 Rule: TypeAlias = "Callable[..., str | None]"
 
 
-def named(x: Shape, whole: Sequence[int] = (), letter: str = "d") -> list[str]:
-    """A name for each dim, in brackets for those that are whole."""
-    whole = [d % len(x) for d in whole] if x else []
-    return [f"[{letter}{d}]" if d in whole else f"{letter}{d}" for d in range(len(x))]
+def named(x: Shape, whole: Sequence[int] = (), letter: str = "d", signs: str = "[]") -> list[str]:
+    """A name for each dim, in brackets for those that are whole; or in other ``signs``."""
+    whole, (left, right) = [d % len(x) for d in whole] if x else [], signs or ("", "")
+    return [f"{left}{letter}{d}{right}" if d in whole else f"{letter}{d}" for d in range(len(x))]
 
 
 def text(names: Sequence[str]) -> str:

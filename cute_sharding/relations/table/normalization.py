@@ -12,18 +12,18 @@ from cute_sharding.relations.table.row import Row
 
 def over_last(template: str, where: int) -> Rule:
     """The rule of a norm over the last dims of each row, as many as argument ``where`` has sizes;
-    these are whole.
+    these are folded.
 
     The template's operands are the other arguments. In it ``x`` stands for the first one's dims,
-    ``last`` for the whole ones, and ``each`` for the others: the dims of the statistics.
+    ``last`` for the folded ones, and ``each`` for the others: the dims of the statistics.
 
     >>> over_last("x, last? -> x, each", 1)((2, 3, 4), [4], None)
-    'd0 d1 [d2] -> d0 d1 [d2], d0 d1 1'
+    'd0 d1 (d2) -> d0 d1 (d2), d0 d1 1'
     """
 
     def rule(*args: Any, **_: Any) -> str:
         x, count = args[0], len(args[where])
-        names = named(x, range(len(x) - count, len(x)))
+        names = named(x, range(len(x) - count, len(x)), signs="()")
         of = {
             "x": text(names),
             "last": text(names[len(x) - count :]),
@@ -32,7 +32,7 @@ def over_last(template: str, where: int) -> Rule:
         pattern = without_missing(template, [*args[:where], *args[where + 1 :]])
         return sub(r"\w+", lambda name: of[name[0]], pattern)
 
-    rule.__doc__ = f"``{template}``; the normalized dims are whole."
+    rule.__doc__ = f"``{template}``; the normalized dims are folded."
     return rule
 
 
@@ -84,17 +84,27 @@ def scaled(template: str) -> Rule:
 _STATISTICS = ("running_mean", "running_var")
 
 ROWS: tuple[Row, ...] = (
-    Row(("native_layer_norm.default",), over_last("x, last?, last? -> x, each, each", 1)),
+    Row(
+        ("native_layer_norm.default",),
+        over_last("x, last?, last? -> x, each, each", 1),
+        states=("sum", "sum"),
+    ),
     Row(
         ("native_layer_norm_backward.default",),
         over_last("x, x, each, each, last?, last? -> x, last, last", 2),
         "sum",
+        states=("sum", "sum"),
     ),
-    Row(("_fused_rms_norm.default",), over_last("x, last? -> x, each", 1)),
+    Row(
+        ("_fused_rms_norm.default",),
+        over_last("x, last? -> x, each", 1),
+        states=("sum",),
+    ),
     Row(
         ("_fused_rms_norm_backward.default",),
         over_last("x, x, each, last? -> x, last", 2),
         "sum",
+        states=("sum",),
     ),
     Row(
         ("native_batch_norm.default", "_native_batch_norm_legit.default"),

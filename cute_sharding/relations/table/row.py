@@ -51,6 +51,8 @@ class Row:
             second result, of the "rows" (dtensor/decide/local.py).
         empty: the op's result on no rows is neutral for the pending reduction, as for sums: a
             device may have no rows.
+        states: of an op with folded dims, the reductions that combine its states, each with one
+            number for each row of the first operand without these dims (dtensor/run/folds.py).
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
         by_names: overloads that only the signature answers.
         kernel: what the op's kernel needs of its local arguments.
@@ -94,6 +96,7 @@ class Row:
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
     shares: str | None = None
     empty: bool = False
+    states: tuple[str, ...] = ()
     op: str = ""
     by_names: tuple[str, ...] = ()
     kernel: Kernel | None = None
