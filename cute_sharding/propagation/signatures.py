@@ -385,7 +385,8 @@ def state_moves(
     """
     if not signature.folded or not states:
         return []
-    names, x, parts = signature.operands[0], operands[0], targets[0]
+    i = signature.of_fold
+    names, x, parts = signature.operands[i], operands[i], targets[i]
     folds = [isinstance(part, tuple) and names[part[0]] in signature.folded for part in parts]
     if not any(folds):
         return []

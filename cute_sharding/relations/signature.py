@@ -199,6 +199,11 @@ class Signature(NamedTuple):
             name not in names for names in self.results if NONE not in names and names != (UNREAD,)
         )
 
+    @property
+    def of_fold(self) -> int:
+        """The position of the first operand with folded dims; its rows have the states."""
+        return next(i for i, names in enumerate(self.operands) if not self.folded.isdisjoint(names))
+
     def without_folds(self) -> Signature:
         """The signature whose folded names are whole."""
         return self._replace(whole=self.whole | self.folded, folded=frozenset())

@@ -26,7 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
-from cute_sharding.dtensor.run.folds import FOLDS, Fold
+from cute_sharding.dtensor.run.folds import FOLDS, Chain, Fold, as_number, chain_of_dim, own_rows
 from cute_sharding.dtensor.run.groups import on_each_rank, place
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
@@ -46,7 +46,6 @@ from cute_sharding.relations.table.kernels import (
     SizesBeside,
 )
 from cute_sharding.relations.table.products import MADE_BY_ROWS
-from cute_sharding.sharding.rows import local_size, piece_and_block
 
 # -- shares ----------------------------------------------------------------------------------------
 # Averages over devices with blocks of different sizes: each device counts by its share.
@@ -87,28 +86,29 @@ def of_results(shares: str | None, found: Assignment) -> list[tuple[Part, ...]]:
 
 
 def by_shares(
+    plan: OpPlan,
     shares: str,
-    schema: OpSchema,
     specs: Sequence[DTensorSpec],
     signature: Signature,
     found: Assignment,
-) -> Callable[..., Any] | None:
-    """What runs in place of a mean that is left pending, so that each device counts by its share:
-    an average of rows; or a sum, where equal blocks would leave an average. None if none is left.
+) -> OpPlan:
+    """The plan for a mean. If it is left pending, each device counts by its share: an average of
+    rows is pending; or a sum, where equal blocks would leave an average.
     """
+    schema, op = plan.schema, plan.kernel or plan.schema.op
     mesh_dims = _left_pending(found, "avg" if shares == "rows" else "sum")
     mesh = specs[0].mesh
     if not mesh_dims:
-        return None
+        return plan
     if shares == "rows":
         total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
         devices = prod(mesh.size(m) for m in mesh_dims)
-        return partial(_by_weights, schema.op, total, devices)
+        return replace(plan, kernel=partial(_by_weights, op, total, devices))
     dims = _dims_of_elements(signature)
     places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     n = prod([specs[i].shape[d] for i, d in dims])
     counted = [(places[i], d) for i, d in dims]
-    return partial(_by_elements, schema.op, counted, n)
+    return replace(plan, kernel=partial(_by_elements, op, counted, n))
 
 
 def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:
@@ -183,9 +183,6 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 # result, and most later ops raise. Here the mask ends with the op. The placement is torch's own
 # (``_MaskPartial``): the next op that computes reduces it, as on torch alone.
 
-# (split factor, devices, mesh dim) of each mesh dim that cuts the dim, in order.
-_Chain = tuple[tuple[int, int, int], ...]
-
 
 def by_picks(
     plan: OpPlan,
@@ -205,25 +202,19 @@ def by_picks(
     ]
     for i, d in found:
         mesh = specs[0].mesh
-        chain = tuple(
-            [
-                (_number(cut[1]), mesh.size(m), m)
-                for m, cut in enumerate(map(cut_of, wanted[i]))
-                if cut is not None and cut[0] == d
-            ]
-        )
+        chain = chain_of_dim(d, wanted[i], mesh)
         if chain:
             arguments = enumerate(schema.args_schema)
             places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
             rows = places[i], d, places[i + 1]
-            run = partial(_pick_rows, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
-            rows_of = tuple(map(_number, specs[i].shape)), d
+            run = partial(_pick_rows, schema.op, mesh, chain, as_number(specs[i].shape[d]), rows)
+            rows_of = tuple(map(as_number, specs[i].shape)), d
             return replace(plan.placed(partial(_placed, chain, rows_of)), kernel=run)
     return plan
 
 
 def _placed(
-    chain: _Chain, rows_of: tuple[tuple[int, ...], int], spec: DTensorSpec
+    chain: Chain, rows_of: tuple[tuple[int, ...], int], spec: DTensorSpec
 ) -> list[Placement]:
     """The result's placements: what is pending since mesh dims shard the rows is of picked rows."""
     dims = [m for *_, m in chain]
@@ -233,15 +224,10 @@ def _placed(
     ]
 
 
-def _number(size: Any) -> int:
-    """The size as a number (in a graph with a guard): a device's rows are computed in numbers."""
-    return size if isinstance(size, int) else symints.number_of(size)
-
-
 def _pick_rows(
     op: Callable[..., torch.Tensor],
     mesh: Any,
-    chain: _Chain,
+    chain: Chain,
     n: int,
     at: tuple[int, int, int],
     *args: Any,
@@ -251,7 +237,7 @@ def _pick_rows(
     source, dim, index = at
 
     def of_rank(rank: int, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        own, count, is_own = _own_rows(numbers, n, chain, place(mesh, rank))
+        own, count, is_own = own_rows(numbers, n, chain, place(mesh, rank))
         if count == 0:  # any row does: all results are masked below
             rows = rows.new_zeros([1 if d == dim else size for d, size in enumerate(rows.shape)])
         given = list(args)
@@ -264,31 +250,6 @@ def _pick_rows(
     return on_each_rank(of_rank, args[source], args[index])
 
 
-def _own_rows(
-    numbers: torch.Tensor, n: int, chain: _Chain, device: Sequence[int]
-) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """For rows with these ``numbers`` of ``n``: their numbers among the device's own rows, how many
-    rows the device has, and a mask of the numbers that it has. (A mesh dim deals ``n`` rows in
-    pieces, and each device gets one block of each piece: :mod:`cute_sharding.sharding.rows`.)
-    """
-    is_own = torch.ones_like(numbers, dtype=torch.bool)
-    for factor, parts, m in chain:
-        if n == 0:
-            break
-        piece, block = piece_and_block(n, factor, parts)
-        full, rest = divmod(n, piece)
-        last = -(-rest // parts)  # the block size of the rows that are left after whole pieces
-        number = numbers // piece
-        own = min(max(piece - device[m] * block, 0), block)
-        size = torch.where(number < full, block, last) if rest else block
-        first = size * device[m]
-        within = numbers - number * piece - first
-        is_own &= (within >= 0) & (within < size)
-        numbers = number * own + within
-        n = local_size(n, factor, parts, device[m])
-    return numbers, n, is_own
-
-
 # -- folds -----------------------------------------------------------------------------------------
 # Ops along a sharded dim that exchange states (``run/folds.py``).
 
@@ -298,19 +259,20 @@ def by_folds(
     name: str,
     specs: Sequence[DTensorSpec],
     signature: Signature,
-    wanted: Sequence[tuple[Placement, ...]],
+    needed: Sequence[tuple[Placement, ...]],
 ) -> OpPlan:
     """The plan for an op with folded dims, if mesh dims shard one: devices combine their states."""
     if not signature.folded:
         return plan
-    dims = tuple([d for d, of in enumerate(signature.operands[0]) if of in signature.folded])
-    mesh, cuts = specs[0].mesh, map(cut_of, wanted[0])
+    i = signature.of_fold
+    dims = tuple([d for d, of in enumerate(signature.operands[i]) if of in signature.folded])
+    mesh, cuts = specs[i].mesh, map(cut_of, needed[i])
     over = [m for m, cut in enumerate(cuts) if cut is not None and cut[0] in dims]
     if all(mesh.size(m) == 1 for m in over):
         return plan
     metas = [spec and spec.tensor_meta for spec in plan.specs]
     dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
-    fold = Fold(mesh, tuple(specs[0].shape), dims, wanted[0], tuple(over), dtypes)
+    fold = Fold(mesh, tuple(specs[i].shape), dims, needed[i], tuple(over), dtypes)
     return replace(plan, kernel=partial(FOLDS[name], fold))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
@@ -104,11 +103,10 @@ def by_signature(
         return None
     _note(name, signature, wanted, given, found.received)
     plan = placed(schema, specs, wanted, given, metas, as_order=as_order)
+    plan = by_folds(plan, name, specs, signature, needed)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
-        kernel = by_shares(row.shares, schema, specs, signature.fitted(shapes), found)
-        plan = replace(plan, kernel=kernel)
+        plan = by_shares(plan, row.shares, specs, signature.fitted(shapes), found)
     plan = by_picks(plan, schema, specs, signature, wanted)
-    plan = by_folds(plan, name, specs, signature, wanted)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return plan.prepared(in_their_place(schema, signature, others))
 
@@ -168,8 +166,9 @@ def _assign(
 
 def _may_fold(name: str, specs: Sequence[DTensorSpec]) -> bool:
     """Whether the op is known to fold, on real numbers that mesh dims shard from left to right."""
-    real = all(dtype.is_floating_point for dtype in _dtypes(specs))
-    return name in FOLDS and real and not are_read_as_order(specs)
+    is_complex = any(dtype.is_complex for dtype in _dtypes(specs))
+    real = specs[0].tensor_meta is not None and specs[0].tensor_meta.dtype.is_floating_point
+    return name in FOLDS and real and not is_complex and not are_read_as_order(specs)
 
 
 def _itemsize(meta: Any) -> int:
@@ -206,7 +205,8 @@ def _keep_choice(
     for sign, found in ((1, chosen), (-1, other)):
         for state, to in state_moves(signature, operands, found.operands, states):
             now.append(sign * state.itemsize * received_for(state, to, mesh, network))
-            rows = zip(state.shape, operands[0].shape, specs[0].shape)
+            i = signature.of_fold
+            rows = zip(state.shape, operands[i].shape, specs[i].shape)
             shapes.append(tuple([n if one == whole else one for one, whole, n in rows]))
             numbers.append(state.shape)
     made = as_list(metas)

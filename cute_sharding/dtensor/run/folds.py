@@ -1,11 +1,11 @@
 """Folds: ops along a sharded dim that gather no rows. Each device folds its rows to a small state,
 the devices combine their states, and each finishes its own rows.
 
-A state has the shape of the op's first operand, with one row of each folded dim. It is a tensor
-with a pending reduction, and combining it is a redistribution of that tensor (:mod:`.redistribute`):
-one all-reduce, or what is cheaper, eager and in graphs. A device without rows has the neutral state
-and takes part. Numbers of 16 bits are folded in 32, as PyTorch's kernels do; squares are summed
-about the mean, and exponentials below the maximum.
+A state has the shape of the op's operand, with one row of each folded dim. It is a tensor with a
+pending reduction, and combining it is a redistribution of that tensor (:mod:`.redistribute`): one
+all-reduce, or what is cheaper, eager and in graphs. A device without rows has the neutral state and
+takes part. Numbers of 16 bits are folded in 32, as PyTorch's kernels do; squares are summed about
+the mean, and exponentials below the maximum.
 
 The states and their gradients are well known: of a softmax (Milakov and Gimelshein 2018), of a
 variance in two passes (Chan, Golub and LeVeque 1983).
@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.replaced import dispatch_modes
+from cute_sharding.dtensor.replaced.symints import number_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -28,10 +30,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     TensorMeta,
     cut_of,
 )
-from cute_sharding.dtensor.run.groups import on_each_rank
+from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.placements import placement_of
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.layout.layout import row_major
+from cute_sharding.sharding.rows import local_size, piece_and_block
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -313,6 +316,166 @@ def rms_norm_backward(
     return dx, fold.finish(over_rows, *given[:3], result=1) if mask[1] else None
 
 
+# -- classes ---------------------------------------------------------------------------------------
+# The class of a row is on one device, which gives what it picks; the others give nothing.
+
+# (split factor, devices, mesh dim) of each mesh dim that cuts a dim, in order.
+Chain = tuple[tuple[int, int, int], ...]
+
+
+def as_number(size: Any) -> int:
+    """The size as a number (in a graph with a guard): a device's rows are computed in numbers."""
+    return size if isinstance(size, int) else number_of(size)
+
+
+def chain_of_dim(dim: int, placements: Sequence[Placement], mesh: Any) -> Chain:
+    """The mesh dims that cut a dim."""
+    return tuple(
+        [
+            (as_number(cut[1]), mesh.size(m), m)
+            for m, cut in enumerate(map(cut_of, placements))
+            if cut is not None and cut[0] == dim
+        ]
+    )
+
+
+def own_rows(
+    numbers: torch.Tensor, n: int, chain: Chain, device: Sequence[int]
+) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """For rows with these ``numbers`` of ``n``: their numbers among the device's own rows, how many
+    rows the device has, and a mask of the numbers that it has. (A mesh dim deals ``n`` rows in
+    pieces, and each device gets one block of each piece: :mod:`cute_sharding.sharding.rows`.)
+    """
+    is_own = torch.ones_like(numbers, dtype=torch.bool)
+    for factor, parts, m in chain:
+        if n == 0:
+            break
+        piece, block = piece_and_block(n, factor, parts)
+        full, rest = divmod(n, piece)
+        last = -(-rest // parts)  # the block size of the rows that are left after whole pieces
+        number = numbers // piece
+        own = min(max(piece - device[m] * block, 0), block)
+        size = torch.where(number < full, block, last) if rest else block
+        first = size * device[m]
+        within = numbers - number * piece - first
+        is_own &= (within >= 0) & (within < size)
+        numbers = number * own + within
+        n = local_size(n, factor, parts, device[m])
+    return numbers, n, is_own
+
+
+def _of_classes(fold: Fold, target: torch.Tensor, ignore: int) -> tuple[torch.Tensor, ...]:
+    """For each row, the number of its class among this device's own classes, with a dim for them,
+    and whether the row counts here.
+    """
+    (dim,), n = fold.dims, as_number(fold.shape[fold.dims[0]])
+    chain = chain_of_dim(dim, fold.placements, fold.mesh)
+
+    def of_rank(rank: int, target: torch.Tensor) -> list[torch.Tensor]:
+        _check_classes(target, n, ignore)
+        own, _, is_own = own_rows(target, n, chain, place(fold.mesh, rank))
+        counts = (is_own & (target != ignore)).unsqueeze(dim)
+        return [own.unsqueeze(dim).masked_fill(~counts, 0), counts]
+
+    return tuple(all_on_each_rank(of_rank, target))
+
+
+def _check_classes(target: torch.Tensor, n: int, ignore: int) -> None:
+    """
+    Raises:
+        IndexError: a row has no class; where that is known only on a device, its kernel fails.
+    """
+    counted = target.masked_fill(target == ignore, 0)
+    if target.device.type == "cpu" and not dispatch_modes.is_tracing():
+        wrong = counted[(counted < 0) | (counted >= n)]
+        if len(wrong):
+            raise IndexError(f"Target {wrong[0].item()} is out of bounds.")
+    elif n:
+        counted.new_zeros(()).expand(n).gather(0, counted.reshape(-1))
+
+
+def _pick(x: torch.Tensor, at: torch.Tensor, counts: torch.Tensor, dim: int) -> torch.Tensor:
+    """The numbers of the rows' own classes, and 0 of other rows."""
+    if x.shape[dim] == 0:
+        return torch.zeros_like(counts, dtype=x.dtype)
+    return x.gather(dim, at).masked_fill(~counts, 0)
+
+
+def _weights(
+    weight: torch.Tensor, at: torch.Tensor, counts: torch.Tensor, like: torch.Tensor
+) -> torch.Tensor:
+    """The weights of the rows' own classes, and 0 of other rows."""
+    if weight.shape[0] == 0:
+        return torch.zeros_like(counts, dtype=like.dtype)
+    return weight[at].to(like.dtype).masked_fill(~counts, 0)
+
+
+def nll_loss(
+    fold: Fold,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    (dim,) = fold.dims
+    at, counts = _of_classes(fold, target, ignore)
+    weights = () if weight is None else (weight,)
+
+    def picked(_: int, x: Any, at: Any, counts: Any, *weight: Any) -> list[torch.Tensor]:
+        x = wide(x)
+        found = -_pick(x, at, counts, dim)
+        if not weight:
+            return [found]
+        of_rows = _weights(*weight, at, counts, x)
+        return [found * of_rows, of_rows]
+
+    states = fold.all("sum", *all_on_each_rank(picked, x, at, counts, *weights))
+
+    def finish(_: int, target: Any, loss: Any, *of_rows: Any) -> list[torch.Tensor]:
+        loss = loss.squeeze(dim)
+        one = of_rows[0].squeeze(dim) if of_rows else (target != ignore).to(loss.dtype)
+        total = one.sum()
+        if reduction == 0:
+            loss, total = loss, total.new_zeros(())
+        else:
+            loss = loss.sum() / total if reduction == 1 else loss.sum()
+        return [loss.to(fold.dtypes[0]), total.to(fold.dtypes[1])]
+
+    loss, total = all_on_each_rank(finish, target, *states)
+    return loss, total
+
+
+def nll_loss_backward(
+    fold: Fold,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore: int,
+    total: torch.Tensor,
+) -> torch.Tensor:
+    (dim,) = fold.dims
+    at, counts = _of_classes(fold, target, ignore)
+    weights = () if weight is None else (weight,)
+
+    def of_rank(
+        _: int, grad: Any, x: Any, total: Any, at: Any, counts: Any, *weight: Any
+    ) -> torch.Tensor:
+        zeros = torch.zeros_like(x)
+        if x.shape[dim] == 0:
+            return zeros
+        of_rows = wide(grad.unsqueeze(dim) if reduction == 0 else grad).expand(counts.shape)
+        if weight:
+            of_rows = of_rows * _weights(*weight, at, counts, of_rows)
+        if reduction == 1:
+            of_rows = of_rows / wide(total)
+        return zeros.scatter(dim, at, -of_rows.masked_fill(~counts, 0).to(x.dtype))
+
+    return on_each_rank(of_rank, grad, x, total, at, counts, *weights)
+
+
 FOLDS: dict[str, Callable[..., Any]] = {
     "_softmax.default": softmax,
     "_log_softmax.default": log_softmax,
@@ -327,4 +490,8 @@ FOLDS: dict[str, Callable[..., Any]] = {
     "native_layer_norm_backward.default": layer_norm_backward,
     "_fused_rms_norm.default": rms_norm,
     "_fused_rms_norm_backward.default": rms_norm_backward,
+    "nll_loss_forward.default": nll_loss,
+    "nll_loss2d_forward.default": nll_loss,
+    "nll_loss_backward.default": nll_loss_backward,
+    "nll_loss2d_backward.default": nll_loss_backward,
 }

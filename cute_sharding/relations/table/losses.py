@@ -39,18 +39,19 @@ def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs
     return f"{', '.join(operands)} -> ..."
 
 
-def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
-    """The names of the scores (classes are dim 1, or the only dim, and whole), and the names of a
-    tensor with one element for each row.
+def _of_classes(x: Shape, signs: str = "[]") -> tuple[list[str], list[str], str]:
+    """The names of the scores (classes are dim 1, or the only dim, and whole, or as ``signs`` say),
+    those of a tensor with one element for each row, and that of the classes.
     """
-    names = named(x, [min(len(x) - 1, 1)])
-    return names, [name for name in names if not name.startswith("[")]
+    dim = min(len(x) - 1, 1)
+    names = named(x, [dim], signs=signs)
+    return names, [*names[:dim], *names[dim + 1 :]], names[dim]
 
 
 def nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
-    """The classes are whole; the second result is the sum of the weights of all rows."""
-    names, rows = _of_classes(x)
-    operands = [text(names), text(rows), *["[c]" for given in (weight,) if given is not None]]
+    """The classes are folded; the second result is the sum of the weights of all rows."""
+    names, rows, classes = _of_classes(x, "()")
+    operands = [text(names), text(rows), *[classes for given in (weight,) if given is not None]]
     return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''},"
 
 
@@ -62,13 +63,13 @@ def reduction_of_classes(x: Shape, target: Shape, weight: Any, reduction: int, *
 def nll_loss_backward(
     gradient: Shape, x: Shape, target: Shape, weight: Any, reduction: int, *_: Any
 ) -> str:
-    """The classes are whole; the op reads the sum of the weights only if the loss is a mean."""
-    names, rows = _of_classes(x)
+    """The classes are folded; the op reads the sum of the weights only if the loss is a mean."""
+    names, rows, classes = _of_classes(x, "()")
     operands = [
         text(rows) if reduction == 0 else "",
         f"={text(names)}",
         text(rows),
-        *["[c]" for given in (weight,) if given is not None],
+        *[classes for given in (weight,) if given is not None],
         "" if reduction == 1 else "_",
     ]
     return f"{', '.join(operands)} -> {text(names)}"
@@ -76,7 +77,7 @@ def nll_loss_backward(
 
 def margins(x: Shape, target: Shape, *given: Any) -> str:
     """The classes are whole, and there may be a weight for each class."""
-    names, rows = _of_classes(x)
+    names, rows, _ = _of_classes(x)
     *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
     operands = [text(names), text(rows), *["[c]" for shape in (weight,) if shape is not None]]
     return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''}"
@@ -89,7 +90,7 @@ def reduction_of_margins(x: Shape, target: Shape, *given: Any) -> str | None:
 
 def margins_backward(gradient: Shape, x: Shape, target: Shape, *given: Any) -> str:
     """The classes are whole."""
-    names, rows = _of_classes(x)
+    names, rows, _ = _of_classes(x)
     *_, weight, reduction = (*given, *(1, 1, None, 1)[len(given) :])[:4]
     of_each = text(rows) if reduction == 0 else ""
     operands = [of_each, text(names), text(rows), *["[c]" for w in (weight,) if w is not None]]
@@ -134,6 +135,7 @@ ROWS: tuple[Row, ...] = (
         nll_loss,
         reduction_of_classes,
         shares="rows",
+        states=("sum",),
     ),
     Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), nll_loss_backward),
 )

@@ -52,7 +52,7 @@ class Row:
         empty: the op's result on no rows is neutral for the pending reduction, as for sums: a
             device may have no rows.
         states: of an op with folded dims, the reductions that combine its states, each with one
-            number for each row of the first operand without these dims (dtensor/run/folds.py).
+            number for each row of the first operand with these dims (dtensor/run/folds.py).
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
         by_names: overloads that only the signature answers.
         kernel: what the op's kernel needs of its local arguments.
