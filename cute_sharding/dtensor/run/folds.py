@@ -427,7 +427,7 @@ def nll_loss(
         found = -_pick(x, at, counts, dim)
         if not weight:
             return [found]
-        of_rows = _weights(*weight, at, counts, x)
+        of_rows = _weights(weight[0], at, counts, x)
         return [found * of_rows, of_rows]
 
     states = fold.all("sum", *all_on_each_rank(picked, x, at, counts, *weights))
@@ -468,7 +468,7 @@ def nll_loss_backward(
             return zeros
         of_rows = wide(grad.unsqueeze(dim) if reduction == 0 else grad).expand(counts.shape)
         if weight:
-            of_rows = of_rows * _weights(*weight, at, counts, of_rows)
+            of_rows = of_rows * _weights(weight[0], at, counts, of_rows)
         if reduction == 1:
             of_rows = of_rows / wide(total)
         return zeros.scatter(dim, at, -of_rows.masked_fill(~counts, 0).to(x.dtype))

@@ -13,7 +13,7 @@ Rule: TypeAlias = "Callable[..., str | None]"
 
 def named(x: Shape, whole: Sequence[int] = (), letter: str = "d", signs: str = "[]") -> list[str]:
     """A name for each dim, in brackets for those that are whole; or in other ``signs``."""
-    whole, (left, right) = [d % len(x) for d in whole] if x else [], signs or ("", "")
+    whole, left, right = [d % len(x) for d in whole] if x else [], signs[:1], signs[1:]
     return [f"{left}{letter}{d}{right}" if d in whole else f"{letter}{d}" for d in range(len(x))]
 
 

@@ -169,8 +169,8 @@ def test_no_rule_receives_at_most_torchs_in_every_program():
         with cute_sharding.enabled():
             here = received(False), received(True)
     assert on_stock == (12, 12)
-    # Each softmax shards the rows instead, for half as much as replicas.
-    assert here == (0, 12)
+    # Each softmax exchanges a maximum and a sum of each of its two rows.
+    assert here == (0, 8)
 
 
 @pytest.mark.parametrize(

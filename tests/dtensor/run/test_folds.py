@@ -1,0 +1,192 @@
+"""Ops along sharded dims that exchange states: values and gradients beside one device, on drawn
+shapes and placements, and what they receive.
+"""
+
+import random
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiling import compiled, fresh_compiler, sharded  # noqa: F401
+from functorch.compile import make_boxed_func
+from op_programs import assert_close
+from received import Received
+from simulation import distribute, plain, ranks_of
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+from cute_sharding.dtensor.run.folds import FOLDS
+from cute_sharding.relations.table import SIGNATURES
+
+OPS = {
+    "softmax": lambda x, *_: x.softmax(1),
+    "log_softmax": lambda x, *_: F.log_softmax(x, 1),
+    "logsumexp": lambda x, *_: x.logsumexp(1),
+    "logsumexp of all": lambda x, *_: x.logsumexp((0, 1), keepdim=True),
+    "var": lambda x, *_: x.var(1),
+    "std": lambda x, *_: x.std(1, keepdim=True, correction=0),
+    "var of all": lambda x, *_: x.var(),
+    "var_mean": lambda x, *_: torch.stack(torch.var_mean(x, 1)),
+    "layer_norm": lambda x, w, b, _: F.layer_norm(x, x.shape[1:], w, b),
+    "layer_norm without weights": lambda x, *_: F.layer_norm(x, x.shape[1:]),
+    "rms_norm": lambda x, w, *_: F.rms_norm(x, x.shape[1:], w),
+    "cross_entropy": lambda x, w, b, t: F.cross_entropy(x, t),
+    "cross_entropy, weights": lambda x, w, b, t: F.cross_entropy(
+        x, t, w.detach().square(), ignore_index=1
+    ),
+    "cross_entropy, sum": lambda x, w, b, t: F.cross_entropy(x, t, reduction="sum"),
+    "cross_entropy, rows": lambda x, w, b, t: F.cross_entropy(
+        x, t, reduction="none", label_smoothing=0.1
+    ),
+}
+
+
+def drawn(rng, mesh):
+    """Placements that shard dim 1 on some mesh dim."""
+    kinds = [Shard(1), Shard(1), Shard(0), Replicate(), _StridedShard(1, split_factor=2)]
+    while True:
+        found = [rng.choice(kinds) for _ in mesh]
+        if any(p.is_shard(1) or isinstance(p, _StridedShard) for p in found):
+            return found
+
+
+def beside(placement, dim):
+    """The placement for a tensor that has dim ``dim`` alone."""
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(0, split_factor=placement.split_factor) if dim == 1 else Replicate()
+    return Shard(0) if placement.is_shard(dim) else Replicate()
+
+
+def with_gradients(function, x, w, b, t):
+    x, w, b = (each.detach().requires_grad_() for each in (x, w, b))
+    y = function(x, w, b, t)
+    ((y * y).sum() + y.sum()).backward()
+    return [each for each in (y, x.grad, w.grad, b.grad) if each is not None]
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", list(OPS))
+def test_values_and_gradients_are_those_of_one_device(name, dtype):
+    """Even and uneven shards, strided ones, several on one dim, devices without rows."""
+    rng = random.Random(name)
+    for mesh in [(4,), (2, 3), (2, 2, 2)]:
+        for shape in rng.sample([(3, 8), (5, 13), (4, 3), (1, 24), (7, 1)], 3):
+            placements = drawn(rng, mesh)
+            with plain():
+                torch.manual_seed(0)
+                x, w, b = (torch.randn(s) for s in (shape, shape[1:], shape[1:]))
+                t = torch.randint(0, shape[1], shape[:1])
+                wanted = with_gradients(OPS[name], *(v.double() for v in (x, w, b)), t)
+                x, w, b = (v.to(dtype) for v in (x, w, b))
+                alone = with_gradients(OPS[name], x, w, b, t)
+            case = name, mesh, shape, placements
+            with ranks_of(mesh), cute_sharding.enabled(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of one row: no degrees of freedom
+                row, column = ([beside(p, dim) for p in placements] for dim in (1, 0))
+                found = with_gradients(
+                    OPS[name],
+                    distribute(x, mesh, placements),
+                    distribute(w, mesh, row),
+                    distribute(b, mesh, row),
+                    distribute(t, mesh, column),
+                )
+                full = [each.full_tensor() for each in found]
+            for each, whole, one in zip(full, wanted, alone, strict=True):
+                assert each.dtype == one.dtype, case
+                local = each._local_tensors[0] if hasattr(each, "_local_tensors") else each
+                with plain():
+                    error, of_one = ((v.double() - whole).abs() for v in (local, one))
+                    slack = torch.finfo(dtype).eps * (8 + whole.abs() * 16)
+                    is_nan = whole.isnan() & local.isnan()
+                    assert (is_nan | (error <= 2 * of_one + slack)).all(), (case, local, one)
+
+
+@pytest.mark.parametrize(
+    "name, states",
+    [
+        ("softmax", 4),  # two of the forward and one of the gradient; log_softmax alike
+        ("log_softmax", 4),
+        ("layer_norm", 4),
+        ("cross_entropy", 4),
+    ],
+)
+def test_only_states_are_received(name, states):
+    """A number of each row for each state, of eight ranks, in all-reduces."""
+    mesh, shape = (8,), (16, 512)
+    x, w, b = torch.randn(shape), torch.randn(512), torch.randn(512)
+    t = torch.randint(0, 512, (16,))
+    with ranks_of(mesh), cute_sharding.enabled():
+        given = (
+            distribute(x, mesh, [Shard(1)]),
+            *(distribute(v, mesh, [Shard(0)]) for v in (w, b)),
+        )
+        target = distribute(t, mesh, [Replicate()])
+        with Received() as counted:
+            leaf = given[0].detach().requires_grad_()
+            y = OPS[name](leaf, *given[1:], target)
+            gradient = torch.ones_like(y)
+            torch.autograd.grad(y, leaf, gradient)
+    each = 2 * 7 * shape[0] // 8
+    assert max(counted.by_rank.values()) <= states * each
+    assert set(counted.collectives) == {"all_reduce"}
+
+
+def test_huge_and_lost_numbers():
+    """Rows of minus infinity, with NaN, with infinity, and of large logits."""
+    inf, nan = float("inf"), float("nan")
+    rows = [[-inf] * 4, [nan, 0, 1, 2], [inf, 0, 1, 2], [1e30, 1e30, 0, -1e30], [80, 90, 100, 0]]
+    full = torch.tensor(rows)
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(full, (2,), [Shard(1)])
+        for function in (
+            lambda x: x.softmax(1),
+            lambda x: F.log_softmax(x, 1),
+            lambda x: x.logsumexp(1),
+        ):
+            with plain():
+                wanted = function(full)
+            assert_close(function(x), wanted, "row")
+
+
+def test_a_target_that_is_no_class_raises_on_all_ranks():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(torch.randn(3, 4), (2,), [Shard(1)])
+        for wrong in (4, -1):
+            target = distribute(torch.tensor([0, wrong, 1]), (2,), [Replicate()])
+            with pytest.raises(IndexError, match=f"Target {wrong} is out of bounds"):
+                F.nll_loss(x, target)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_graph_shows_the_all_reduces_of_states(dynamic):
+    """And nothing else: a compiler can put them together with others."""
+    nodes = []
+
+    def backend(graph, inputs):
+        nodes.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    program = compiled(
+        lambda x: F.log_softmax(x, 1) + x.softmax(1), dynamic, aot_autograd(fw_compiler=backend)
+    )
+    for shape in ((4, 16), (6, 24)):
+        x = sharded(shape, [Shard(1)])
+        assert program(x).placements == (Shard(1),)
+    found = Counter(node for node in nodes if "c10d" in node or "cute" in node)
+    graphs = 1 if dynamic else 2
+    assert found == {
+        "_c10d_functional.all_reduce.default": 4 * graphs,
+        "_c10d_functional.wait_tensor.default": 4 * graphs,
+    }
+
+
+def test_each_fold_is_in_the_table():
+    """And says what its states are, unless it exchanges none."""
+    assert {name for name, row in SIGNATURES.items() if row.states} <= set(FOLDS)
+    without = {name for name in FOLDS if not SIGNATURES[name].states}
+    assert without == {"nll_loss_backward.default", "nll_loss2d_backward.default"}
