@@ -324,12 +324,13 @@ def section_by_names() -> list[str]:
     return [
         "## Ops by names",
         "",
-        "A [signature](ops.md#signatures) has three kinds of tensor dims:",
+        "A [signature](ops.md#signatures) has four kinds of tensor dims:",
         "",
         "| dim | in the signature | placement |",
         "|---|---|---|",
         "| free | in inputs and outputs | may be sharded |",
         "| contracted | missing in an output | may be sharded, if *Partial* has an entry |",
+        "| folded | in parentheses | may be sharded: [ranks exchange states](ops.md#folds) |",
         "| whole | in brackets | never sharded |",
         "",
         "The column *Partial* has the reduction of a `Partial` output, or a function that returns "
