@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from cute_sharding.dtensor.bookkeeping.stats import Received, count_received
 from cute_sharding.dtensor.door.cuts import is_sharded
 from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
@@ -31,6 +32,7 @@ from cute_sharding.dtensor.run.groups import on_each_rank, place
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
 from cute_sharding.dtensor.run.placements import without
+from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.layout.layout import row_major
 from cute_sharding.propagation.signatures import Assignment, Part
 from cute_sharding.relations.signature import Signature
@@ -46,6 +48,7 @@ from cute_sharding.relations.table.kernels import (
     SizesBeside,
 )
 from cute_sharding.relations.table.products import MADE_BY_ROWS
+from cute_sharding.relations.table.row import Folding
 
 # -- shares ----------------------------------------------------------------------------------------
 # Averages over devices with blocks of different sizes: each device counts by its share.
@@ -257,6 +260,7 @@ def _pick_rows(
 def by_folds(
     plan: OpPlan,
     name: str,
+    folding: Folding,
     specs: Sequence[DTensorSpec],
     signature: Signature,
     needed: Sequence[tuple[Placement, ...]],
@@ -273,7 +277,17 @@ def by_folds(
     metas = [spec and spec.tensor_meta for spec in plan.specs]
     dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
     fold = Fold(mesh, tuple(specs[i].shape), dims, needed[i], tuple(over), dtypes)
-    return replace(plan, kernel=partial(FOLDS[name], fold))
+    if not symints.is_symbolic(*specs[i].shape):
+        count_received(name, partial(_received_of_states, fold, folding.states))
+    return replace(plan, kernel=partial(FOLDS[folding.name], fold))
+
+
+def _received_of_states(fold: Fold, states: Sequence[str]) -> Received:
+    total = Received()
+    for op in states:
+        before, after = fold.ends(op, torch.float32)
+        total = total.plus(received_to(before, tuple(after.placements))())
+    return total
 
 
 # -- local arguments -------------------------------------------------------------------------------

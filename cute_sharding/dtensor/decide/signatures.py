@@ -31,7 +31,6 @@ from cute_sharding.dtensor.door.cuts import (
 from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, is_masked
-from cute_sharding.dtensor.run.folds import FOLDS
 from cute_sharding.dtensor.run.op_plan import (
     OpPlan,
     as_list,
@@ -82,7 +81,7 @@ def by_signature(
     made = shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, made)
-        if signature.folded and not _may_fold(name, specs):
+        if signature.folded and not _may_fold(specs):
             signature = signature.without_folds()
         found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
@@ -103,7 +102,7 @@ def by_signature(
         return None
     _note(name, signature, wanted, given, found.received)
     plan = placed(schema, specs, wanted, given, metas, as_order=as_order)
-    plan = by_folds(plan, name, specs, signature, needed)
+    plan = by_folds(plan, name, row.fold, specs, signature, needed)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
         plan = by_shares(plan, row.shares, specs, signature.fitted(shapes), found)
     plan = by_picks(plan, schema, specs, signature, wanted)
@@ -133,7 +132,7 @@ def _assign(
         network=network_in_force(),
         results=_numbers(metas),
         itemsizes=list(map(_itemsize, as_list(metas))),
-        states=row.states,
+        states=row.fold.states,
     )
     is_symbolic = _is_symbolic(specs)
 
@@ -160,15 +159,15 @@ def _assign(
             found, compared = other, others
             break
     for other in compared:
-        _keep_choice(specs, operands, metas, signature, row.states, other, found)
+        _keep_choice(specs, operands, metas, signature, row.fold.states, other, found)
     return found
 
 
-def _may_fold(name: str, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether the op is known to fold, on real numbers that mesh dims shard from left to right."""
+def _may_fold(specs: Sequence[DTensorSpec]) -> bool:
+    """Whether an op may fold: real numbers that mesh dims shard from left to right."""
     is_complex = any(dtype.is_complex for dtype in _dtypes(specs))
     real = specs[0].tensor_meta is not None and specs[0].tensor_meta.dtype.is_floating_point
-    return name in FOLDS and real and not is_complex and not are_read_as_order(specs)
+    return real and not is_complex and not are_read_as_order(specs)
 
 
 def _itemsize(meta: Any) -> int:

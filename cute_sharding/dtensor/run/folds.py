@@ -64,25 +64,29 @@ class Fold:
         """The number of rows that are folded to one state."""
         return prod([self.shape[d] for d in self.dims])
 
+    def ends(self, op: str, dtype: torch.dtype, together: int = 1) -> list[DTensorSpec]:
+        """How a state lies that ``op`` combines, and how it lies then; ``together``: several."""
+        shape = tuple([1 if d in self.dims else n for d, n in enumerate(self.shape)])
+        shape = shape if together == 1 else (together, *shape)
+        meta = TensorMeta(torch.Size(shape), row_major(shape), dtype)
+        rows = [_behind(p, int(together > 1)) for p in self.placements]
+        return [
+            DTensorSpec(
+                self.mesh,
+                tuple([of if m in self.over else p for m, p in enumerate(rows)]),
+                meta,
+            )
+            for of in (Partial(op), Replicate())
+        ]
+
     def all(self, op: str, *states: torch.Tensor) -> list[torch.Tensor]:
         """The states of all devices together, combined by ``op``; several travel in one."""
-        shape = tuple([1 if d in self.dims else n for d, n in enumerate(self.shape)])
-        several = len(states) > 1
-        if several:
-            shape = (len(states), *shape)
-        state = on_each_rank(lambda _, *xs: torch.stack(xs), *states) if several else states[0]
-        ends = []
-        for placement in (Partial(op), Replicate()):
-            placements = tuple(
-                [
-                    placement if m in self.over else _behind(p, int(several))
-                    for m, p in enumerate(self.placements)
-                ]
-            )
-            meta = TensorMeta(torch.Size(shape), row_major(shape), state.dtype)
-            ends.append(DTensorSpec(self.mesh, placements, meta))
-        combined = redistribute_local_tensor(state, *ends)
-        return list(combined.unbind()) if several else [combined]
+        together, state = len(states), states[0]
+        if together > 1:
+            state = on_each_rank(lambda _, *xs: torch.stack(xs), *states)
+        ends = self.ends(op, state.dtype, together)
+        combined = redistribute_local_tensor(state, *ends, counted=False)
+        return list(combined.unbind()) if together > 1 else [combined]
 
     def folded(self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
         """The local state: the sum of the function's values over the folded dims, in a wider dtype
@@ -476,22 +480,21 @@ def nll_loss_backward(
     return on_each_rank(of_rank, grad, x, total, at, counts, *weights)
 
 
+# By the names in the rows of the table.
 FOLDS: dict[str, Callable[..., Any]] = {
-    "_softmax.default": softmax,
-    "_log_softmax.default": log_softmax,
-    "_softmax_backward_data.default": softmax_backward,
-    "_log_softmax_backward_data.default": log_softmax_backward,
-    "logsumexp.default": logsumexp,
-    "var.correction": _spread(root=False, mean=False),
-    "std.correction": _spread(root=True, mean=False),
-    "var_mean.correction": _spread(root=False, mean=True),
-    "std_mean.correction": _spread(root=True, mean=True),
-    "native_layer_norm.default": layer_norm,
-    "native_layer_norm_backward.default": layer_norm_backward,
-    "_fused_rms_norm.default": rms_norm,
-    "_fused_rms_norm_backward.default": rms_norm_backward,
-    "nll_loss_forward.default": nll_loss,
-    "nll_loss2d_forward.default": nll_loss,
-    "nll_loss_backward.default": nll_loss_backward,
-    "nll_loss2d_backward.default": nll_loss_backward,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "softmax_backward": softmax_backward,
+    "log_softmax_backward": log_softmax_backward,
+    "logsumexp": logsumexp,
+    "var": _spread(root=False, mean=False),
+    "std": _spread(root=True, mean=False),
+    "var_mean": _spread(root=False, mean=True),
+    "std_mean": _spread(root=True, mean=True),
+    "layer_norm": layer_norm,
+    "layer_norm_backward": layer_norm_backward,
+    "rms_norm": rms_norm,
+    "rms_norm_backward": rms_norm_backward,
+    "nll_loss": nll_loss,
+    "nll_loss_backward": nll_loss_backward,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from cute_sharding.relations.signature import COPIED, COPIES_ALL, Linear
 from cute_sharding.relations.table.names import Rule, Shape, is_whole, named, text, with_name
-from cute_sharding.relations.table.row import Row
+from cute_sharding.relations.table.row import Folding, Row
 
 
 def pointwise(*args: Any, **kwargs: Any) -> str | None:
@@ -178,15 +178,26 @@ OTHERS = (
 ROWS: tuple[Row, ...] = (
     # along dims
     Row(
-        ("_softmax.default", "_log_softmax.default"),
+        ("_softmax.default",),
         along("x -> x", signs="()"),
-        states=("max", "sum"),
+        fold=Folding("softmax", ("max", "sum")),
     ),
     Row(
-        ("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
+        ("_log_softmax.default",),
+        along("x -> x", signs="()"),
+        fold=Folding("log_softmax", ("max", "sum")),
+    ),
+    Row(
+        ("_softmax_backward_data.default",),
         along("x, x -> x", 2, signs="()"),
         linear=(0,),
-        states=("sum",),
+        fold=Folding("softmax_backward", ("sum",)),
+    ),
+    Row(
+        ("_log_softmax_backward_data.default",),
+        along("x, x -> x", 2, signs="()"),
+        linear=(0,),
+        fold=Folding("log_softmax_backward", ("sum",)),
     ),
     Row(("_safe_softmax.default", "cumprod.default", "logcumsumexp.default"), along("x -> x")),
     Row(("cumsum.default",), along("x -> x"), linear=(0,)),
@@ -222,15 +233,26 @@ ROWS: tuple[Row, ...] = (
     Row(("any.default",), "... ->", "max", empty=True),
     Row(("all.dim", "all.dims"), reduced(), "min", empty=True),
     Row(("all.default",), "... ->", "min", empty=True),
-    Row(("logsumexp.default",), reduced(signs="()"), states=("max", "sum")),
+    Row(
+        ("logsumexp.default",),
+        reduced(signs="()"),
+        fold=Folding("logsumexp", ("max", "sum")),
+    ),
     Row(("argmax.default", "argmin.default"), reduced(), has_function=True),
     Row(("count_nonzero.dim_IntList", "count_nonzero.default"), reduced(keep=9), "sum"),
-    Row(("var.correction", "std.correction"), reduced(keep=9, signs="()"), states=("sum", "sum")),
-    Row(
-        ("std_mean.correction", "var_mean.correction"),
-        reduced("x -> x/?, x/?", keep=9, signs="()"),
-        states=("sum", "sum"),
-    ),
+    *[
+        Row(
+            (f"{name}.correction",),
+            reduced(template, keep=9, signs="()"),
+            fold=Folding(name, ("sum", "sum")),
+        )
+        for name, template in (
+            ("var", "x -> x/?"),
+            ("std", "x -> x/?"),
+            ("var_mean", "x -> x/?, x/?"),
+            ("std_mean", "x -> x/?, x/?"),
+        )
+    ],
     Row(("aminmax.default",), reduced("x -> x/?, x/?", 9, 9)),
     # joining and writing
     Row(("stack.default",), stack, linear=COPIES_ALL),

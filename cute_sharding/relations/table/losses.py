@@ -6,7 +6,7 @@ from typing import Any
 
 from cute_sharding.relations.table.kernels import MeanGradient
 from cute_sharding.relations.table.names import Shape, named, text
-from cute_sharding.relations.table.row import Row
+from cute_sharding.relations.table.row import Folding, Row
 
 
 def loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
@@ -135,7 +135,11 @@ ROWS: tuple[Row, ...] = (
         nll_loss,
         reduction_of_classes,
         shares="rows",
-        states=("sum",),
+        fold=Folding("nll_loss", ("sum",)),
     ),
-    Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), nll_loss_backward),
+    Row(
+        ("nll_loss_backward.default", "nll_loss2d_backward.default"),
+        nll_loss_backward,
+        fold=Folding("nll_loss_backward"),
+    ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from cute_sharding.relations.table.kernels import Images
 from cute_sharding.relations.table.names import Rule, Shape, named, text, without_missing
-from cute_sharding.relations.table.row import Row
+from cute_sharding.relations.table.row import Folding, Row
 
 
 def over_last(template: str, where: int) -> Rule:
@@ -87,24 +87,24 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("native_layer_norm.default",),
         over_last("x, last?, last? -> x, each, each", 1),
-        states=("sum", "sum"),
+        fold=Folding("layer_norm", ("sum", "sum")),
     ),
     Row(
         ("native_layer_norm_backward.default",),
         over_last("x, x, each, each, last?, last? -> x, last, last", 2),
         "sum",
-        states=("sum", "sum"),
+        fold=Folding("layer_norm_backward", ("sum", "sum")),
     ),
     Row(
         ("_fused_rms_norm.default",),
         over_last("x, last? -> x, each", 1),
-        states=("sum",),
+        fold=Folding("rms_norm", ("sum",)),
     ),
     Row(
         ("_fused_rms_norm_backward.default",),
         over_last("x, x, each, last? -> x, last", 2),
         "sum",
-        states=("sum",),
+        fold=Folding("rms_norm_backward", ("sum",)),
     ),
     Row(
         ("native_batch_norm.default", "_native_batch_norm_legit.default"),

@@ -30,6 +30,22 @@ from cute_sharding.relations.view import DimMap, DimSpec, InputDim, Split, View,
 # known for these arguments.
 
 
+class Folding(NamedTuple):
+    """How an op folds the rows of a dim.
+
+    Attributes:
+        name: of the functions that fold and finish (dtensor/run/folds.py).
+        states: the reductions that combine its states, in order, each with one number for each row
+            of the first operand with folded dims.
+    """
+
+    name: str = ""
+    states: tuple[str, ...] = ()
+
+
+NOT_FOLDED = Folding()
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
     """One op, or several with the same relation, which this class writes by the names of dims.
@@ -51,8 +67,7 @@ class Row:
             second result, of the "rows" (dtensor/decide/local.py).
         empty: the op's result on no rows is neutral for the pending reduction, as for sums: a
             device may have no rows.
-        states: of an op with folded dims, the reductions that combine its states, each with one
-            number for each row of the first operand with these dims (dtensor/run/folds.py).
+        fold: how an op folds, if its signature has folded dims.
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
         by_names: overloads that only the signature answers.
         kernel: what the op's kernel needs of its local arguments.
@@ -96,7 +111,7 @@ class Row:
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
     shares: str | None = None
     empty: bool = False
-    states: tuple[str, ...] = ()
+    fold: Folding = NOT_FOLDED
     op: str = ""
     by_names: tuple[str, ...] = ()
     kernel: Kernel | None = None
