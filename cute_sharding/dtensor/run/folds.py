@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import dispatch_modes
+from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
 from cute_sharding.dtensor.replaced.symints import number_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -390,7 +390,8 @@ def _check_classes(target: torch.Tensor, n: int, ignore: int) -> None:
         IndexError: a row has no class; where that is known only on a device, its kernel fails.
     """
     counted = target.masked_fill(target == ignore, 0)
-    if target.device.type == "cpu" and not dispatch_modes.is_tracing():
+    is_known = not (dispatch_modes.is_tracing() or local_tensors.is_imagined(target))
+    if target.device.type == "cpu" and is_known:
         wrong = counted[(counted < 0) | (counted >= n)]
         if len(wrong):
             raise IndexError(f"Target {wrong[0].item()} is out of bounds.")
