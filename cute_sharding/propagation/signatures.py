@@ -304,7 +304,9 @@ def _search(
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
         wider = [
-            [*some, *cuts] if n > 1 and some == [_Choice()] else some
+            [*some, *cuts]
+            if n > 1 and all(each.name in (None, *signature.folded) for each in some)
+            else some
             for some, n in zip(options, mesh)
         ]
         filled = cheapest(replace(question, filled=True), wider)

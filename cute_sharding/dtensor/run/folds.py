@@ -134,16 +134,21 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 # -- along dims ------------------------------------------------------------------------------------
 
 
-def softmax(fold: Fold, x: torch.Tensor, *_: Any) -> torch.Tensor:
+def _exponentials(fold: Fold, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maximum of each row, and the sum of exponentials below it."""
     (top,) = fold.all("max", fold.greatest(x))
-    (total,) = fold.all("sum", fold.folded(lambda x, top: (x - top).exp(), x, top))
-    return fold.finish(lambda x, top, total: (x - top).exp() / total, x, top, total)
+    (total,) = fold.all("sum", fold.folded(lambda x, top: (x - top).exp_(), x, top))
+    return top, total
+
+
+def softmax(fold: Fold, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    states = _exponentials(fold, x)
+    return fold.finish(lambda x, top, total: (x - top).exp_().div_(total), x, *states)
 
 
 def log_softmax(fold: Fold, x: torch.Tensor, *_: Any) -> torch.Tensor:
-    (top,) = fold.all("max", fold.greatest(x))
-    (total,) = fold.all("sum", fold.folded(lambda x, top: (x - top).exp(), x, top))
-    return fold.finish(lambda x, top, total: (x - top) - total.log(), x, top, total)
+    states = _exponentials(fold, x)
+    return fold.finish(lambda x, top, total: (x - top).sub_(total.log()), x, *states)
 
 
 def softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -153,7 +158,7 @@ def softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -
 
 def log_softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
     (total,) = fold.all("sum", fold.folded(lambda grad: grad, grad))
-    return fold.finish(lambda grad, y, total: grad - y.exp() * total, grad, y, total)
+    return fold.finish(lambda grad, y, total: grad - y.exp().mul_(total), grad, y, total)
 
 
 def logsumexp(fold: Fold, x: torch.Tensor, dims: Any, keepdim: bool = False) -> torch.Tensor:
@@ -171,7 +176,7 @@ def _moments(fold: Fold, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of each row, and the sum of squares about it."""
     (total,) = fold.all("sum", fold.folded(lambda x: x, x))
     mean = total / fold.rows
-    (squares,) = fold.all("sum", fold.folded(lambda x, mean: (x - mean).square(), x, mean))
+    (squares,) = fold.all("sum", fold.folded(lambda x, mean: (x - mean).square_(), x, mean))
     return mean, squares
 
 
