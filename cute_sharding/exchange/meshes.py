@@ -13,7 +13,7 @@ from typing import Any, cast
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Network, messages
-from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.plan import Plan, peak_of, within_memory
 from cute_sharding.exchange.planner import Groups, plan_steps
 from cute_sharding.exchange.step import Stage, Step
@@ -243,8 +243,7 @@ def plan_exchange(
         groups, native = frozenset(), False
     if before.pending:
         source = _finished(before, target)
-        ends = (replace(x, mesh=Mesh.numbered(sizes)) for x in (before, source))
-        steps = plan_steps(*ends, network, memory_limit, groups, native)
+        steps = plan_steps(before, source, network, memory_limit, groups, native)
     crossing = Crossing(Exchange(identity(shape), (source,), (target,)))
     if memory_limit is not None:
         what = f"{shape} to the {target.mesh}"

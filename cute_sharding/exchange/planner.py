@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.placed import Placed, holds_all, most_local, received_by_digits
+from cute_sharding.exchange.placed import Mesh, Placed, holds_all, most_local, received_by_digits
 from cute_sharding.exchange.plan import collectives, received_by, within_memory
 from cute_sharding.exchange.step import AllToAll, Reduction, Step
 from cute_sharding.sharding.digits import chosen_by, digits
@@ -546,12 +546,15 @@ def plan_steps(
     ranks that have a process group: those of one mesh dim, or of a set in ``groups``. With None,
     which stands for all sets, at most one collective moves elements on a flat network, and at most
     one reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges;
-    without a ``memory_limit`` steps are then turned into such collectives.
+    without a ``memory_limit`` steps are then turned into such collectives. The ranks of the steps
+    are the numbers of their places on the mesh.
 
     Raises:
         ValueError: no plan keeps every device within ``memory_limit`` elements. The message names
             the smallest limit that would do.
     """
+    places = Mesh.numbered(source.mesh.sizes)
+    source, target = replace(source, mesh=places), replace(target, mesh=places)
     task = Task(source, target, network, groups, native)
     if memory_limit is not None:
         return _within_limit(memory_limit, task)

@@ -302,10 +302,10 @@ def _search(
     is_sharded = any(isinstance(part, tuple) for operand in operands for part in operand.parts)
     if spare and is_sharded and found[1].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
-        cuts = _spare_cuts(signature, operands)
+        cuts, may_move = _spare_cuts(signature, operands), {None, *signature.folded}
         wider = [
             [*some, *cuts]
-            if n > 1 and all(each.name in (None, *signature.folded) for each in some)
+            if n > 1 and all(each.pending is None and each.name in may_move for each in some)
             else some
             for some, n in zip(options, mesh)
         ]

@@ -245,10 +245,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     before, arrow, after = pattern.partition("->")
     if not arrow:
         raise ValueError(f"the signature {pattern!r} has no ->")
-    whole: set[str] = set()
-    picked: set[str] = set()
-    folded: set[str] = set()
-    of_sign = {"[": whole, "{": picked, "(": folded}
+    marked: dict[str, set[str]] = {"[": set(), "{": set(), "(": set()}
     signs: dict[str, set[int]] = {"+": set(), "=": set()}
     operands = [part.split() for part in before.split(",")] if before.strip() or ndims else []
     for i, names in enumerate(operands):
@@ -270,8 +267,8 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
                 windows.add((i, len(result), int(rows)))
             named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
             result += named
-            if name[0] in of_sign:
-                of_sign[name[0]].update(named)
+            if name[0] in marked:
+                marked[name[0]].update(named)
         return tuple(result)
 
     read = [
@@ -285,13 +282,13 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     return Signature(
         tuple(read),
         tuple(outs),
-        frozenset(whole - {ONE}),
+        frozenset(marked["["] - {ONE}),
         frozenset(signs["+"]),
         unread,
         frozenset(signs["="]),
-        frozenset(picked),
+        frozenset(marked["{"]),
         frozenset(windows),
-        frozenset(folded - {ONE}),
+        frozenset(marked["("] - {ONE}),
     )
 
 
