@@ -92,19 +92,21 @@ class Fold:
         """The local state: the sum of the function's values over the folded dims, in a wider dtype
         where these have 16 bits.
         """
-        return on_each_rank(
-            lambda _, *xs: function(*map(wide, xs)).sum(self.dims, keepdim=True), *tensors
-        )
+
+        def of_rank(_: int, *xs: torch.Tensor) -> torch.Tensor:
+            found = function(*xs)
+            return found.sum(self.dims, keepdim=True, dtype=wider(found.dtype))
+
+        return on_each_rank(of_rank, *tensors)
 
     def greatest(self, x: torch.Tensor) -> torch.Tensor:
         """The greatest number of each row; without rows minus infinity."""
 
         def of_rank(_: int, x: torch.Tensor) -> torch.Tensor:
-            x = wide(x)
             if any(x.shape[d] == 0 for d in self.dims):
                 shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
-                return x.new_full(shape, -torch.inf)
-            return x.amax(self.dims, keepdim=True)
+                return x.new_full(shape, -torch.inf, dtype=wider(x.dtype))
+            return wide(x.amax(self.dims, keepdim=True))
 
         return on_each_rank(of_rank, x)
 
@@ -113,7 +115,7 @@ class Fold:
     ) -> torch.Tensor:
         """A result of this device's own rows, from operands and combined states."""
         dtype = self.dtypes[result]
-        return on_each_rank(lambda _, *xs: function(*map(wide, xs)).to(dtype), *tensors)
+        return on_each_rank(lambda _, *xs: function(*xs).to(dtype), *tensors)
 
     def without(self, x: torch.Tensor, keepdim: bool) -> torch.Tensor:
         """A result that has the folded dims only with ``keepdim``."""
@@ -126,9 +128,16 @@ def _behind(placement: Placement, dims: int) -> Placement:
     return placement if cut is None or not dims else placement_of((cut[0] + dims, cut[1]))
 
 
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of at least 32 bits."""
+    return _WIDER.get(dtype, dtype)
+
+
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with at least 32 bits a number."""
-    return x.to(_WIDER.get(x.dtype, x.dtype))
+    """The tensor with at least 32 bits a number. (An operand that meets a state, which has as many,
+    needs no copy of its own: the result of the two has them.)
+    """
+    return x.to(wider(x.dtype))
 
 
 # -- along dims ------------------------------------------------------------------------------------
@@ -152,13 +161,15 @@ def log_softmax(fold: Fold, x: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
-    (total,) = fold.all("sum", fold.folded(lambda grad, y: grad * y, grad, y))
-    return fold.finish(lambda grad, y, total: (grad - total) * y, grad, y, total)
+    (total,) = fold.all("sum", fold.folded(lambda grad, y: wide(grad).mul(y), grad, y))
+    return fold.finish(lambda grad, y, total: (grad - total).mul_(y), grad, y, total)
 
 
 def log_softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
     (total,) = fold.all("sum", fold.folded(lambda grad: grad, grad))
-    return fold.finish(lambda grad, y, total: grad - y.exp().mul_(total), grad, y, total)
+    return fold.finish(
+        lambda grad, y, total: wide(y).exp().mul_(total).neg_().add_(grad), grad, y, total
+    )
 
 
 def logsumexp(fold: Fold, x: torch.Tensor, dims: Any, keepdim: bool = False) -> torch.Tensor:
@@ -166,7 +177,7 @@ def logsumexp(fold: Fold, x: torch.Tensor, dims: Any, keepdim: bool = False) -> 
         return top.masked_fill(top.isinf(), 0)  # infinity less infinity is no number
 
     (top,) = fold.all("max", fold.greatest(x))
-    (total,) = fold.all("sum", fold.folded(lambda x, top: (x - base(top)).exp(), x, top))
+    (total,) = fold.all("sum", fold.folded(lambda x, top: (x - base(top)).exp_(), x, top))
     return fold.without(
         fold.finish(lambda top, total: total.log() + base(top), top, total), keepdim
     )
@@ -216,9 +227,9 @@ def layer_norm(
     scale = on_each_rank(lambda _, squares: (squares / fold.rows + eps).rsqrt(), squares)
 
     def finish(x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
-        found, given = (x - mean) * scale, list(others)
-        found = found if weight is None else found * given.pop(0)
-        return found if bias is None else found + given.pop(0)
+        found, given = (x - mean).mul_(scale), list(others)
+        found = found if weight is None else found.mul_(given.pop(0))
+        return found if bias is None else found.add_(given.pop(0))
 
     others = [each for each in (weight, bias) if each is not None]
     return (
@@ -243,7 +254,8 @@ def layer_norm_backward(
     given = grad, x, mean, scale, *weights
 
     def of_row(grad: Any, x: Any, mean: Any, scale: Any, *weight: Any) -> Any:
-        return grad * weight[0] if weight else grad, (x - mean) * scale
+        grad = wide(grad)
+        return grad * weight[0] if weight else grad, (x - wide(mean)).mul_(scale)
 
     dx = None
     if mask[0]:
@@ -261,12 +273,12 @@ def layer_norm_backward(
     outer = [d for d in range(len(fold.shape)) if d not in fold.dims]
 
     def over_rows(x: torch.Tensor) -> torch.Tensor:
-        return x.sum(outer) if outer else x
+        return x.sum(outer, dtype=wider(x.dtype)) if outer else x
 
     return (
         dx,
         fold.finish(
-            lambda grad, x, mean, scale: over_rows(grad * ((x - mean) * scale)),
+            lambda grad, x, mean, scale: over_rows((x - wide(mean)).mul_(scale).mul_(grad)),
             *given[:4],
             result=1,
         )
@@ -279,12 +291,12 @@ def layer_norm_backward(
 def rms_norm(
     fold: Fold, x: torch.Tensor, _: Any, weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, ...]:
-    (squares,) = fold.all("sum", fold.folded(torch.square, x))
+    (squares,) = fold.all("sum", fold.folded(lambda x: wide(x).square(), x))
     least = torch.finfo(squares.dtype).eps if eps is None else eps
     scale = on_each_rank(lambda _, squares: (squares / fold.rows + least).rsqrt(), squares)
 
     def finish(x: Any, scale: Any, *weight: Any) -> torch.Tensor:
-        return x * scale * weight[0] if weight else x * scale
+        return (x * scale).mul_(weight[0]) if weight else x * scale
 
     weights = () if weight is None else (weight,)
     return (
@@ -306,7 +318,8 @@ def rms_norm_backward(
     given = grad, x, scale, *weights
 
     def of_row(grad: Any, x: Any, scale: Any, *weight: Any) -> Any:
-        return grad * weight[0] if weight else grad, x * scale
+        grad = wide(grad)
+        return grad * weight[0] if weight else grad, x * wide(scale)
 
     dx = None
     if mask[0]:
@@ -320,7 +333,8 @@ def rms_norm_backward(
     outer = [d for d in range(len(fold.shape)) if d not in fold.dims]
 
     def over_rows(grad: Any, x: Any, scale: Any) -> torch.Tensor:
-        return (grad * (x * scale)).sum(outer) if outer else grad * (x * scale)
+        found = (x * wide(scale)).mul_(grad)
+        return found.sum(outer) if outer else found
 
     return dx, fold.finish(over_rows, *given[:3], result=1) if mask[1] else None
 
@@ -433,11 +447,10 @@ def nll_loss(
     weights = () if weight is None else (weight,)
 
     def picked(_: int, x: Any, at: Any, counts: Any, *weight: Any) -> list[torch.Tensor]:
-        x = wide(x)
-        found = -_pick(x, at, counts, dim)
+        found = -wide(_pick(x, at, counts, dim))
         if not weight:
             return [found]
-        of_rows = _weights(weight[0], at, counts, x)
+        of_rows = _weights(weight[0], at, counts, found)
         return [found * of_rows, of_rows]
 
     states = fold.all("sum", *all_on_each_rank(picked, x, at, counts, *weights))
