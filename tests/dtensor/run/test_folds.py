@@ -136,6 +136,26 @@ def test_only_states_are_received(name, states):
     assert set(counted.collectives) == {"all_reduce"}
 
 
+@pytest.mark.parametrize("name", list(OPS))
+def test_ops_that_are_taken_apart_are_right_whole(name):
+    """In inference mode a DTensor meets ``softmax`` itself, for which torch tries its steps on one
+    device.
+    """
+    mesh, shape = (4,), (6, 8)
+    with plain():
+        torch.manual_seed(0)
+        x, w, b = (torch.randn(s) for s in (shape, shape[1:], shape[1:]))
+        t = torch.randint(0, shape[1], shape[:1])
+        wanted = OPS[name](x, w, b, t)
+    with ranks_of(mesh), cute_sharding.enabled(), torch.inference_mode():
+        found = OPS[name](
+            distribute(x, mesh, [Shard(1)]),
+            *(distribute(each, mesh, [Shard(0)]) for each in (w, b)),
+            distribute(t, mesh, [Replicate()]),
+        )
+        assert_close(found, wanted, name)
+
+
 def test_huge_and_lost_numbers():
     """Rows of minus infinity, with NaN, with infinity, and of large logits."""
     inf, nan = float("inf"), float("nan")
