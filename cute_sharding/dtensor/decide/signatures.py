@@ -164,9 +164,9 @@ def _assign(
 
 
 def _may_fold(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether an op may fold: real numbers that mesh dims shard from left to right. On a mesh of one
-    device, torch's stand-in for any mesh, only what holds without an exchange may be said: torch
-    then runs the op that was taken apart as one, on local tensors.
+    """Whether an op may fold: real numbers that mesh dims shard from left to right. On a mesh of
+    one device, torch's stand-in for any mesh, only what holds without an exchange may be said:
+    torch then runs the op that was taken apart as one, on local tensors.
     """
     is_complex = any(dtype.is_complex for dtype in _dtypes(specs))
     real = specs[0].tensor_meta is not None and specs[0].tensor_meta.dtype.is_floating_point
