@@ -186,7 +186,7 @@ def read_placed(
 # -- commands --------------------------------------------------------------------------------------
 
 
-class Result(NamedTuple):
+class Printed(NamedTuple):
     """The result of a command: as plain data, as text (None: nothing is printed), and the exit
     status.
     """
@@ -196,7 +196,7 @@ class Result(NamedTuple):
     code: int = 0
 
 
-def run_explain(given: Namespace) -> Result:
+def run_explain(given: Namespace) -> Printed:
     """``explain``."""
     asked = {name: text for name in (*VIEWS, *MOVES) if (text := getattr(given, name)) is not None}
     if len(asked) != 1:
@@ -214,10 +214,10 @@ def run_explain(given: Namespace) -> Result:
         placements=given.placements,
         **{name: numbers},
     )
-    return Result(found.to_dict(), str(found))
+    return Printed(found.to_dict(), str(found))
 
 
-def run_plan(given: Namespace) -> Result:
+def run_plan(given: Namespace) -> Printed:
     """``plan``: of a tensor, or of a model."""
     if given.model is not None:
         return _plan_of_model(given)
@@ -264,10 +264,10 @@ def run_plan(given: Namespace) -> Result:
             f"lower bound: {plan.lower_bound:,} elements, the most that a device needs and does "
             "not hold"
         )
-    return Result(data, "\n".join(lines))
+    return Printed(data, "\n".join(lines))
 
 
-def _plan_of_model(given: Namespace) -> Result:
+def _plan_of_model(given: Namespace) -> Printed:
     if given.shape is not None or given.groups is not None:
         raise UsageError("--model gives the shapes of all tensors: leave out --shape and --groups")
     _, mesh = read_mesh_of_ranks(given.mesh)
@@ -283,10 +283,10 @@ def _plan_of_model(given: Namespace) -> Result:
     text = str(plan)
     if given.output is not None:
         text += f"\n{_saved(draw(plan), given.output)}"
-    return Result(plan.to_dict(), text)
+    return Printed(plan.to_dict(), text)
 
 
-def run_draw(given: Namespace) -> Result:
+def run_draw(given: Namespace) -> Printed:
     """``draw``: a picture, on the terminal or in a file."""
     if given.width is not None and given.width < NARROWEST:
         raise UsageError(f"--width {given.width}: a picture needs {NARROWEST} columns or more")
@@ -297,7 +297,7 @@ def run_draw(given: Namespace) -> Result:
         from cute_sharding.tools.drawing.picture import as_text
 
         text = "" if given.json else as_text(picture, given.width, None)
-    return Result(picture.to_dict(), text)
+    return Printed(picture.to_dict(), text)
 
 
 def _saved(picture: Picture, path: str) -> str:
@@ -341,7 +341,7 @@ def _picture(given: Namespace) -> Picture:
     return draw_sharding(sharding, view, given.to, to_mesh, names, of=mesh, to_names=to_names)
 
 
-def run_estimate(given: Namespace) -> Result:
+def run_estimate(given: Namespace) -> Printed:
     """``estimate``."""
     names, sizes = read_mesh(given.mesh)
     found = estimate(
@@ -353,10 +353,10 @@ def run_estimate(given: Namespace) -> Result:
         device=given.device,
         settings=[name.strip() for name in given.settings.split(",")],
     )
-    return Result(found.to_dict(), str(found))
+    return Printed(found.to_dict(), str(found))
 
 
-def run_stats(given: Namespace) -> Result:
+def run_stats(given: Namespace) -> Printed:
     """``stats``: runs the program as ``python PROGRAM`` does, in this process, and reads the
     counts, even if the program raises an error or exits.
     """
@@ -389,15 +389,15 @@ def run_stats(given: Namespace) -> Result:
     text: str | None = f"\n{found.table()}"
     if not found and not cute_sharding.is_enabled():
         text = "nothing was counted, because no flag is on. Set a flag, such as USE_CUTE_SHARDING=1"
-    return Result({"stats": found}, text if os.environ.get("RANK", "0") == "0" else None, code)
+    return Printed({"stats": found}, text if os.environ.get("RANK", "0") == "0" else None, code)
 
 
-def run_status(given: Namespace) -> Result:
+def run_status(given: Namespace) -> Printed:
     """``status``."""
     from cute_sharding.tools import status
 
     found = status.status()
-    return Result(found, status.show(found), int(not status.is_well(found)))
+    return Printed(found, status.show(found), int(not status.is_well(found)))
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ class Command(NamedTuple):
     """
 
     text: str
-    run: Callable[[Namespace], Result]
+    run: Callable[[Namespace], Printed]
     arguments: str
 
 

@@ -32,7 +32,7 @@ from cute_sharding.dtensor.replaced import (
     compiler,
     dispatch_modes,
 )
-from cute_sharding.dtensor.run.runner import Runner, device_of
+from cute_sharding.dtensor.run.runner import PlanRunner, device_of
 from cute_sharding.dtensor.run.specs import dtype_of
 from cute_sharding.exchange.placed import ranks_text
 from cute_sharding.models.buckets import LEAST
@@ -384,7 +384,7 @@ class Loading:
         ]
         for k, some in zip(reading.numbers, read):
             operands[k] = some
-        runner = Runner(refit, [(self._kind,) * 2] * len(refit.members), self._ranks.group)
+        runner = PlanRunner(refit, [(self._kind,) * 2] * len(refit.members), self._ranks.group)
         runner.move(operands.__getitem__, reading.onto, lambda result, local: None)
         self.received_bytes += refit.received_by(self._ranks.this)
         self.collectives += refit.collectives

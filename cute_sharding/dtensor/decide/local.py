@@ -27,7 +27,14 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
-from cute_sharding.dtensor.run.folds import FOLDS, Chain, Fold, as_number, chain_of_dim, own_rows
+from cute_sharding.dtensor.run.folds import (
+    FOLDS,
+    Chain,
+    States,
+    as_number,
+    chain_of_dim,
+    own_rows,
+)
 from cute_sharding.dtensor.run.groups import on_each_rank, place
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
@@ -276,13 +283,13 @@ def by_folds(
         return plan
     metas = [spec and spec.tensor_meta for spec in plan.specs]
     dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
-    fold = Fold(mesh, tuple(specs[i].shape), dims, needed[i], tuple(over), dtypes)
+    fold = States(mesh, tuple(specs[i].shape), dims, needed[i], tuple(over), dtypes)
     if not symints.is_symbolic(*specs[i].shape):
         count_received(name, partial(_received_of_states, fold, folding.states))
     return replace(plan, kernel=partial(FOLDS[folding.name], fold))
 
 
-def _received_of_states(fold: Fold, states: Sequence[str]) -> Received:
+def _received_of_states(fold: States, states: Sequence[str]) -> Received:
     total = Received()
     for op in states:
         before, after = fold.ends(op, torch.float32)

@@ -31,7 +31,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.dtensor.run.across_meshes import as_sent, placed_ends, plan_between
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.packing import in_shape, lay_out
-from cute_sharding.dtensor.run.runner import Land, Runner, device_of
+from cute_sharding.dtensor.run.runner import Land, PlanRunner, device_of
 from cute_sharding.dtensor.run.specs import Spec, dtype_of
 from cute_sharding.dtensor.run.this_process import OfThisProcess
 from cute_sharding.exchange import Network
@@ -274,8 +274,8 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
         return ([each.names for each in self.moving],) * 2
 
     @cached_property
-    def _runner(self) -> Runner:
-        return Runner(
+    def _runner(self) -> PlanRunner:
+        return PlanRunner(
             self,
             [*zip(*self._meshes)],
             refuse=self._refuse_others,

@@ -28,7 +28,7 @@ from cute_sharding.dtensor.run.packing import (
     start_exchange,
     write,
 )
-from cute_sharding.dtensor.run.runner import Arrived, Runner
+from cute_sharding.dtensor.run.runner import Arrived, PlanRunner
 from cute_sharding.exchange import BundlePart, Exchange
 from cute_sharding.exchange.bundle import in_a_row, own_part
 from cute_sharding.exchange.flow import Copy, cut_up, flat
@@ -63,7 +63,7 @@ class Update:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: PlanRunner,
         number: int,
         now: Sequence[torch.Tensor],
         before: Sequence[torch.Tensor | None],

@@ -23,7 +23,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.groups import on_each_rank
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import chains_of_placements, chains_of_spec, text
-from cute_sharding.dtensor.run.runner import Runner
+from cute_sharding.dtensor.run.runner import PlanRunner
 from cute_sharding.dtensor.run.specs import OnMesh, Spec, dtype_of
 from cute_sharding.dtensor.run.this_process import OfThisProcess
 from cute_sharding.models import PlacedTensor
@@ -206,9 +206,9 @@ class RefitPlan(OfThisProcess, Refit):
         return [[name] for name in self.source], [[name] for name in self.target]
 
     @cached_property
-    def _runner(self) -> Runner:
+    def _runner(self) -> PlanRunner:
         by_size = sorted([mesh for side in self._meshes for mesh in side], key=lambda m: -m.size())
-        return Runner(self, [(by_size[0], by_size[-1])] * len(self.members))
+        return PlanRunner(self, [(by_size[0], by_size[-1])] * len(self.members))
 
     def _check_meshes(self) -> None:
         found = set()

@@ -40,7 +40,7 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 @dataclass(frozen=True)
-class Fold:
+class States:
     """How the states of one op lie.
 
     Attributes:
@@ -143,36 +143,38 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 # -- along dims ------------------------------------------------------------------------------------
 
 
-def _exponentials(fold: Fold, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _exponentials(fold: States, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The maximum of each row, and the sum of exponentials below it."""
     (top,) = fold.all("max", fold.greatest(x))
     (total,) = fold.all("sum", fold.folded(lambda x, top: (x - top).exp_(), x, top))
     return top, total
 
 
-def softmax(fold: Fold, x: torch.Tensor, *_: Any) -> torch.Tensor:
+def softmax(fold: States, x: torch.Tensor, *_: Any) -> torch.Tensor:
     states = _exponentials(fold, x)
     return fold.finish(lambda x, top, total: (x - top).exp_().div_(total), x, *states)
 
 
-def log_softmax(fold: Fold, x: torch.Tensor, *_: Any) -> torch.Tensor:
+def log_softmax(fold: States, x: torch.Tensor, *_: Any) -> torch.Tensor:
     states = _exponentials(fold, x)
     return fold.finish(lambda x, top, total: (x - top).sub_(total.log()), x, *states)
 
 
-def softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
+def softmax_backward(fold: States, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
     (total,) = fold.all("sum", fold.folded(lambda grad, y: wide(grad).mul(y), grad, y))
     return fold.finish(lambda grad, y, total: (grad - total).mul_(y), grad, y, total)
 
 
-def log_softmax_backward(fold: Fold, grad: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
+def log_softmax_backward(
+    fold: States, grad: torch.Tensor, y: torch.Tensor, *_: Any
+) -> torch.Tensor:
     (total,) = fold.all("sum", fold.folded(lambda grad: grad, grad))
     return fold.finish(
         lambda grad, y, total: wide(y).exp().mul_(total).neg_().add_(grad), grad, y, total
     )
 
 
-def logsumexp(fold: Fold, x: torch.Tensor, dims: Any, keepdim: bool = False) -> torch.Tensor:
+def logsumexp(fold: States, x: torch.Tensor, dims: Any, keepdim: bool = False) -> torch.Tensor:
     def base(top: torch.Tensor) -> torch.Tensor:
         return top.masked_fill(top.isinf(), 0)  # infinity less infinity is no number
 
@@ -183,7 +185,7 @@ def logsumexp(fold: Fold, x: torch.Tensor, dims: Any, keepdim: bool = False) -> 
     )
 
 
-def _moments(fold: Fold, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _moments(fold: States, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of each row, and the sum of squares about it."""
     (total,) = fold.all("sum", fold.folded(lambda x: x, x))
     mean = total / fold.rows
@@ -195,7 +197,12 @@ def _spread(*, root: bool, mean: bool) -> Callable[..., Any]:
     """A variance or a standard deviation, alone or with the mean."""
 
     def spread(
-        fold: Fold, x: torch.Tensor, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+        fold: States,
+        x: torch.Tensor,
+        dim: Any = None,
+        *,
+        correction: Any = 1,
+        keepdim: bool = False,
     ) -> Any:
         centre, squares = _moments(fold, x)
         freedom = max(fold.rows - (1 if correction is None else correction), 0)
@@ -216,7 +223,7 @@ def _spread(*, root: bool, mean: bool) -> Callable[..., Any]:
 
 
 def layer_norm(
-    fold: Fold,
+    fold: States,
     x: torch.Tensor,
     _: Any,
     weight: torch.Tensor | None,
@@ -240,7 +247,7 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    fold: Fold,
+    fold: States,
     grad: torch.Tensor,
     x: torch.Tensor,
     _: Any,
@@ -289,7 +296,7 @@ def layer_norm_backward(
 
 
 def rms_norm(
-    fold: Fold, x: torch.Tensor, _: Any, weight: torch.Tensor | None, eps: float | None
+    fold: States, x: torch.Tensor, _: Any, weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, ...]:
     (squares,) = fold.all("sum", fold.folded(lambda x: wide(x).square(), x))
     least = torch.finfo(squares.dtype).eps if eps is None else eps
@@ -306,7 +313,7 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    fold: Fold,
+    fold: States,
     grad: torch.Tensor,
     x: torch.Tensor,
     _: Any,
@@ -387,7 +394,7 @@ def own_rows(
     return numbers, n, is_own
 
 
-def _of_classes(fold: Fold, target: torch.Tensor, ignore: int) -> tuple[torch.Tensor, ...]:
+def _of_classes(fold: States, target: torch.Tensor, ignore: int) -> tuple[torch.Tensor, ...]:
     """For each row, the number of its class among this device's own classes, with a dim for them,
     and whether the row counts here.
     """
@@ -435,7 +442,7 @@ def _weights(
 
 
 def nll_loss(
-    fold: Fold,
+    fold: States,
     x: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
@@ -470,7 +477,7 @@ def nll_loss(
 
 
 def nll_loss_backward(
-    fold: Fold,
+    fold: States,
     grad: torch.Tensor,
     x: torch.Tensor,
     target: torch.Tensor,

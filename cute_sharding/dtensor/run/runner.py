@@ -32,7 +32,7 @@ Land: TypeAlias = "Callable[[Arrived], None]"
 
 
 @dataclass(frozen=True, eq=False)
-class Runner:
+class PlanRunner:
     """A plan on ranks that have process groups. It keeps what each of them does: a plan that runs
     again does not plan again.
 
@@ -243,13 +243,13 @@ class Flight:
     those are on the wire.
 
     Args:
-        give: as for :meth:`Runner.move`.
+        give: as for :meth:`PlanRunner.move`.
         made: results that are there, in whole or in part.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: PlanRunner,
         number: int,
         give: Callable[[int], torch.Tensor],
         made: dict[int, torch.Tensor],

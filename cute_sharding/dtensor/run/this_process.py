@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.replaced import communication
-from cute_sharding.dtensor.run.runner import Runner
+from cute_sharding.dtensor.run.runner import PlanRunner
 
 
 class ReshardError(RuntimeError):
@@ -36,7 +36,7 @@ class OfThisProcess:
     """
 
     @property
-    def _runner(self) -> Runner:
+    def _runner(self) -> PlanRunner:
         """What runs it."""
         raise NotImplementedError
 
