@@ -14,6 +14,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 PATIENCE = 600  # seconds
 SMALLEST: dict[str, tuple[str, ...]] = {
+    "along": ("--only", "softmax"),
     "accelerator": ("--device", "cpu", "--ranks", "2", "--only", "redistributions"),
     "checkpoints": ("--width", "32", "--layers", "1", "--repeat", "1", "--only", "fsdp to fsdp"),
     "compiled": ("--only", "split to heads"),

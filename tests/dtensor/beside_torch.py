@@ -2,8 +2,9 @@
 
 from movement_programs import listed
 from op_programs import assert_close
-from received import Received
 from simulation import distribute
+
+from benchmarks.received import Received
 
 # On eight devices torch derives the rule of this one for minutes, if it comes back.
 LEFT_OUT = "pixel_unshuffle"

@@ -21,12 +21,12 @@ from beside_torch import LEFT_OUT, is_right, ran
 from drawing import draw_placements
 from movement_programs import MESHES, PROGRAMS, draw, listed
 from op_programs import assert_close, values
-from received import Received
 from simulation import distribute, plain, ranks_of
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
+from benchmarks.received import Received
 
 SHAPES = [0, 1, 2, 3, 5, 7, 8, 12, 13, 16, 31, 32, 48]
 ALL_MESHES = [mesh for meshes in MESHES.values() for mesh in meshes]

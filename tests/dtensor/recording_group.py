@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.received import ring_elements
+
 
 def done(result=None):
     future = Future()
@@ -23,15 +25,6 @@ def size(tensors):
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(map(size, tensors))
-
-
-def ring_elements(n, elements):
-    """What the busiest rank receives of a reduce-scatter and an all-gather of blocks, one after the
-    other around a ring, where the blocks divide; else the share of a rank on average, rounded up.
-    """
-    if elements % n == 0:
-        return sum(elements // n for _ in range(2 * (n - 1)))
-    return -(-2 * (n - 1) * elements // n)
 
 
 class Recording(dist.ProcessGroup):

@@ -21,6 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
 import cute_sharding
+from benchmarks.received import position
 from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.run.redistribute import planned_for
 from cute_sharding.layout.layout import row_major
@@ -182,20 +183,6 @@ def assert_close(actual, expected, case):
 
 def is_partial(placement):
     return isinstance(placement, Partial)
-
-
-def position(rank, ranks):
-    """The index of ``rank`` in its group, if ``ranks`` is that of rank 0 and all ranks are numbered
-    row-major: the digits of the rank that those of the group have.
-    """
-    strides, at = [], list(ranks)
-    while len(at) > 1:  # the innermost mode of the ranks, and the rest
-        stride, size = at[1], 1
-        while size < len(at) and at[size] == size * stride:
-            size += 1
-        strides.append((stride, size))
-        at = at[::size]
-    return ranks.index(sum(rank // stride % size * stride for stride, size in strides))
 
 
 @contextmanager

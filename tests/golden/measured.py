@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from golden.cases import MESHES, PLACEMENTS, Case, case_of, placements
-from received import FROM_OTHERS, Received
 from simulation import distribute, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import cute_sharding
+from benchmarks.received import FROM_OTHERS, Received
 
 # An error is told by its first words: what follows may name lines and addresses.
 WORDS = 10

@@ -8,11 +8,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from received import Received
 from simulation import distribute, number, placement_of, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 
 import cute_sharding
+from benchmarks.received import Received
 from cute_sharding.dtensor.bookkeeping import stats as counts
 
 MESHES = [(4,), (3,), (2, 2), (2, 3)]

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_programs import assert_close
-from received import Received
 from simulation import distribute, mesh_of, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from benchmarks.received import Received
 from cute_sharding.dtensor.replaced.op_schemas import overload
 from cute_sharding.relations.signature import COPIED, FILLED, Linear
 from cute_sharding.relations.table import SIGNATURES

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from op_programs import assert_close
-from received import Received
 from simulation import distribute, mesh_of, number, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
@@ -18,6 +17,7 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 import cute_sharding
+from benchmarks.received import Received
 from cute_sharding.dtensor.compiled.symbols import local_size_if_known
 from cute_sharding.dtensor.door.cuts import parts_of, some_device_is_empty
 from cute_sharding.dtensor.replaced import tensor_specs

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_programs import S, assert_close, values
-from received import Received
 from simulation import assert_holds, distribute, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from benchmarks.received import Received
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from op_programs import assert_close
 from processes import environment, search_path
-from received import Received
 from simulation import distribute, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from benchmarks.received import Received
 
 HERE = Path(residual_programs.__file__).parent
 FLAGS = ("USE_CUTE_VIEW_PROPAGATION", "USE_CUTE_SHARDING")

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from compiling import compiled, fresh_compiler, sharded  # noqa: F401
 from functorch.compile import make_boxed_func
 from op_programs import assert_close
-from received import Received
 from simulation import distribute, plain, ranks_of
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from benchmarks.received import Received
 from cute_sharding.dtensor.run.folds import FOLDS
 from cute_sharding.relations.table import SIGNATURES
 

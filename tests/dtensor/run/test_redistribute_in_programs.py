@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 from drawing import draw_placements, draw_shape
-from received import Received
 from simulation import (
     assert_holds,
     cuts_of,
@@ -36,6 +35,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from benchmarks.received import Received
 from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.decide import redistributions
 from cute_sharding.dtensor.decide.question import is_torchs_alone

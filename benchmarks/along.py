@@ -1,0 +1,533 @@
+"""What ops receive along a sharded dim: PyTorch alone, this package, and JAX's compiler.
+
+    python -m benchmarks.along [--only NAME ...] [--mesh 8] [--jax PYTHON] [--write]
+
+For each op, all mesh dims shard the dim that is marked in the table below. Printed is what the
+busiest rank receives, in bytes, and in how many collectives: of the forward, and of the gradient
+with it. Where JAX shards a result otherwise, ours and PyTorch's are brought there, and that counts.
+
+PyTorch runs in a process that never imports this package, and JAX, if ``--jax`` names a Python that
+has it, in one of its own: its collectives are read off the compiled program, so a ring all-reduce
+of n bytes on p devices counts 2 n (p - 1) / p there as here. ``--write`` puts the table into
+docs/ops.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Case(NamedTuple):
+    """An op: expressions for torch and for JAX, and operands by name, written as their sizes; a
+    star marks the sharded dim, and ``<n`` integers below n instead of numbers.
+    """
+
+    name: str
+    torch: str
+    jax: str
+    operands: dict[str, str]
+
+
+ROWS = "64 512*"
+IMAGE = "2 4 64* 64"
+
+CASES = tuple(
+    Case(name, torch, jax, operands)
+    for name, torch, jax, operands in (
+        ("softmax", "x.softmax(1)", "nn.softmax(x, 1)", {"x": ROWS}),
+        ("log_softmax", "F.log_softmax(x, 1)", "nn.log_softmax(x, 1)", {"x": ROWS}),
+        ("logsumexp", "x.logsumexp(1)", "nn.logsumexp(x, 1)", {"x": ROWS}),
+        ("sum", "x.sum(1)", "x.sum(1)", {"x": ROWS}),
+        ("amax", "x.amax(1)", "x.max(1)", {"x": ROWS}),
+        ("var", "x.var(1)", "x.var(1, ddof=1)", {"x": ROWS}),
+        ("norm", "torch.linalg.vector_norm(x, 2, 1)", "jnp.linalg.norm(x, axis=1)", {"x": ROWS}),
+        (
+            "normalize",
+            "F.normalize(x, dim=1)",
+            "x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)",
+            {"x": ROWS},
+        ),
+        (
+            "layer_norm",
+            "F.layer_norm(x, (512,), w, b)",
+            "(x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True) + 1e-5) * w + b",
+            {"x": ROWS, "w": "512*", "b": "512*"},
+        ),
+        (
+            "rms_norm",
+            "F.rms_norm(x, (512,), w)",
+            "x * lax.rsqrt((x * x).mean(1, keepdims=True) + 1e-6) * w",
+            {"x": ROWS, "w": "512*"},
+        ),
+        (
+            "group_norm",
+            "F.group_norm(x, 4, w, b)",
+            "grouped(x, 4) * w[:, None, None] + b[:, None, None]",
+            {"x": "4 64* 8 8", "w": "64*", "b": "64*"},
+        ),
+        (
+            "group_norm, height",
+            "F.group_norm(x, 4, w, b)",
+            "grouped(x, 4) * w[:, None, None] + b[:, None, None]",
+            {"x": "4 16 64* 8", "w": "16", "b": "16"},
+        ),
+        (
+            "batch_norm",
+            "F.batch_norm(x, None, None, w, b, True)",
+            "batched(x) * w[:, None, None] + b[:, None, None]",
+            {"x": "64* 16 8 8", "w": "16", "b": "16"},
+        ),
+        (
+            "instance_norm",
+            "F.instance_norm(x)",
+            "grouped(x, 16)",
+            {"x": "4 16 64* 8"},
+        ),
+        (
+            "cross_entropy",
+            "F.cross_entropy(x, t)",
+            "-jnp.take_along_axis(nn.log_softmax(x, 1), t[:, None], 1).mean()",
+            {"x": ROWS, "t": "64<512"},
+        ),
+        (
+            "kl_div",
+            "F.kl_div(F.log_softmax(x, 1), y.softmax(1), reduction='batchmean')",
+            "(nn.softmax(y, 1) * (nn.log_softmax(y, 1) - nn.log_softmax(x, 1))).sum() / 64",
+            {"x": ROWS, "y": ROWS},
+        ),
+        (
+            "cosine_similarity",
+            "F.cosine_similarity(x, y)",
+            "(x * y).sum(1) / (jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(y, axis=1))",
+            {"x": ROWS, "y": ROWS},
+        ),
+        ("max with indices", "x.max(1)", "(x.max(1), x.argmax(1))", {"x": ROWS}),
+        ("argmax", "x.argmax(1)", "x.argmax(1)", {"x": ROWS}),
+        ("argmin", "x.argmin(1)", "x.argmin(1)", {"x": ROWS}),
+        ("aminmax", "torch.aminmax(x, dim=1)", "(x.min(1), x.max(1))", {"x": ROWS}),
+        ("any", "(x > 2).any(1)", "(x > 2).any(1)", {"x": ROWS}),
+        ("count_nonzero", "x.count_nonzero(1)", "jnp.count_nonzero(x, 1)", {"x": ROWS}),
+        ("topk", "x.topk(3, 1)", "lax.top_k(x, 3)", {"x": ROWS}),
+        ("kthvalue", "x.kthvalue(3, 1)[0]", "jnp.sort(x, 1)[:, 2]", {"x": ROWS}),
+        ("sort", "x.sort(1)[0]", "jnp.sort(x, 1)", {"x": ROWS}),
+        ("cumsum", "x.cumsum(1)", "jnp.cumsum(x, 1)", {"x": ROWS}),
+        ("cumprod", "x.cumprod(1)", "jnp.cumprod(x, 1)", {"x": ROWS}),
+        ("cummax", "x.cummax(1)[0]", "lax.cummax(x, 1)", {"x": ROWS}),
+        ("logcumsumexp", "x.logcumsumexp(1)", "lax.cumlogsumexp(x, 1)", {"x": ROWS}),
+        ("x[indices]", "x[t]", "x[t]", {"x": "512* 64", "t": "3<512"}),
+        ("index_select", "x.index_select(0, t)", "x[t]", {"x": "512* 64", "t": "3<512"}),
+        ("embedding", "F.embedding(t, x)", "x[t]", {"x": "512* 64", "t": "5 7<512"}),
+        (
+            "gather",
+            "x.gather(1, t)",
+            "jnp.take_along_axis(x, t, 1)",
+            {"x": ROWS, "t": "64 2<512"},
+        ),
+        (
+            "scatter_add",
+            "x.scatter_add(0, t, y)",
+            "x.at[t, jnp.arange(64)[None]].add(y)",
+            {"x": "512* 64", "t": "8 64<512", "y": "8 64"},
+        ),
+        (
+            "index_add",
+            "x.index_add(0, t, y)",
+            "x.at[t].add(y)",
+            {"x": "512* 64", "t": "8<512", "y": "8 64"},
+        ),
+        (
+            "index_put",
+            "x.index_put((t,), y)",
+            "x.at[t].set(y)",
+            {"x": "512* 64", "t": "8<512", "y": "8 64"},
+        ),
+        (
+            "searchsorted",
+            "torch.searchsorted(x, y)",
+            "(x[None] < y[:, None]).sum(1)",
+            {"x": "512*", "y": "64"},
+        ),
+        ("bincount", "t.bincount(minlength=16)", "jnp.bincount(t, length=16)", {"t": "512*<16"}),
+        ("flip", "x.flip(1)", "jnp.flip(x, 1)", {"x": ROWS}),
+        ("roll", "x.roll(1, 1)", "jnp.roll(x, 1, 1)", {"x": ROWS}),
+        ("diff", "x.diff(dim=1)", "jnp.diff(x, axis=1)", {"x": ROWS}),
+        ("tril", "x.tril()", "jnp.tril(x)", {"x": ROWS}),
+        (
+            "conv1d",
+            "F.conv1d(x, w, padding=1)",
+            "conv(x, w, 1)",
+            {"x": "2 4 512*", "w": "4 4 3"},
+        ),
+        ("conv2d", "F.conv2d(x, w, padding=1)", "conv(x, w, 1)", {"x": IMAGE, "w": "4 4 3 3"}),
+        (
+            "conv2d, stride 2",
+            "F.conv2d(x, w, stride=2, padding=1)",
+            "conv(x, w, 1, 2)",
+            {"x": IMAGE, "w": "4 4 3 3"},
+        ),
+        (
+            "conv_transpose2d",
+            "F.conv_transpose2d(x, w, stride=2)",
+            "lax.conv_transpose(x, w, (2, 2), 'VALID', dimension_numbers=('NCHW', 'OIHW', 'NCHW'))",
+            {"x": IMAGE, "w": "4 4 2 2"},
+        ),
+        ("max_pool2d", "F.max_pool2d(x, 2)", "pool(x, 2, 2)", {"x": IMAGE}),
+        ("max_pool2d, overlapping", "F.max_pool2d(x, 3, 1)", "pool(x, 3, 1)", {"x": IMAGE}),
+        ("avg_pool2d", "F.avg_pool2d(x, 2)", "pool(x, 2, 2, 0.0, lax.add) / 4", {"x": IMAGE}),
+        (
+            "interpolate, nearest",
+            "F.interpolate(x, scale_factor=2)",
+            "jax.image.resize(x, (2, 4, 128, 128), 'nearest')",
+            {"x": IMAGE},
+        ),
+        (
+            "interpolate, bilinear",
+            "F.interpolate(x, scale_factor=2, mode='bilinear')",
+            "jax.image.resize(x, (2, 4, 128, 128), 'linear')",
+            {"x": IMAGE},
+        ),
+        (
+            "attention, sequence",
+            "F.scaled_dot_product_attention(x, y, z)",
+            "attention(x, y, z, False)",
+            dict.fromkeys("xyz", "2 4 128* 16"),
+        ),
+        (
+            "attention, causal",
+            "F.scaled_dot_product_attention(x, y, z, is_causal=True)",
+            "attention(x, y, z, True)",
+            dict.fromkeys("xyz", "2 4 128* 16"),
+        ),
+        (
+            "attention, keys",
+            "F.scaled_dot_product_attention(x, y, z)",
+            "attention(x, y, z, False)",
+            {"x": "2 4 1 16", "y": "2 4 512* 16", "z": "2 4 512* 16"},
+        ),
+    )
+)
+
+
+class Cost(NamedTuple):
+    """Of a program: the bytes that the busiest rank receives, the number of collectives, and the
+    mesh dims that shard the results' dims: for each result, for each dim.
+    """
+
+    received: int
+    collectives: int
+    results: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+
+def sizes(text: str) -> tuple[tuple[int, ...], int | None, int | None]:
+    """The shape, the sharded dim, and the bound of integers of an operand."""
+    dims, _, bound = text.partition("<")
+    found = dims.split()
+    at = next((d for d, n in enumerate(found) if n.endswith("*")), None)
+    return tuple(int(n.rstrip("*")) for n in found), at, int(bound) if bound else None
+
+
+# -- torch, with the package or without ------------------------------------------------------------
+
+
+def torchs(
+    cases: Sequence[Case], mesh: tuple[int, ...], to: dict[str, Any], ours: bool
+) -> Iterator[tuple[str, list[Cost | str]]]:
+    """What each case costs, without and with its gradient."""
+    import contextlib
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from benchmarks.received import Received
+
+    warnings.simplefilter("ignore")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=prod(mesh))
+    device_mesh = init_device_mesh("cpu", mesh)
+    if ours:
+        import cute_sharding
+
+        cute_sharding.prepare_groups(device_mesh)
+        switched: Any = partial(cute_sharding.enabled, redistribution=True, movement=True)
+    else:
+        switched = contextlib.nullcontext
+
+    def operand(text: str) -> Any:
+        shape, at, bound = sizes(text)
+        x = torch.randn(shape) if bound is None else torch.randint(0, bound, shape)
+        placements = [Replicate() if at is None else Shard(at)] * len(mesh)
+        return distribute_tensor(x.requires_grad_(bound is None), device_mesh, placements)
+
+    def brought(x: Any, dims: Sequence[Sequence[int]]) -> Any:
+        """The result where JAX has it."""
+        where: list[Any] = [Replicate()] * len(mesh)
+        for d, over in enumerate(dims):
+            for m in over:
+                where[m] = Shard(d)
+        return x.redistribute(placements=where)
+
+    def measured(case: Case, gradient: bool, dims: Any, made_at: Any) -> Cost | str:
+        torch.manual_seed(0)
+        given = {name: operand(text) for name, text in case.operands.items()}
+        with Received() as counted:
+            made = eval(case.torch, {"torch": torch, "F": F, **given})
+            if gradient:
+                y = made[0] if isinstance(made, tuple) else made
+                ones = distribute_tensor(
+                    torch.ones(y.shape), device_mesh, [Replicate()] * len(mesh)
+                )
+                ones = brought(ones, made_at[0] if made_at else [()] * y.ndim)
+                inputs = [x for x in given.values() if x.requires_grad]
+                made = torch.autograd.grad(y, inputs, ones)
+            results = list(made) if isinstance(made, (tuple, list)) else [made]
+            for x, where in zip(results, dims or [[()] * x.ndim for x in results]):
+                brought(x, where)
+        return Cost(counted.most, sum(counted.collectives.values()))
+
+    with LocalTensorMode(prod(mesh)), switched():
+        for case in cases:
+            found: list[Cost | str] = []
+            dims = to.get(case.name, [None, None])
+            for gradient, where in zip((False, True), dims):
+                try:
+                    found.append(measured(case, gradient, where, dims[0]))
+                except Exception as error:
+                    found.append(f"{type(error).__name__}: {str(error).splitlines()[0][:60]}")
+            yield case.name, found
+
+
+# -- JAX -------------------------------------------------------------------------------------------
+
+
+def jaxs(cases: Sequence[Case], mesh: tuple[int, ...]) -> Iterator[tuple[str, list[Any]]]:
+    """What JAX's compiler makes of each case, without and with its gradient."""
+    devices = f" --xla_force_host_platform_device_count={prod(mesh)}"
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
+    import jax
+    import jax.numpy as jnp
+    from jax import lax, nn
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    axes = tuple(f"m{m}" for m in range(len(mesh)))
+    device_mesh = jax.make_mesh(mesh, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(mesh))
+
+    def grouped(x: Any, groups: int) -> Any:
+        y = x.reshape(x.shape[0], groups, -1)
+        y = (y - y.mean(2, keepdims=True)) * lax.rsqrt(y.var(2, keepdims=True) + 1e-5)
+        return y.reshape(x.shape)
+
+    def batched(x: Any) -> Any:
+        over = (0, 2, 3)
+        found = x - x.mean(over, keepdims=True)
+        return found * lax.rsqrt(x.var(over, keepdims=True) + 1e-5)
+
+    def conv(x: Any, w: Any, padding: int, stride: int = 1) -> Any:
+        spatial = x.ndim - 2
+        return lax.conv_general_dilated(x, w, (stride,) * spatial, [(padding, padding)] * spatial)
+
+    def pool(x: Any, size: int, step: int, start: float = -jnp.inf, op: Any = lax.max) -> Any:
+        return lax.reduce_window(x, start, op, (1, 1, size, size), (1, 1, step, step), "VALID")
+
+    def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        scores = jnp.einsum("bhsd,bhtd->bhst", q, k) / q.shape[-1] ** 0.5
+        if causal:
+            scores = jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool)), scores, -jnp.inf)
+        return jnp.einsum("bhst,bhtd->bhsd", nn.softmax(scores, -1), v)
+
+    for case in cases:
+        names = list(case.operands)
+        described = [sizes(text) for text in case.operands.values()]
+        shapes = [
+            jax.ShapeDtypeStruct(
+                shape,
+                jnp.float32 if bound is None else jnp.int32,
+                sharding=NamedSharding(
+                    device_mesh,
+                    PartitionSpec(*[axes if d == at else None for d in range(len(shape))]),
+                ),
+            )
+            for shape, at, bound in described
+        ]
+        scope = {**locals(), "jax": jax, "jnp": jnp, "lax": lax, "nn": nn}
+        function = eval(f"lambda {', '.join(names)}: {case.jax}", scope)
+        at_inputs = tuple(i for i, (_, _, bound) in enumerate(described) if bound is None)
+
+        def gradient(
+            inputs: Any, others: Any, y: Any, at: Any = at_inputs, function: Any = function
+        ) -> Any:
+            def of(*inputs: Any) -> Any:
+                given = dict(zip(at, inputs))
+                rest = iter(others)
+                made = function(
+                    *[
+                        given[i] if i in given else next(rest)
+                        for i in range(len(given) + len(others))
+                    ]
+                )
+                return made[0] if isinstance(made, (tuple, list)) else made
+
+            made, pullback = jax.vjp(of, *inputs)
+            return pullback(y), made  # an eager program has computed both
+
+        found: list[Any] = []
+        made: Any = None
+        for is_gradient in (False, True):
+            program: Any = gradient if is_gradient else function
+            given: Any = shapes
+            if is_gradient and at_inputs and made is not None:
+                given = (
+                    [shapes[i] for i in at_inputs],
+                    [x for i, x in enumerate(shapes) if i not in at_inputs],
+                    made,
+                )
+            try:
+                assert not is_gradient or (at_inputs and made is not None), "no gradient"
+                compiled = jax.jit(program).lower(*given).compile()
+                shardings = jax.tree.leaves(compiled.output_shardings)
+                results = jax.tree.leaves(jax.eval_shape(program, *given))
+                if not is_gradient and jnp.issubdtype(results[0].dtype, jnp.floating):
+                    made = jax.ShapeDtypeStruct(
+                        results[0].shape, results[0].dtype, sharding=shardings[0]
+                    )
+                where = [
+                    tuple(_mesh_dims(some, axes) for some in (*sharding.spec, *[None] * 9)[:ndim])
+                    for sharding, ndim in zip(shardings, [x.ndim for x in results])
+                ]
+                found.append(Cost(*received_of(compiled.as_text()), tuple(where)))
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {str(error).splitlines()[0][:60]}")
+        yield case.name, found
+
+
+def _mesh_dims(some: Any, axes: Sequence[str]) -> tuple[int, ...]:
+    names = () if some is None else (some,) if isinstance(some, str) else some
+    return tuple(axes.index(name) for name in names)
+
+
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
+_COLLECTIVE = re.compile(
+    r"= (\(?[^=]*?\)?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
+    r"(?:-start)?\((.*)$",
+    re.M,
+)
+
+
+def received_of(program: str) -> tuple[int, int]:
+    """The bytes that a device receives in a compiled program of XLA, and its collectives."""
+    total, count = 0.0, 0
+    for made, op, rest in _COLLECTIVE.findall(program):
+        n = sum(
+            _BYTES.get(dtype, 4) * prod(int(size) for size in dims.split(",") if size)
+            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", made)
+        )
+        parts = _group_size(rest)
+        count += 1
+        total += {
+            "all-reduce": 2 * n * (parts - 1) / parts,
+            "all-gather": n * (parts - 1) / parts,
+            "all-to-all": n * (parts - 1) / parts,
+            "reduce-scatter": n * (parts - 1),
+            "collective-permute": n,
+        }[op]
+    return round(total), count
+
+
+def _group_size(text: str) -> int:
+    """The devices of one group, in any of XLA's three ways to write the groups."""
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        return prod(int(axes[name]) for name in re.findall(r"'(\w+)'", found[2]))
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", text):
+        return int(found[2])
+    found = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
+    return len(found[1].split(",")) if found else 1
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def told(side: str, arguments: Sequence[str], python: str, to: Any = None) -> dict[str, list[Any]]:
+    """What a side says, in a process of its own."""
+    done = subprocess.run(
+        [python, "-m", "benchmarks.along", "--side", side, *arguments],
+        cwd=ROOT,
+        input=json.dumps(to or {}),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("USE_CUTE_")},
+        timeout=1800,
+        check=True,
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def cell(found: Any) -> str:
+    if found is None:
+        return ""
+    if isinstance(found, str):
+        return "raises"
+    received, collectives, *_ = found
+    return f"{received:,} B in {collectives}" if collectives else "0"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--mesh", nargs="*", type=int, default=[8])
+    parser.add_argument("--jax", default="")
+    parser.add_argument("--side", choices=("torch", "ours", "jax"))
+    parser.add_argument("--errors", action="store_true", help="print why something raises")
+    given = parser.parse_args()
+    mesh = tuple(given.mesh)
+    cases = [case for case in CASES if not given.only or any(o in case.name for o in given.only)]
+    if given.side:
+        to = json.load(sys.stdin)
+        if given.side == "jax":
+            print(json.dumps(dict(jaxs(cases, mesh))))
+        else:
+            print(json.dumps(dict(torchs(cases, mesh, to, given.side == "ours"))))
+        return
+    arguments = ["--mesh", *map(str, mesh), *(["--only", *given.only] if given.only else [])]
+    jax = told("jax", arguments, given.jax) if given.jax else {}
+    to = {
+        name: [None if isinstance(each, str) else each[2] for each in both]
+        for name, both in jax.items()
+    }
+    sides = {
+        "PyTorch": told("torch", arguments, sys.executable, to),
+        "here": told("ours", arguments, sys.executable, to),
+        **({"JAX": jax} if jax else {}),
+    }
+    heads = [f"{name}{more}" for more in ("", ", gradient") for name in sides]
+    print(f"| op | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}")
+    for case in cases:
+        cells = [cell(sides[side][case.name][i]) for i in (0, 1) for side in sides]
+        more = any(
+            not isinstance(one, str) and not isinstance(other, str) and one[0] > other[0]
+            for one, other in zip(sides["here"][case.name], jax.get(case.name, []))
+        )
+        print(f"| {case.name} | {' | '.join(cells)} |{' more' if more else ''}")
+        if given.errors:
+            for side, found in sides.items():
+                print("   ", side, [each for each in found[case.name] if isinstance(each, str)])
+
+
+if __name__ == "__main__":
+    main()
