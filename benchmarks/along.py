@@ -1,6 +1,6 @@
 """What ops receive along a sharded dim: PyTorch alone, this package, and JAX's compiler.
 
-    python -m benchmarks.along [--only NAME ...] [--mesh 8] [--jax PYTHON] [--write]
+    python -m benchmarks.along [--only NAME ...] [--mesh 8] [--jax PYTHON] [--errors]
 
 For each op, all mesh dims shard the dim that is marked in the table below. Printed is what the
 busiest rank receives, in bytes, and in how many collectives: of the forward, and of the gradient
@@ -8,8 +8,8 @@ with it. Where JAX shards a result otherwise, ours and PyTorch's are brought the
 
 PyTorch runs in a process that never imports this package, and JAX, if ``--jax`` names a Python that
 has it, in one of its own: its collectives are read off the compiled program, so a ring all-reduce
-of n bytes on p devices counts 2 n (p - 1) / p there as here. ``--write`` puts the table into
-docs/ops.md.
+of n bytes on p devices counts 2 n (p - 1) / p there as here. Sizes that do not divide are
+PyTorch's and ours alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -248,69 +248,74 @@ def torchs(
     import contextlib
     import warnings
 
-    import torch
     import torch.distributed as dist
-    import torch.nn.functional as F
     from torch.distributed._local_tensor import LocalTensorMode
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from benchmarks.received import Received
 
     warnings.simplefilter("ignore")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=prod(mesh))
     device_mesh = init_device_mesh("cpu", mesh)
+    switched: Any = contextlib.nullcontext
     if ours:
         import cute_sharding
 
         cute_sharding.prepare_groups(device_mesh)
-        switched: Any = partial(cute_sharding.enabled, redistribution=True, movement=True)
-    else:
-        switched = contextlib.nullcontext
+        switched = partial(cute_sharding.enabled, redistribution=True, movement=True)
+    with LocalTensorMode(prod(mesh)), switched():
+        for case in cases:
+            dims = to.get(case.name, [None, None])
+            yield (
+                case.name,
+                [
+                    _tried(_of_torch, case, device_mesh, gradient, where, dims[0])
+                    for gradient, where in zip((False, True), dims)
+                ],
+            )
+
+
+def _tried(measure: Callable[..., Cost], *given: Any) -> Cost | str:
+    """What is measured, or what is raised."""
+    try:
+        return measure(*given)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
+
+
+def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) -> Cost:
+    """``dims``: where JAX has the results; ``made_at``: where it has those of the forward."""
+    import torch
+    import torch.nn.functional as F
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from benchmarks.received import Received
 
     def operand(text: str) -> Any:
         shape, at, bound = sizes(text)
         x = torch.randn(shape) if bound is None else torch.randint(0, bound, shape)
-        placements = [Replicate() if at is None else Shard(at)] * len(mesh)
-        return distribute_tensor(x.requires_grad_(bound is None), device_mesh, placements)
+        placements = [Replicate() if at is None else Shard(at)] * mesh.ndim
+        return distribute_tensor(x.requires_grad_(bound is None), mesh, placements)
 
     def brought(x: Any, dims: Sequence[Sequence[int]]) -> Any:
-        """The result where JAX has it."""
-        where: list[Any] = [Replicate()] * len(mesh)
+        where: list[Any] = [Replicate()] * mesh.ndim
         for d, over in enumerate(dims):
             for m in over:
                 where[m] = Shard(d)
         return x.redistribute(placements=where)
 
-    def measured(case: Case, gradient: bool, dims: Any, made_at: Any) -> Cost | str:
-        torch.manual_seed(0)
-        given = {name: operand(text) for name, text in case.operands.items()}
-        with Received() as counted:
-            made = eval(case.torch, {"torch": torch, "F": F, **given})
-            if gradient:
-                y = made[0] if isinstance(made, tuple) else made
-                ones = distribute_tensor(
-                    torch.ones(y.shape), device_mesh, [Replicate()] * len(mesh)
-                )
-                ones = brought(ones, made_at[0] if made_at else [()] * y.ndim)
-                inputs = [x for x in given.values() if x.requires_grad]
-                made = torch.autograd.grad(y, inputs, ones)
-            results = list(made) if isinstance(made, (tuple, list)) else [made]
-            for x, where in zip(results, dims or [[()] * x.ndim for x in results]):
-                brought(x, where)
-        return Cost(counted.most, sum(counted.collectives.values()))
-
-    with LocalTensorMode(prod(mesh)), switched():
-        for case in cases:
-            found: list[Cost | str] = []
-            dims = to.get(case.name, [None, None])
-            for gradient, where in zip((False, True), dims):
-                try:
-                    found.append(measured(case, gradient, where, dims[0]))
-                except Exception as error:
-                    found.append(f"{type(error).__name__}: {str(error).splitlines()[0][:60]}")
-            yield case.name, found
+    torch.manual_seed(0)
+    given = {name: operand(text) for name, text in case.operands.items()}
+    with Received() as counted:
+        made = eval(case.torch, {"torch": torch, "F": F, **given})
+        if gradient:
+            y = made[0] if isinstance(made, tuple) else made
+            ones = distribute_tensor(torch.ones(y.shape), mesh, [Replicate()] * mesh.ndim)
+            ones = brought(ones, made_at[0] if made_at else [()] * y.ndim)
+            made = torch.autograd.grad(y, [x for x in given.values() if x.requires_grad], ones)
+        results = list(made) if isinstance(made, (tuple, list)) else [made]
+        for x, where in zip(results, dims or [[()] * x.ndim for x in results]):
+            brought(x, where)
+    return Cost(counted.most, sum(counted.collectives.values()))
 
 
 # -- JAX -------------------------------------------------------------------------------------------
@@ -321,12 +326,83 @@ def jaxs(cases: Sequence[Case], mesh: tuple[int, ...]) -> Iterator[tuple[str, li
     devices = f" --xla_force_host_platform_device_count={prod(mesh)}"
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
     import jax
-    import jax.numpy as jnp
-    from jax import lax, nn
-    from jax.sharding import NamedSharding, PartitionSpec
 
     axes = tuple(f"m{m}" for m in range(len(mesh)))
-    device_mesh = jax.make_mesh(mesh, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(mesh))
+    auto = (jax.sharding.AxisType.Auto,) * len(mesh)
+    device_mesh, scope = jax.make_mesh(mesh, axes, axis_types=auto), _scope()
+    for case in cases:
+        shapes = _shapes(case, device_mesh)
+        function = eval(f"lambda {', '.join(case.operands)}: {case.jax}", scope)
+        forward = _tried(_of_jax, function, shapes, axes)
+        floats = [i for i, x in enumerate(shapes) if x.dtype.kind == "f"]
+        made = jax.tree.leaves(jax.eval_shape(function, *shapes))[0]
+        if isinstance(forward, str) or made.dtype.kind != "f":
+            yield case.name, [forward, "no gradient"]
+            continue
+        spec = [tuple(axes[m] for m in over) for over in forward.results[0]]
+        weights = _placed(made, device_mesh, spec)
+        gradient = _tried(_of_jax, _gradient(function, floats), [weights, *shapes], axes)
+        yield case.name, [forward, gradient]
+
+
+def _placed(x: Any, device_mesh: Any, spec: Sequence[Any]) -> Any:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    sharding = NamedSharding(device_mesh, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _shapes(case: Case, device_mesh: Any) -> list[Any]:
+    """The operands, with their shardings."""
+    import jax
+
+    found = []
+    for shape, at, bound in map(sizes, case.operands.values()):
+        x = jax.ShapeDtypeStruct(shape, "float32" if bound is None else "int32")
+        spec = [device_mesh.axis_names if d == at else None for d in range(len(shape))]
+        found.append(_placed(x, device_mesh, spec))
+    return found
+
+
+def _gradient(function: Callable[..., Any], floats: Sequence[int]) -> Callable[..., Any]:
+    """The gradient of the first result for given ``weights``, and the results: an eager program
+    computes both.
+    """
+    import jax
+
+    def gradient(weights: Any, *operands: Any) -> Any:
+        def of(*given: Any) -> Any:
+            places = dict(zip(floats, given))
+            made = function(*[places.get(i, x) for i, x in enumerate(operands)])
+            return made[0] if isinstance(made, (tuple, list)) else made
+
+        made, pullback = jax.vjp(of, *[operands[i] for i in floats])
+        return pullback(weights), made
+
+    return gradient
+
+
+def _of_jax(program: Callable[..., Any], given: Sequence[Any], axes: Sequence[str]) -> Cost:
+    import jax
+
+    compiled = jax.jit(program).lower(*given).compile()
+    shardings = jax.tree.leaves(compiled.output_shardings)
+    results = jax.tree.leaves(jax.eval_shape(program, *given))
+    where = [
+        tuple(_mesh_dims(some, axes) for some in (*sharding.spec, *[None] * 9)[: x.ndim])
+        for sharding, x in zip(shardings, results)
+    ]
+    return Cost(*received_of(compiled.as_text()), tuple(where))
+
+
+def _scope() -> dict[str, Any]:
+    """What expressions for JAX are made of."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax, nn
+
+    names = {"jax": jax, "jnp": jnp, "lax": lax, "nn": nn}
 
     def grouped(x: Any, groups: int) -> Any:
         y = x.reshape(x.shape[0], groups, -1)
@@ -351,69 +427,8 @@ def jaxs(cases: Sequence[Case], mesh: tuple[int, ...]) -> Iterator[tuple[str, li
             scores = jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool)), scores, -jnp.inf)
         return jnp.einsum("bhst,bhtd->bhsd", nn.softmax(scores, -1), v)
 
-    for case in cases:
-        names = list(case.operands)
-        described = [sizes(text) for text in case.operands.values()]
-        shapes = [
-            jax.ShapeDtypeStruct(
-                shape,
-                jnp.float32 if bound is None else jnp.int32,
-                sharding=NamedSharding(
-                    device_mesh,
-                    PartitionSpec(*[axes if d == at else None for d in range(len(shape))]),
-                ),
-            )
-            for shape, at, bound in described
-        ]
-        scope = {**locals(), "jax": jax, "jnp": jnp, "lax": lax, "nn": nn}
-        function = eval(f"lambda {', '.join(names)}: {case.jax}", scope)
-        at_inputs = tuple(i for i, (_, _, bound) in enumerate(described) if bound is None)
-
-        def gradient(
-            inputs: Any, others: Any, y: Any, at: Any = at_inputs, function: Any = function
-        ) -> Any:
-            def of(*inputs: Any) -> Any:
-                given = dict(zip(at, inputs))
-                rest = iter(others)
-                made = function(
-                    *[
-                        given[i] if i in given else next(rest)
-                        for i in range(len(given) + len(others))
-                    ]
-                )
-                return made[0] if isinstance(made, (tuple, list)) else made
-
-            made, pullback = jax.vjp(of, *inputs)
-            return pullback(y), made  # an eager program has computed both
-
-        found: list[Any] = []
-        made: Any = None
-        for is_gradient in (False, True):
-            program: Any = gradient if is_gradient else function
-            given: Any = shapes
-            if is_gradient and at_inputs and made is not None:
-                given = (
-                    [shapes[i] for i in at_inputs],
-                    [x for i, x in enumerate(shapes) if i not in at_inputs],
-                    made,
-                )
-            try:
-                assert not is_gradient or (at_inputs and made is not None), "no gradient"
-                compiled = jax.jit(program).lower(*given).compile()
-                shardings = jax.tree.leaves(compiled.output_shardings)
-                results = jax.tree.leaves(jax.eval_shape(program, *given))
-                if not is_gradient and jnp.issubdtype(results[0].dtype, jnp.floating):
-                    made = jax.ShapeDtypeStruct(
-                        results[0].shape, results[0].dtype, sharding=shardings[0]
-                    )
-                where = [
-                    tuple(_mesh_dims(some, axes) for some in (*sharding.spec, *[None] * 9)[:ndim])
-                    for sharding, ndim in zip(shardings, [x.ndim for x in results])
-                ]
-                found.append(Cost(*received_of(compiled.as_text()), tuple(where)))
-            except Exception as error:
-                found.append(f"{type(error).__name__}: {str(error).splitlines()[0][:60]}")
-        yield case.name, found
+    own = (grouped, batched, conv, pool, attention)
+    return {**names, **{function.__name__: function for function in own}}
 
 
 def _mesh_dims(some: Any, axes: Sequence[str]) -> tuple[int, ...]:
@@ -423,7 +438,7 @@ def _mesh_dims(some: Any, axes: Sequence[str]) -> tuple[int, ...]:
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
 _COLLECTIVE = re.compile(
-    r"= (\(?[^=]*?\)?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
+    r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
     r"(?:-start)?\((.*)$",
     re.M,
 )

@@ -17,7 +17,7 @@ from cute_sharding.exchange.plan import received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.step import of_blocks
 from cute_sharding.propagation.solver import Cost, least
-from cute_sharding.relations.signature import ONE, Linear, Signature
+from cute_sharding.relations.signature import NOT_FOLDED, ONE, Folding, Linear, Signature
 from cute_sharding.sharding.rows import Cut, are_even, chains_of
 
 # -- operands --------------------------------------------------------------------------------------
@@ -165,7 +165,8 @@ def assign(
     compared: list[Assignment] | None = None,
     results: Sequence[tuple[int, ...] | None] | None = None,
     itemsizes: Sequence[int] = (),
-    states: Sequence[str] = (),
+    folding: Folding = NOT_FOLDED,
+    weighs_picks: bool = False,
 ) -> Assignment:
     """One that receives nothing; or the assignment that receives the fewest bytes, with the least
     for what stays pending (:func:`.signatures.owed_for`). Of several, one that receives the fewest
@@ -190,7 +191,8 @@ def assign(
         compared: a list to which all assignments are added that the search compares.
         results: their shapes; by default by the sizes of names in operands.
         itemsizes: of an element of each result, as of operands; by default 1.
-        states: the reductions that combine the states over folded names.
+        folding: the states over folded names.
+        weighs_picks: whether the reduction of picked rows counts: the next op has to do it.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -222,7 +224,8 @@ def assign(
         network,
         results and tuple(results),
         tuple(itemsizes),
-        tuple(states),
+        folding,
+        weighs_picks,
     )
     if compared is not None:
         return _search(question, spare, compared)[1]
@@ -253,7 +256,8 @@ class _Question:
     network: Chosen
     made: Sequence[tuple[int, ...] | None] | None
     itemsizes: tuple[int, ...]
-    states: tuple[str, ...] = ()
+    folding: Folding = NOT_FOLDED
+    weighs_picks: bool = False
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -300,9 +304,10 @@ def _search(
     found = cheapest(question, options)
     # Of operands that are not sharded the results are whole: all that read them have them.
     is_sharded = any(isinstance(part, tuple) for operand in operands for part in operand.parts)
-    if spare and is_sharded and found[1].received:
+    if spare and is_sharded and found[0].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
-        cuts, may_move = _spare_cuts(signature, operands), {None, *signature.folded}
+        cuts = _spare_cuts(signature, operands)
+        may_move = {None, *signature.folded, *(signature.picked if question.weighs_picks else ())}
         wider = [
             [*some, *cuts]
             if n > 1 and all(each.pending is None and each.name in may_move for each in some)
@@ -338,7 +343,7 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     by = question.network
     elements = [received_for(operand, target, mesh, by) for operand, target in moved]
     received = sum([operand.itemsize * n for (operand, _), n in zip(moved, elements)])
-    states = state_moves(signature, operands, targets, question.states)
+    states = state_moves(signature, operands, targets, question.folding)
     of_states = [received_for(state, to, mesh, by) for state, to in states]
     received += sum([state.itemsize * n for (state, _), n in zip(states, of_states)])
     # An operand of which only sizes are read will meet the result, so its redistribution counts.
@@ -364,8 +369,8 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         ]
     )
     if signature.picked & _contracted(signature, choices):
-        owed = 0  # as for torch, which leaves picked rows to the next op
-    if not received + later:
+        owed *= question.weighs_picks
+    elif not received + later:
         owed = 0  # an op that needs no communication has none
     cost = Cost(received + later + owed, received, pending, held)
     return cost, Assignment(targets, results, sum(elements) + sum(of_states), differ)
@@ -375,17 +380,17 @@ def state_moves(
     signature: Signature,
     operands: Sequence[Operand],
     targets: Sequence[tuple[Part, ...]],
-    states: Sequence[str],
+    folding: Folding,
 ) -> list[tuple[Operand, tuple[Part, ...]]]:
     """Each state of an op that folds, pending on the mesh dims that cut folded names, and where it
     is needed: on all of their devices. None if no mesh dim cuts one.
 
     >>> from cute_sharding.relations import parse
     >>> softmax, rows = parse("m (n) -> m (n)", (2,)), Operand((8, 64), ((1, 1),), 4)
-    >>> state_moves(softmax, [rows], [rows.parts], ("max", "sum"))[0]
+    >>> state_moves(softmax, [rows], [rows.parts], Folding("softmax", ("max", "sum")))[0]
     (Operand(shape=(8, 1), parts=('max',), itemsize=4), (None,))
     """
-    if not signature.folded or not states:
+    if not signature.folded or not folding.states:
         return []
     i = signature.of_fold
     names, x, parts = signature.operands[i], operands[i], targets[i]
@@ -399,11 +404,11 @@ def state_moves(
             Operand(
                 shape,
                 tuple([op if fold else part for fold, part in zip(folds, parts)]),
-                max(x.itemsize, 4),
+                folding.itemsize(x.itemsize),
             ),
             after,
         )
-        for op in states
+        for op in folding.states
     ]
 
 

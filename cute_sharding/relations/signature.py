@@ -19,8 +19,9 @@ A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
 - ``(d)``: a folded dim,
-- ``{d}``: a contracted dim of which each result row takes one row, the one whose number is in the
-  next operand. A device computes the result rows that take its rows, and nothing for others,
+- ``{d}``: a dim of which the op takes or writes one row for each number in an index, the next
+  operand (of several such dims, one index each). If the results have it, each device writes those
+  of its rows that are named; else it gives the rows that it has, and nothing for others,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
   1 or not, as in broadcasting; ``[...]``: whole,
 - ``d*4``: a dim of four rows for each row of ``d``, such as the input rows of windows that do not
@@ -83,6 +84,31 @@ COPIES = Linear((0,), COPIED, alone=True)
 COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
 
 
+class Folding(NamedTuple):
+    """How an op folds the rows of a dim.
+
+    Attributes:
+        name: of the functions that fold and finish (dtensor/run/folds.py).
+        states: the reductions that combine its states, in order, each with one number for each row
+            of the first operand with folded dims.
+        indexed: with each number of a state travels the number of its row.
+        exact: the op compares numbers and computes none: it folds integers as well.
+    """
+
+    name: str = ""
+    states: tuple[str, ...] = ()
+    indexed: bool = False
+    exact: bool = False
+
+    def itemsize(self, of_operand: int) -> int:
+        """The bytes of a state's number, for an operand whose numbers have so many."""
+        number = max(of_operand, 4)
+        return 2 * number if self.indexed else number
+
+
+NOT_FOLDED = Folding()
+
+
 class Signature(NamedTuple):
     """An op on tensors with given numbers of dims.
 
@@ -90,7 +116,7 @@ class Signature(NamedTuple):
         operands: for each operand, the names of its dims.
         results: the same for the results.
         whole: the names that no mesh dim may cut.
-        picked: the contracted names of which each result row takes one row.
+        picked: the names of which an index takes or writes rows.
         added: the operands, by position, that are terms of a sum.
         unread: the operands that the op does not read.
         sized: the operands of which it reads only the sizes.

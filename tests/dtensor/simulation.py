@@ -136,6 +136,12 @@ def planned(mesh, shape, before, after):
     return planned_for(*[DTensorSpec(mesh, some, meta) for some in (before, after)])
 
 
+def finished(tensor):
+    """The tensor after what is pending has been reduced."""
+    placements = [Replicate() if p.is_partial() else p for p in tensor.placements]
+    return tensor.redistribute(placements=placements)
+
+
 def assert_holds(tensor, full):
     """Every rank of ``tensor`` holds its slice of ``full``, or of its own ``full``, as for
     locals_of.

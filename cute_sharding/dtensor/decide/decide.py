@@ -13,7 +13,7 @@ from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.local import for_kernel, in_order, with_numbers_finished
 from cute_sharding.dtensor.decide.movement import by_movement
-from cute_sharding.dtensor.decide.question import Question, in_words, placed_by_search
+from cute_sharding.dtensor.decide.question import Question, in_words
 from cute_sharding.dtensor.decide.redistributions import (
     by_lists,
     by_write,
@@ -291,8 +291,8 @@ class Reading:
 # the first function of ``ORDER`` that has a plan decides, and ``_completed`` adds what running the
 # op needs beside it. How data then moves is in ``run``.
 #
-# Convolutions, ``argmax`` and ``argmin`` start in ``question.gated_handler``: torch has functions
-# of its own for them, which run where no fix says that they are wrong.
+# Convolutions, ``argmax`` and ``argmin`` are decided as all ops are: torch's functions of their own
+# for them are replaced (``question.gated_handler``).
 
 
 def propagation(
@@ -357,8 +357,6 @@ def by_fix(question: Question) -> OpPlan | None:
     match fix.remedy:
         case Remedy.FALSE:
             return by_function(schema, lambda *_: False, question.specs[0].mesh, [], None)
-        case Remedy.FUNCTION:
-            return placed_by_search(question.torchs(schema), schema)
         case Remedy.GATE:
             return question.gated(fix.kinds)
         case Remedy.SUM:

@@ -27,23 +27,16 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
-from cute_sharding.dtensor.run.folds import (
-    FOLDS,
-    Chain,
-    States,
-    as_number,
-    chain_of_dim,
-    own_rows,
-)
-from cute_sharding.dtensor.run.groups import on_each_rank, place
+from cute_sharding.dtensor.run.folds import FOLDS, States
+from cute_sharding.dtensor.run.numbered import ByNumber, Chain, Pick, as_number, chain_of_dim
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
 from cute_sharding.dtensor.run.placements import without
 from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.layout.layout import row_major
 from cute_sharding.propagation.signatures import Assignment, Part
-from cute_sharding.relations.signature import Signature
-from cute_sharding.relations.table import ROWS
+from cute_sharding.relations.signature import Folding, Signature
+from cute_sharding.relations.table import ROWS, Row
 from cute_sharding.relations.table.kernels import (
     AlignedMask,
     Bits,
@@ -55,7 +48,6 @@ from cute_sharding.relations.table.kernels import (
     SizesBeside,
 )
 from cute_sharding.relations.table.products import MADE_BY_ROWS
-from cute_sharding.relations.table.row import Folding
 
 # -- shares ----------------------------------------------------------------------------------------
 # Averages over devices with blocks of different sizes: each device counts by its share.
@@ -185,42 +177,57 @@ def _real(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
-# -- picks -----------------------------------------------------------------------------------------
-# Rows of a sharded dim that an index picks: each device gives the picked rows that it has and zeros
-# for others, and a sum is left pending.
+# -- rows by number --------------------------------------------------------------------------------
+# Rows of a sharded dim that an index names: each device gives those that it has and zeros for
+# others, and a sum is left pending; or it writes those that it has (run/numbered.py).
 #
 # torch does the same for an embedding and ``gather``, but applies the mask only when it reduces the
 # result, and most later ops raise. Here the mask ends with the op. The placement is torch's own
 # (``_MaskPartial``): the next op that computes reduces it, as on torch alone.
 
 
-def by_picks(
+def by_numbers_of_rows(
     plan: OpPlan,
-    schema: OpSchema,
+    row: Row,
     specs: Sequence[DTensorSpec],
     signature: Signature,
     wanted: Sequence[tuple[Placement, ...]],
 ) -> OpPlan:
-    """The plan for an op that picks rows. If a mesh dim shards these rows, each device gives those
-    that it has. ``wanted``: the placements to which the operands are redistributed.
+    """The plan for an op that takes or writes rows by number, if a mesh dim shards such rows.
+    ``wanted``: the placements to which the operands are redistributed.
     """
-    found = [
-        (i, d)
-        for i, names in enumerate(signature.operands)
-        for d, name in enumerate(names)
-        if name in signature.picked
-    ]
-    for i, d in found:
-        mesh = specs[0].mesh
-        chain = chain_of_dim(d, wanted[i], mesh)
-        if chain:
-            arguments = enumerate(schema.args_schema)
-            places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
-            rows = places[i], d, places[i + 1]
-            run = partial(_pick_rows, schema.op, mesh, chain, as_number(specs[i].shape[d]), rows)
-            rows_of = tuple(map(as_number, specs[i].shape)), d
-            return replace(plan.placed(partial(_placed, chain, rows_of)), kernel=run)
-    return plan
+    if not signature.picked:
+        return plan
+    i, names = next(
+        (i, some)
+        for i, some in enumerate(signature.operands)
+        if not signature.picked.isdisjoint(some)
+    )
+    results = signature.results[0]
+    picks: list[Pick] = []
+    for d, name in enumerate(names):
+        if name in signature.picked:
+            index = i + 1 + len(picks)
+            aligned = tuple(
+                [
+                    signature.operands[index].index(of) if of in signature.operands[index] else None
+                    for of in results
+                ]
+            )
+            chain = chain_of_dim(d, wanted[i], specs[i].mesh)
+            picks.append(
+                Pick(d, index, chain, as_number(specs[i].shape[d]) if chain else 0, aligned)
+            )
+    sharded = tuple([pick for pick in picks if pick.chain])
+    if not sharded:
+        return plan
+    shape = tuple(map(as_number, specs[i].shape))
+    if not signature.picked & set(results):
+        for pick in sharded:
+            plan = plan.placed(partial(_placed, pick.chain, (shape, pick.dim)))
+    writes = bool(signature.picked & set(results))
+    kernel = ByNumber(plan.schema.op, specs[i].mesh, i, sharded, writes, row.counts_back)
+    return replace(plan, kernel=kernel)
 
 
 def _placed(
@@ -232,32 +239,6 @@ def _placed(
         picked_rows(p.reduce_op, *rows_of) if m in dims and isinstance(p, Partial) else p
         for m, p in enumerate(spec.placements)
     ]
-
-
-def _pick_rows(
-    op: Callable[..., torch.Tensor],
-    mesh: Any,
-    chain: Chain,
-    n: int,
-    at: tuple[int, int, int],
-    *args: Any,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """The op's result on this device's rows. ``at``: (argument with the rows, dim, index)."""
-    source, dim, index = at
-
-    def of_rank(rank: int, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        own, count, is_own = own_rows(numbers, n, chain, place(mesh, rank))
-        if count == 0:  # any row does: all results are masked below
-            rows = rows.new_zeros([1 if d == dim else size for d, size in enumerate(rows.shape)])
-        given = list(args)
-        given[source], given[index] = rows, own.masked_fill(~is_own, 0)
-        result = op(*given, **kwargs)
-        # The dims of the index come first, then the other dims of a picked row.
-        others = ~is_own.reshape(*is_own.shape, *[1] * (result.ndim - is_own.ndim))
-        return result.masked_fill(others, 0)
-
-    return on_each_rank(of_rank, args[source], args[index])
 
 
 # -- folds -----------------------------------------------------------------------------------------
@@ -284,15 +265,18 @@ def by_folds(
     metas = [spec and spec.tensor_meta for spec in plan.specs]
     dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
     fold = States(mesh, tuple(specs[i].shape), dims, needed[i], tuple(over), dtypes)
+    meta = specs[i].tensor_meta
+    itemsize = 4 if meta is None else meta.dtype.itemsize
     if not symints.is_symbolic(*specs[i].shape):
-        count_received(name, partial(_received_of_states, fold, folding.states))
+        count_received(name, partial(_received_of_states, fold, folding, itemsize))
     return replace(plan, kernel=partial(FOLDS[folding.name], fold))
 
 
-def _received_of_states(fold: States, states: Sequence[str]) -> Received:
+def _received_of_states(fold: States, folding: Folding, itemsize: int) -> Received:
+    dtype = torch.int64 if folding.itemsize(itemsize) > 4 else torch.float32
     total = Received()
-    for op in states:
-        before, after = fold.ends(op, torch.float32)
+    for op in folding.states:
+        before, after = fold.ends(op, dtype)
         total = total.plus(received_to(before, tuple(after.placements))())
     return total
 

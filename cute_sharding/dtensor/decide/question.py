@@ -10,7 +10,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.signatures import by_signature
@@ -20,7 +19,6 @@ from cute_sharding.dtensor.door.cuts import (
     is_uneven,
     some_device_is_empty,
 )
-from cute_sharding.dtensor.fixes import table
 from cute_sharding.dtensor.replaced import (
     communication,
     dispatch_modes,
@@ -34,7 +32,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
-    Shard,
     StridedShard,
 )
 from cute_sharding.dtensor.run.op_plan import OpPlan, of_torch, run_slowly, shapes_of_results
@@ -124,61 +121,11 @@ def gated(
     return found.asked(schema)
 
 
-def placed_by_search(found: OpPlan, schema: OpSchema) -> OpPlan:
-    """torch's plan for ``argmax`` or ``argmin``, with the placements that torch's function for
-    them gives: it reduces a Partial, searches each shard, and compares the results if need be.
-    """
-    searched: Any = schema.args_schema[0]
-    dim = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim")
-    keeps = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "keepdim")
-    dim = None if dim is None else dim % max(searched.ndim, 1)
-
-    def left(p: Any) -> Any:
-        if not isinstance(p, Shard) or dim is None or p.dim == dim:
-            return Replicate()
-        return Shard(p.dim - (p.dim > dim and not keeps))
-
-    placements = tuple(map(left, searched.placements))
-    return found.placed(lambda _: placements)
-
-
 def gated_handler(op: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     """A function in place of torch's for an op that skips the propagator, which asks the propagator
-    as for any other op. Only ``argmax`` and ``argmin`` are torch's where that is right: it compares
-    what each device finds.
+    as for any other op.
     """
-    place = op_schemas.place_of(op, "dim")
-    return run_slowly if place is None else _search(stock, place)
-
-
-def _search(stock: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Of ``argmax`` and ``argmin``, whose dim is argument ``place``."""
-
-    def search(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dim, spec = args[place] if place < len(args) else None, args[0]._spec
-        known = not symints.is_symbolic(spec.shape)
-        is_right, along = (_along if known else _along.__wrapped__)(spec, dim)
-        if not is_right:
-            return run_slowly(op, args, kwargs)
-        if along != dim:
-            args = (args[0], along, *args[2:])
-        return stock(op, args, kwargs)
-
-    return search
-
-
-@remembered
-def _along(spec: Any, dim: int | None) -> tuple[bool, Any]:
-    """Whether torch's search along ``dim`` is right, and the dim counted from the front: torch
-    compares it with dims that are. A dim that the tensor does not have is torch's to report.
-    """
-    ndim = max(spec.ndim, 1)
-    if dim is not None and not -ndim <= dim < ndim:
-        return True, dim
-    is_right = symints.are_without_factors(spec.placements) and not table.searches_nothing(
-        spec, dim
-    )
-    return is_right, None if dim is None else dim % ndim
+    return run_slowly
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local import (
     by_folds,
-    by_picks,
+    by_numbers_of_rows,
     by_shares,
     in_their_place,
     of_results,
@@ -48,7 +48,7 @@ from cute_sharding.propagation.signatures import (
     received_for,
     state_moves,
 )
-from cute_sharding.relations.signature import UNREAD, Linear, Signature, parse
+from cute_sharding.relations.signature import UNREAD, Folding, Linear, Signature, parse
 from cute_sharding.relations.table import Row
 
 
@@ -81,7 +81,7 @@ def by_signature(
     made = shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, made)
-        if signature.folded and not _may_fold(specs):
+        if signature.folded and not _may_fold(row.fold, specs):
             signature = signature.without_folds()
         found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
@@ -97,15 +97,15 @@ def by_signature(
     as_order = are_read_as_order(specs)
     if as_order and not keeps_the_only_shards(specs, wanted):
         return None
-    # Picked rows depend on which rows a device has, not only on how many.
-    if signature.picked and as_order:
+    # Rows by number depend on which rows a device has, not only on how many.
+    if as_order and _are_cut(signature.picked, signature, found):
         return None
     _note(name, signature, wanted, given, found.received)
     plan = placed(schema, specs, wanted, given, metas, as_order=as_order)
     plan = by_folds(plan, name, row.fold, specs, signature, needed)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
         plan = by_shares(plan, row.shares, specs, signature.fitted(shapes), found)
-    plan = by_picks(plan, schema, specs, signature, wanted)
+    plan = by_numbers_of_rows(plan, row, specs, signature, wanted)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return plan.prepared(in_their_place(schema, signature, others))
 
@@ -132,7 +132,8 @@ def _assign(
         network=network_in_force(),
         results=_numbers(metas),
         itemsizes=list(map(_itemsize, as_list(metas))),
-        states=row.fold.states,
+        folding=row.fold,
+        weighs_picks=bool(signature.picked) and not row.picks_as_torch,
     )
     is_symbolic = _is_symbolic(specs)
 
@@ -159,20 +160,20 @@ def _assign(
             found, compared = other, others
             break
     for other in compared:
-        _keep_choice(specs, operands, metas, signature, row.fold.states, other, found)
+        _keep_choice(specs, operands, metas, signature, row.fold, other, found)
     return found
 
 
-def _may_fold(specs: Sequence[DTensorSpec]) -> bool:
+def _may_fold(folding: Folding, specs: Sequence[DTensorSpec]) -> bool:
     """Whether an op may fold: real numbers that mesh dims shard from left to right. On a mesh of
     one device, torch's stand-in for any mesh, only what holds without an exchange may be said:
     torch then runs the op that was taken apart as one, on local tensors.
     """
-    is_complex = any(dtype.is_complex for dtype in _dtypes(specs))
-    real = specs[0].tensor_meta is not None and specs[0].tensor_meta.dtype.is_floating_point
-    if specs[0].mesh.size() == 1:
+    dtypes, meta = _dtypes(specs), specs[0].tensor_meta
+    if specs[0].mesh.size() == 1 or meta is None or are_read_as_order(specs):
         return False
-    return real and not is_complex and not are_read_as_order(specs)
+    is_real = not any(dtype.is_complex for dtype in dtypes)
+    return is_real and (folding.exact or meta.dtype.is_floating_point)
 
 
 def _itemsize(meta: Any) -> int:
@@ -190,7 +191,7 @@ def _keep_choice(
     operands: Sequence[Operand],
     metas: Any,
     signature: Signature,
-    states: Sequence[str],
+    folding: Folding,
     other: Assignment,
     chosen: Assignment,
 ) -> None:
@@ -207,7 +208,7 @@ def _keep_choice(
     shapes = [tuple(spec.shape) for spec in specs]
     numbers, later = [operand.shape for operand in operands], []
     for sign, found in ((1, chosen), (-1, other)):
-        for state, to in state_moves(signature, operands, found.operands, states):
+        for state, to in state_moves(signature, operands, found.operands, folding):
             now.append(sign * state.itemsize * received_for(state, to, mesh, network))
             i = signature.of_fold
             rows = zip(state.shape, operands[i].shape, specs[i].shape)
@@ -287,6 +288,15 @@ def _kept_where_sized(
         tuple(spec.placements) if i in signature.sized else placements
         for i, (spec, placements) in enumerate(zip(specs, needed))
     ]
+
+
+def _are_cut(some: frozenset[str], signature: Signature, found: Assignment) -> bool:
+    """Whether a mesh dim cuts a dim of one of these names."""
+    return any(
+        isinstance(part, tuple) and names[part[0]] in some
+        for names, parts in zip(signature.operands, found.operands)
+        for part in parts
+    )
 
 
 def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:

@@ -78,7 +78,7 @@ def propagate_shape_and_sharding(
         )
     view, row = view_of(global_input_shape, rule), BY_OP["Tensor.view"]
     ways = ways_of_view(view, row, placements, mesh)
-    source, output, outcome = next(ways, without_shards(row, placements))
+    source, output, outcome = next(ways, without_shards(row, placements, repeats=view.repeats))
     if strict_view and source != placements:
         raise RuntimeError(
             f"a view of a DTensor from shape {tuple(global_input_shape)} to {view.output_shape} on "
@@ -99,10 +99,10 @@ def ways_of_view(
 
     Cheap placements are searched only if all sizes have values in the call that is being compiled;
     and there are no ways if it depends on sizes without a value what the view does. Reductions that
-    the op does not commute with are done first.
+    the op does not commute with are done first, and all if the output has more elements.
     """
     cuts = tuple(map(cut_of, placements))
-    reduced = _reduced(row, placements)
+    reduced = _reduced(row, placements, repeats=view.repeats)
     dims = range(len(view.input_shape)) if row.wants_whole_dims else ()
     unsharded = [d for d in dims if d not in view.kept]
     try:
@@ -129,19 +129,21 @@ def ways_of_view(
         return
 
 
-def without_shards(row: ByDimMap, placements: tuple[Placement, ...]) -> Way:
+def without_shards(row: ByDimMap, placements: tuple[Placement, ...], *, repeats: bool) -> Way:
     """The way that is right for all sizes and orders of mesh dims: nothing is sharded."""
-    source = without((Shard, StridedShard), _reduced(row, placements))
+    source = without((Shard, StridedShard), _reduced(row, placements, repeats=repeats))
     return source, source, "redistribution"
 
 
-def _reduced(row: ByDimMap, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    """The placements after the reductions that the op does not commute with."""
+def _reduced(
+    row: ByDimMap, placements: tuple[Placement, ...], *, repeats: bool
+) -> tuple[Placement, ...]:
+    """The placements after the reductions that may not stay pending."""
     return tuple(
         [
             Replicate()
             if isinstance(p, Partial)
-            and not row.may_stay(p.reduce_op if type(p) is Partial else None)
+            and not row.may_stay(p.reduce_op if type(p) is Partial else None, repeats=repeats)
             else p
             for p in placements
         ]
@@ -241,7 +243,7 @@ def _way(question: Question, view: View) -> Way:
             output = symints.settled(output)
         if _holds_in_its_order(view, spec, source, output, sized=sized):
             return source, output, outcome
-    return without_shards(row, placements)
+    return without_shards(row, placements, repeats=view.repeats)
 
 
 def _holds_in_its_order(

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.versions import RELEASES
 from cute_sharding.dtensor.door.cuts import (
     devices_differ,
@@ -19,7 +18,7 @@ from cute_sharding.dtensor.door.cuts import (
     is_uneven,
     some_device_is_empty,
 )
-from cute_sharding.dtensor.replaced import op_schemas, symints, tensor_specs
+from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -244,22 +243,6 @@ def convolves_wrongly(specs: Sequence[DTensorSpec], arguments: int) -> bool:
     )
 
 
-def searches_nothing(spec: DTensorSpec, dim: int | None) -> bool:
-    """Whether some device has nothing to search: along a sharded ``dim``, or for None along any.
-    (If the whole tensor has nothing, torch's function raises the op's error.)
-    """
-    known = not symints.is_symbolic(spec.shape)
-    return (_lacks_rows if known else _lacks_rows.__wrapped__)(spec, dim)
-
-
-@remembered
-def _lacks_rows(spec: DTensorSpec, dim: int | None) -> bool:
-    cut = {p.dim for p in spec.placements if isinstance(p, Shard)}
-    searched = cut if dim is None else cut & {dim % max(spec.ndim, 1)}
-    has_rows = all(type(spec.shape[d]) is not int or spec.shape[d] for d in searched)
-    return bool(searched) and has_rows and some_device_is_empty(spec)
-
-
 # -- table -----------------------------------------------------------------------------------------
 # Bugs of torch on placements that its own rules accept.
 
@@ -274,7 +257,6 @@ class Remedy(Enum):
     GATE = "its operands' placements of the fix's kinds are replicated first"
     FALSE = "the answer is False"
     SUM = "the gradient is that of a sum, which is as empty"
-    FUNCTION = "torch's function for the op runs, and its results have the placements it leaves"
 
 
 class Fix(NamedTuple):
@@ -392,24 +374,6 @@ TABLE: tuple[Fix, ...] = (
         lambda schema, specs: convolves_wrongly(specs, len(schema.args_schema)),
         "torch reduces and gathers what it cannot convolve in shards",
         kinds=ALL,
-    ),
-    Fix(
-        _names("argmax.default", "argmin.default"),
-        "A device without rows to search raises.",
-        lambda schema, specs: searches_nothing(
-            specs[0],
-            op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim"),
-        ),
-        "torch gives such a device a neutral value",
-    ),
-    Fix(
-        _names("argmax.default", "argmin.default"),
-        "The op's function runs on operands without redistribution, but takes the placements of "
-        "its results from a rule that may redistribute operands.",
-        lambda schema, specs: not any(map(tensor_specs.split_factors, specs)),
-        "torch takes the placements that the function leaves",
-        Remedy.FUNCTION,
-        releases=("2.14", "2.15"),
     ),
     Fix(
         ("equal.default",),

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = [
     "arguments_of",
@@ -29,6 +29,7 @@ __all__ = [
     "redistribute_arguments",
     "return_and_correct_aliasing",
     "schema_of",
+    "tensors_of",
 ]
 
 
@@ -125,3 +126,22 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
+
+
+def tensors_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], tuple[Any, Any]]]:
+    """The tensors among the arguments of an op, with those in lists, and a function that puts
+    others in their places.
+    """
+    leaves, tree = tree_flatten((args, kwargs))
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def with_tensors(given: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        found = dict(zip(places, given))
+        arguments: tuple[Any, Any] = tree_unflatten(
+            [found.get(k, leaf) for k, leaf in enumerate(leaves)], tree
+        )
+        return arguments
+
+    return [leaves[k] for k in places], with_tensors

@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
-from cute_sharding.dtensor.replaced.symints import number_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -31,10 +29,16 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
 )
 from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.numbered import (
+    as_number,
+    chain_of_dim,
+    checked,
+    numbers_of,
+    own_rows,
+)
 from cute_sharding.dtensor.run.placements import placement_of
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.layout.layout import row_major
-from cute_sharding.sharding.rows import local_size, piece_and_block
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -219,6 +223,133 @@ def _spread(*, root: bool, mean: bool) -> Callable[..., Any]:
     return spread
 
 
+# -- searches --------------------------------------------------------------------------------------
+# The greatest number of each row and where it is: of equal ones the first, and no number (NaN)
+# before all. Numbers are compared as integers in the same order, so that backends agree on all of
+# them. A number of up to 32 bits and its place travel as one integer; of wider ones, first the
+# numbers, then the first place of those that are equal.
+
+_PLACES = 31  # bits of a place beside a number
+_NO_NUMBER = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}  # after all numbers
+
+
+def _in_order(x: torch.Tensor, *, least: bool = False) -> torch.Tensor:
+    """Integers in the order of the numbers, or in the reverse order: of 32 bits, or of 64."""
+    bits = torch.int64 if x.dtype.itemsize == 8 else torch.int32
+    if not x.dtype.is_floating_point:
+        found = x.to(bits)
+        return ~found if least else found
+    x = x.to(torch.float64 if bits is torch.int64 else torch.float32) + 0.0  # -0. is 0.
+    found = x.view(bits)
+    found = torch.where(found < 0, found ^ _NO_NUMBER[bits], found)
+    return (~found if least else found).masked_fill(x.isnan(), _NO_NUMBER[bits])
+
+
+def _out_of_order(found: torch.Tensor, dtype: torch.dtype, *, least: bool = False) -> torch.Tensor:
+    """The numbers that :func:`_in_order` has made integers of."""
+    if not dtype.is_floating_point:
+        return (~found if least else found).to(dtype)
+    no_number = found == _NO_NUMBER[found.dtype]
+    found = ~found if least else found
+    found = torch.where(found < 0, found ^ _NO_NUMBER[found.dtype], found)
+    floats = torch.float64 if found.dtype is torch.int64 else torch.float32
+    return found.view(floats).masked_fill(no_number, torch.nan).to(dtype)
+
+
+def _search(fold: States, x: torch.Tensor, *, least: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest or least numbers, as ordered integers, and their places: all folded dims have
+    one row.
+    """
+    shape = tuple(map(as_number, fold.shape))
+    chains = {d: chain_of_dim(d, fold.placements, fold.mesh) for d in fold.dims}
+    steps = dict(zip(fold.dims, row_major(tuple([shape[d] for d in fold.dims]))))
+    rows = prod([shape[d] for d in fold.dims])
+    is_wide = x.dtype.itemsize == 8 or rows > 1 << _PLACES
+    outer = [d for d in range(len(shape)) if d not in fold.dims]
+
+    def own(rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        sizes = [1 if d in fold.dims else n for d, n in enumerate(x.shape)]
+        number = _in_order(x, least=least).to(torch.int64)
+        count = prod([x.shape[d] for d in fold.dims])
+        flat = number.permute(*outer, *fold.dims).reshape(*[x.shape[d] for d in outer], count)
+        if count == 0:
+            none = flat.new_full(sizes, -1 << (63 if is_wide else 62))
+            return [none, torch.full_like(none, rows)]
+        top, at = flat.max(-1)  # of equal ones maybe not the first
+        at = (flat == top.unsqueeze(-1)).to(torch.uint8).argmax(-1) if count > 1 else at
+        placed = torch.zeros_like(at)
+        for d in reversed(fold.dims):
+            numbers = numbers_of(at % x.shape[d], shape[d], chains[d], place(fold.mesh, rank))
+            placed, at = placed + numbers * steps[d], at // x.shape[d]
+        top, placed = top.reshape(sizes), placed.reshape(sizes)
+        if is_wide:
+            return [top, placed]
+        return [(top << _PLACES) + ((1 << _PLACES) - 1 - placed), placed]
+
+    top, at = all_on_each_rank(own, x)
+    (greatest,) = fold.all("max", top)
+    if is_wide:
+        at = on_each_rank(
+            lambda _, top, at, greatest: at.masked_fill(top != greatest, rows), top, at, greatest
+        )
+        return greatest, fold.all("min", at)[0]
+    at = on_each_rank(lambda _, x: (1 << _PLACES) - 1 - (x & ((1 << _PLACES) - 1)), greatest)
+    narrow = torch.int64 if x.dtype.itemsize == 8 else torch.int32
+    return on_each_rank(lambda _, x: (x >> _PLACES).to(narrow), greatest), at
+
+
+def _with_place(*, least: bool) -> Callable[..., Any]:
+    """``max`` or ``min`` along a dim: the numbers and their places."""
+
+    def greatest(
+        fold: States, x: torch.Tensor, dim: Any, keepdim: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        found, at = _search(fold, x, least=least)
+        numbers = on_each_rank(lambda _, found: _out_of_order(found, x.dtype, least=least), found)
+        return fold.without(numbers, keepdim), fold.without(at, keepdim)
+
+    return greatest
+
+
+def _place(*, least: bool) -> Callable[..., Any]:
+    """``argmax`` or ``argmin``."""
+
+    def search(
+        fold: States, x: torch.Tensor, dim: Any = None, keepdim: bool = False
+    ) -> torch.Tensor:
+        return fold.without(_search(fold, x, least=least)[1], keepdim)
+
+    return search
+
+
+def aminmax(
+    fold: States, x: torch.Tensor, *, dim: Any = None, keepdim: bool = False
+) -> tuple[torch.Tensor, ...]:
+    def own(_: int, x: torch.Tensor) -> list[torch.Tensor]:
+        both = []
+        for least in (True, False):
+            found = _in_order(x, least=least)
+            if any(found.shape[d] == 0 for d in fold.dims):
+                sizes = [1 if d in fold.dims else n for d, n in enumerate(found.shape)]
+                both.append(found.new_full(sizes, torch.iinfo(found.dtype).min))
+            else:
+                both.append(found.amax(fold.dims, keepdim=True))
+        return both
+
+    found = zip((True, False), fold.all("max", *all_on_each_rank(own, x)))
+    return tuple(
+        [
+            fold.without(
+                on_each_rank(
+                    lambda _, each, least=least: _out_of_order(each, x.dtype, least=least), each
+                ),
+                keepdim,
+            )
+            for least, each in found
+        ]
+    )
+
+
 # -- norms -----------------------------------------------------------------------------------------
 
 
@@ -349,50 +480,6 @@ def rms_norm_backward(
 # -- classes ---------------------------------------------------------------------------------------
 # The class of a row is on one device, which gives what it picks; the others give nothing.
 
-# (split factor, devices, mesh dim) of each mesh dim that cuts a dim, in order.
-Chain = tuple[tuple[int, int, int], ...]
-
-
-def as_number(size: Any) -> int:
-    """The size as a number (in a graph with a guard): a device's rows are computed in numbers."""
-    return size if isinstance(size, int) else number_of(size)
-
-
-def chain_of_dim(dim: int, placements: Sequence[Placement], mesh: Any) -> Chain:
-    """The mesh dims that cut a dim."""
-    return tuple(
-        [
-            (as_number(cut[1]), mesh.size(m), m)
-            for m, cut in enumerate(map(cut_of, placements))
-            if cut is not None and cut[0] == dim
-        ]
-    )
-
-
-def own_rows(
-    numbers: torch.Tensor, n: int, chain: Chain, device: Sequence[int]
-) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """For rows with these ``numbers`` of ``n``: their numbers among the device's own rows, how many
-    rows the device has, and a mask of the numbers that it has. (A mesh dim deals ``n`` rows in
-    pieces, and each device gets one block of each piece: :mod:`cute_sharding.sharding.rows`.)
-    """
-    is_own = torch.ones_like(numbers, dtype=torch.bool)
-    for factor, parts, m in chain:
-        if n == 0:
-            break
-        piece, block = piece_and_block(n, factor, parts)
-        full, rest = divmod(n, piece)
-        last = -(-rest // parts)  # the block size of the rows that are left after whole pieces
-        number = numbers // piece
-        own = min(max(piece - device[m] * block, 0), block)
-        size = torch.where(number < full, block, last) if rest else block
-        first = size * device[m]
-        within = numbers - number * piece - first
-        is_own &= (within >= 0) & (within < size)
-        numbers = number * own + within
-        n = local_size(n, factor, parts, device[m])
-    return numbers, n, is_own
-
 
 def _of_classes(fold: States, target: torch.Tensor, ignore: int) -> tuple[torch.Tensor, ...]:
     """For each row, the number of its class among this device's own classes, with a dim for them,
@@ -402,27 +489,13 @@ def _of_classes(fold: States, target: torch.Tensor, ignore: int) -> tuple[torch.
     chain = chain_of_dim(dim, fold.placements, fold.mesh)
 
     def of_rank(rank: int, target: torch.Tensor) -> list[torch.Tensor]:
-        _check_classes(target, n, ignore)
-        own, _, is_own = own_rows(target, n, chain, place(fold.mesh, rank))
-        counts = (is_own & (target != ignore)).unsqueeze(dim)
+        counted = target != ignore
+        classes = checked(target.masked_fill(~counted, 0), n, "Target")
+        own, _, is_own = own_rows(classes, n, chain, place(fold.mesh, rank))
+        counts = (is_own & counted).unsqueeze(dim)
         return [own.unsqueeze(dim).masked_fill(~counts, 0), counts]
 
     return tuple(all_on_each_rank(of_rank, target))
-
-
-def _check_classes(target: torch.Tensor, n: int, ignore: int) -> None:
-    """
-    Raises:
-        IndexError: a row has no class; where that is known only on a device, its kernel fails.
-    """
-    counted = target.masked_fill(target == ignore, 0)
-    is_known = not (dispatch_modes.is_tracing() or local_tensors.is_imagined(target))
-    if target.device.type == "cpu" and is_known:
-        wrong = counted[(counted < 0) | (counted >= n)]
-        if len(wrong):
-            raise IndexError(f"Target {wrong[0].item()} is out of bounds.")
-    elif n:
-        counted.new_zeros(()).expand(n).gather(0, counted.reshape(-1))
 
 
 def _pick(x: torch.Tensor, at: torch.Tensor, counts: torch.Tensor, dim: int) -> torch.Tensor:
@@ -517,6 +590,11 @@ FOLDS: dict[str, Callable[..., Any]] = {
     "std": _spread(root=True, mean=False),
     "var_mean": _spread(root=False, mean=True),
     "std_mean": _spread(root=True, mean=True),
+    "max": _with_place(least=False),
+    "min": _with_place(least=True),
+    "argmax": _place(least=False),
+    "argmin": _place(least=True),
+    "aminmax": aminmax,
     "layer_norm": layer_norm,
     "layer_norm_backward": layer_norm_backward,
     "rms_norm": rms_norm,

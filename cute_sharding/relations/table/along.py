@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from re import sub
 from typing import Any
 
-from cute_sharding.relations.signature import COPIED, COPIES_ALL, Linear
+from cute_sharding.relations.signature import COPIED, COPIES_ALL, Folding, Linear
 from cute_sharding.relations.table.names import Rule, Shape, is_whole, named, text, with_name
-from cute_sharding.relations.table.row import Folding, Row
+from cute_sharding.relations.table.row import Row
 
 
 def pointwise(*args: Any, **kwargs: Any) -> str | None:
@@ -29,7 +29,7 @@ def terms(*args: Any, **kwargs: Any) -> str | None:
 
 
 # How a pattern writes the dims along which an op runs.
-_KINDS = {"[]": "whole", "()": "folded", "": "contracted"}
+_KINDS = {"[]": "whole", "()": "folded", "{}": "those whose rows an index picks", "": "contracted"}
 
 
 def along(template: str, where: int = 1, default: Any = None, *, signs: str = "[]") -> Rule:
@@ -42,7 +42,8 @@ def along(template: str, where: int = 1, default: Any = None, *, signs: str = "[
 
     Args:
         default: the dims if none are named; None: then no signature is known.
-        signs: ``[]`` if the dims are whole, ``()`` if they are folded, and else contracted.
+        signs: ``[]`` if the dims are whole, ``()`` if they are folded, ``{}`` if an index picks
+            their rows, and else contracted.
 
     >>> along("x -> x/?")((2, 3, 4), 1)
     'd0 [d1] d2 -> d0 d2'
@@ -208,7 +209,15 @@ ROWS: tuple[Row, ...] = (
         ("median.dim", "nanmedian.dim", "mode.default"),
         along("x -> x/?, x/?", default=-1),
     ),
-    Row(("max.dim", "min.dim"), along("x -> x/?, x/?", default=-1), has_function=True),
+    *[
+        Row(
+            (f"{name}.dim",),
+            along("x -> x/?, x/?", default=-1, signs="()"),
+            fold=Folding(name, ("max",), indexed=True, exact=True),
+            has_function=True,
+        )
+        for name in ("max", "min")
+    ],
     Row(("kthvalue.default",), along("x -> x/?, x/?", 2, -1)),
     Row(("linalg_cross.default",), across),
     Row(("renorm.default",), each_row),
@@ -238,7 +247,15 @@ ROWS: tuple[Row, ...] = (
         reduced(signs="()"),
         fold=Folding("logsumexp", ("max", "sum")),
     ),
-    Row(("argmax.default", "argmin.default"), reduced(), has_function=True),
+    *[
+        Row(
+            (f"{name}.default",),
+            reduced(signs="()"),
+            fold=Folding(name, ("max",), indexed=True, exact=True),
+            has_function=True,
+        )
+        for name in ("argmax", "argmin")
+    ],
     Row(("count_nonzero.dim_IntList", "count_nonzero.default"), reduced(keep=9), "sum"),
     *[
         Row(
@@ -253,7 +270,11 @@ ROWS: tuple[Row, ...] = (
             ("std_mean", "x -> x/?, x/?"),
         )
     ],
-    Row(("aminmax.default",), reduced("x -> x/?, x/?", 9, 9)),
+    Row(
+        ("aminmax.default",),
+        reduced("x -> x/?, x/?", 9, 9, signs="()"),
+        fold=Folding("aminmax", ("max", "max"), exact=True),
+    ),
     # joining and writing
     Row(("stack.default",), stack, linear=COPIES_ALL),
     Row(("slice_scatter.default",), slice_scatter),

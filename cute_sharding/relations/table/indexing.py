@@ -11,40 +11,40 @@ from cute_sharding.relations.table.row import Row
 
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
-    """The index picks rows of ``dim``: x is whole in ``dim``, and the index may be sharded. If it
-    picks one row for each result, every device returns those that it has. Other dims in which the
-    index has fewer rows than x are whole.
+    """The index picks rows of ``dim``, and may be sharded. Other dims in which the index has fewer
+    rows than x are whole.
 
     >>> gather((6, 5, 4), 0, (3, 5, 2))
-    '[d0] d1 [d2], k d1 [i2] -> k d1 [i2]'
+    '{d0} d1 [d2], k d1 [i2] -> k d1 [i2]'
     """
     if len(x) != len(index) or not x:
         return None
     dim = dim % len(x)
     shorter = [d for d in range(len(x)) if d != dim and x[d] != index[d]]
-    names = named(x, [dim, *shorter])
+    names = named(x, shorter)
     picked = ["k" if d == dim else f"[i{d}]" if d in shorter else n for d, n in enumerate(names)]
-    rows = with_name(names, dim, "{v}") if index[dim] == 1 else text(names)
-    return f"{rows}, {text(picked)} -> {text(picked)}"
+    return f"{with_name(names, dim, f'{{d{dim}}}')}, {text(picked)} -> {text(picked)}"
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
-    """All tensors are whole in ``dim``, and in dims in which the index has fewer rows than x. The
-    index names the rows of ``dim`` to write.
+    """The index names the rows of ``dim`` to write. Index and source are whole in ``dim``, and all
+    tensors in dims in which the index has fewer rows than x.
 
     >>> scatter((6, 5, 4), 0, (3, 5, 2), (3, 5, 4))
-    '[d0] d1 [d2], [i0] d1 [i2], [s0] d1 [s2] -> [d0] d1 [d2]'
+    '{d0} d1 [d2], [i0] d1 [i2], [s0] d1 [s2] -> {d0} d1 [d2]'
     """
     tensors = [x, index, *([source] if isinstance(source, tuple) else [])]
     if not x or len({len(shape) for shape in tensors}) > 1:
         return None
-    whole = [d for d in range(len(x)) if d == dim % len(x) or len({s[d] for s in tensors}) > 1]
+    dim = dim % len(x)
+    whole = [d for d in range(len(x)) if d == dim or len({s[d] for s in tensors}) > 1]
     names = named(x, whole)
     operands = [
-        text([name if d not in whole else f"[{of}{d}]" for d, name in enumerate(names)])
+        [name if d not in whole else f"[{of}{d}]" for d, name in enumerate(names)]
         for of, _ in zip("dis", tensors)
     ]
-    return f"{', '.join(operands)} -> {operands[0]}"
+    operands[0][dim] = f"{{d{dim}}}"
+    return f"{', '.join(map(text, operands))} -> {text(operands[0])}"
 
 
 def sought(x: Shape, among: Shape, *, invert: bool = False, **_: bool) -> str:
@@ -86,44 +86,69 @@ def taken(x: Shape, index: Shape) -> str:
 
 def _indexed(
     x: Shape, indices: Sequence[Shape | None]
-) -> tuple[list[str], list[str], list[str], int] | None:
-    """The names of x, of the index tensors and of the rows that they pick, and the number of index
-    tensors. None if the index tensors are broadcast.
+) -> tuple[list[str], list[list[str]], list[str]] | None:
+    """The names of x, of the index tensors and of the rows that they pick. None if the index
+    tensors cannot be broadcast.
     """
     at = [d for d, index in enumerate(indices) if index is not None]
-    shapes = {index for index in indices if index is not None}
-    if len(shapes) != 1:
+    shapes = [index for index in indices if index is not None]
+    if not at:
         return None
-    names, index = named(x, at), named(next(iter(shapes)), letter="k")
+    sizes: list[int] = []
+    for k in range(1, max(map(len, shapes)) + 1):
+        found = {shape[-k] for shape in shapes if len(shape) >= k} - {1}
+        if len(found) > 1:
+            return None
+        sizes.insert(0, found.pop() if found else 1)
+    picks = named(tuple(sizes), letter="k")
+    of_each = [
+        [
+            name if n == size else "1"
+            for name, size, n in zip(
+                picks[len(sizes) - len(shape) :], sizes[len(sizes) - len(shape) :], shape
+            )
+        ]
+        for shape in shapes
+    ]
+    names = named(x, at, signs="{}")
     first = at[0] if at[-1] - at[0] == len(at) - 1 else 0  # in front if they are not adjacent
     others = [name for d, name in enumerate(names) if d not in at]
-    return names, index, [*others[:first], *index, *others[first:]], len(at)
+    return names, of_each, [*others[:first], *picks, *others[first:]]
 
 
 def indexed(x: Shape, indices: Sequence[Shape | None]) -> str | None:
-    """Indexed dims of x are whole, and the index tensors, all of one shape, may be sharded."""
-    found = _indexed(x, indices)
-    if found is None:
-        return None
-    names, index, picked, count = found
-    return f"{text(names)}, {', '.join([text(index)] * count)} -> {text(picked)}"
+    """Index tensors pick rows of the indexed dims, and may be sharded.
 
-
-def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any) -> str | None:
-    """Indexed dims of x are whole, and the index tensors, all of one shape, are whole. The values
-    must not be broadcast.
+    >>> indexed((6, 5, 4), [(2, 1), None, (3,)])
+    '{d0} d1 {d2}, k0 1, k1 -> k0 k1 d1'
     """
     found = _indexed(x, indices)
     if found is None:
         return None
-    names, index, picked, count = found
-    sizes = dict(zip(index, next(shape for shape in indices if shape is not None)))
-    sizes.update((name, n) for name, n in zip(names, x) if name in picked)
-    if values != tuple([sizes[name] for name in picked]):
+    names, of_each, picked = found
+    return f"{text(names)}, {', '.join(map(text, of_each))} -> {text(picked)}"
+
+
+def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any) -> str | None:
+    """The index tensors name the rows to write; they and the values are whole in their dims.
+
+    >>> index_put((6, 5), [(3,)], (5,))
+    '{d0} d1, [k0], d1 -> {d0} d1'
+    """
+    found = _indexed(x, indices)
+    if found is None:
         return None
-    whole = [f"[{name}]" for name in index]
-    written = [f"[{name}]" if name in index else name for name in picked]
-    return f"{text(names)}, {', '.join([text(whole)] * count)}, {text(written)} -> {text(names)}"
+    names, of_each, picked = found
+    if len(values) > len(picked):
+        return None
+    sizes = dict(zip(names, x))
+
+    def of(name: str, n: int) -> str:
+        return f"[w{name}]" if name[0] == "k" else name if n == sizes[name] else "1"
+
+    written = [of(name, n) for name, n in zip(picked[len(picked) - len(values) :], values)]
+    whole = [text(["1" if name == "1" else f"[{name}]" for name in index]) for index in of_each]
+    return f"{text(names)}, {', '.join(whole)}, {text(written)} -> {text(names)}"
 
 
 def written_by_mask(
@@ -193,23 +218,29 @@ ROWS: tuple[Row, ...] = (
     Row(("gather.default",), gather, "sum"),
     Row(
         (
-            *("scatter.src", "scatter.value", "scatter_add.default"),
+            *("scatter.src", "scatter_.src", "scatter.value", "scatter_.value"),
+            *("scatter_add.default", "scatter_add_.default"),
             *("scatter_reduce.two", "scatter_reduce_.two"),
             *("scatter.reduce", "scatter.value_reduce"),
             *("scatter_.reduce", "scatter_.value_reduce"),
         ),
         scatter,
     ),
-    # The index names rows of a dim in which x is whole. When rows are read the index may be cut;
-    # when they are written the index is whole too.
-    Row(("index_select.default",), along("x, k -> x/k"), linear=(0,)),
-    Row(("index_add.default", "index_copy.default"), along("x, [k], x/[k] -> x")),
-    Row(("index_fill.int_Scalar",), along("x, [...] -> x")),
-    Row(("index_fill.int_Tensor",), along("x, [...],  -> x")),
+    # When rows are read the index may be cut; when they are written the index is whole.
+    Row(("index_select.default",), along("x, ... -> x/...", signs="{}"), "sum", linear=(0,)),
+    Row(
+        (
+            *("index_add.default", "index_add_.default"),
+            *("index_copy.default", "index_copy_.default"),
+        ),
+        along("x, [k], x/[k] -> x", signs="{}"),
+    ),
+    Row(("index_fill.int_Scalar", "index_fill_.int_Scalar"), along("x, [...] -> x", signs="{}")),
+    Row(("index_fill.int_Tensor", "index_fill_.int_Tensor"), along("x, [...],  -> x", signs="{}")),
     Row(("isin.Tensor_Tensor",), sought, "max"),
     Row(("take.default",), taken),
-    Row(("index.Tensor",), indexed, linear=(0,)),
-    Row(("index_put.default",), index_put),
+    Row(("index.Tensor",), indexed, "sum", linear=(0,), counts_back=True),
+    Row(("index_put.default", "index_put_.default"), index_put, counts_back=True),
     Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
     Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched),
     Row(
@@ -223,7 +254,7 @@ ROWS: tuple[Row, ...] = (
     Row(("put.default", "put_.default"), in_their_order(3, lambda x, *_: len(x))),
     Row(("nonzero_static.default",), in_their_order(1, lambda *_: 2)),
     Row(("repeat_interleave.Tensor",), in_their_order(1, lambda *_: 1)),
-    Row(("embedding.default",), "{v} e, ... -> ... e", "sum"),
+    Row(("embedding.default",), "{v} e, ... -> ... e", "sum", picks_as_torch=True),
     Row(("embedding_renorm_.default",), "[v] [e], [...] -> [v] [e]", note="of max_norm"),
     Row(("embedding_dense_backward.default",), embedding_backward, "sum"),
     Row(("_embedding_bag.default", "_embedding_bag_forward_only.default"), bags),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cute_sharding.relations.signature import Folding
 from cute_sharding.relations.table.kernels import MeanGradient
 from cute_sharding.relations.table.names import Shape, named, text
-from cute_sharding.relations.table.row import Folding, Row
+from cute_sharding.relations.table.row import Row
 
 
 def loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from re import sub
 from typing import Any
 
+from cute_sharding.relations.signature import Folding
 from cute_sharding.relations.table.kernels import Images
 from cute_sharding.relations.table.names import Rule, Shape, named, text, without_missing
-from cute_sharding.relations.table.row import Folding, Row
+from cute_sharding.relations.table.row import Row
 
 
 def over_last(template: str, where: int) -> Rule:

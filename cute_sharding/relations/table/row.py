@@ -11,7 +11,14 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from cute_sharding.relations.moves import Move, NotOnlyMoved, relation_of_move, relation_of_view
 from cute_sharding.relations.relation import Relation, compose
-from cute_sharding.relations.signature import COPIED, FILLED, LINEAR, Linear
+from cute_sharding.relations.signature import (
+    COPIED,
+    FILLED,
+    LINEAR,
+    NOT_FOLDED,
+    Folding,
+    Linear,
+)
 from cute_sharding.relations.table.kernels import Kernel
 from cute_sharding.relations.table.names import Shape, text, without_missing
 from cute_sharding.relations.view import DimMap, DimSpec, InputDim, Split, View, view_of
@@ -28,22 +35,6 @@ from cute_sharding.relations.view import DimMap, DimSpec, InputDim, Split, View,
 #
 # A rule is called with the op's arguments, with shapes for tensors. If it returns None, nothing is
 # known for these arguments.
-
-
-class Folding(NamedTuple):
-    """How an op folds the rows of a dim.
-
-    Attributes:
-        name: of the functions that fold and finish (dtensor/run/folds.py).
-        states: the reductions that combine its states, in order, each with one number for each row
-            of the first operand with folded dims.
-    """
-
-    name: str = ""
-    states: tuple[str, ...] = ()
-
-
-NOT_FOLDED = Folding()
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +59,9 @@ class Row:
         empty: the op's result on no rows is neutral for the pending reduction, as for sums: a
             device may have no rows.
         fold: how an op folds, if its signature has folded dims.
+        picks_as_torch: picked rows stay pending whatever their reduction receives, as on torch: a
+            residual stream begins with them, and is to lie as one of picks from a whole table.
+        counts_back: the numbers of an index may be negative; they then count from the end.
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
         by_names: overloads that only the signature answers.
         kernel: what the op's kernel needs of its local arguments.
@@ -112,6 +106,8 @@ class Row:
     shares: str | None = None
     empty: bool = False
     fold: Folding = NOT_FOLDED
+    picks_as_torch: bool = False
+    counts_back: bool = False
     op: str = ""
     by_names: tuple[str, ...] = ()
     kernel: Kernel | None = None
@@ -219,11 +215,14 @@ class ByDimMap(_Derived):
     (True, ('squeeze.default', 'squeeze.dim'), True)
     """
 
-    def may_stay(self, reduce_op: str | None) -> bool:
+    def may_stay(self, reduce_op: str | None, *, repeats: bool = False) -> bool:
         """Whether a pending reduction may stay pending; ``reduce_op`` is None for one whose
-        placement has more to it than the op's name, such as a mask.
+        placement has more to it than the op's name, such as a mask. Of a tensor whose elements the
+        view repeats there would be more to reduce.
         """
-        return isinstance(self.linear, Linear) or (0 in self.linear and reduce_op in LINEAR)
+        if isinstance(self.linear, Linear):
+            return not repeats
+        return 0 in self.linear and reduce_op in LINEAR
 
     @property
     def signed(self) -> tuple[str, ...]:

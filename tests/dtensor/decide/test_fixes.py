@@ -39,10 +39,6 @@ SHOWN = {
         (2,),
     ),
     "convolution.default": (F.conv1d, [values(2, 2, 5), values(4, 2, 3)], [[R], [S(0)]], (2,)),
-    "argmax.default": [
-        (lambda x: x.detach().argmax(0), [values(2, 3)], [[S(0)]], (4,)),
-        (lambda x: x.detach().argmax(0), [values(4, 6)], [[S(0), R]], (2, 2)),
-    ],
     "_local_scalar_dense.default": (
         lambda x: x * 0 + (x.sum(0)[0]).item(),
         [values(4, 3)],

@@ -226,7 +226,6 @@ def test_gradients_of_other_ops(name):
     [
         ("view", (24,)),
         ("permute", ((1, 0),)),
-        ("repeat", (2, 1)),
         ("unsqueeze", (0,)),
         ("view_as_real", ()),
     ],

@@ -265,7 +265,7 @@ def test_a_rule_of_the_program_comes_first():
 @pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
 def test_what_a_search_leaves_is_said_as_it_is(op, mesh):
-    """torch's function of it runs on operands as they are, whatever a rule would have moved."""
+    """Whatever torch's rule would have moved."""
     full = values(4, 6, 4)
     places = [Replicate(), Shard(0), Shard(1), Shard(2)]
     with ranks_of(mesh), cute_sharding.enabled():

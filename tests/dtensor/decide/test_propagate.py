@@ -161,8 +161,7 @@ def test_partial_passes_through():
     for rule, shape in (
         (reshape((4, 6), (24,)), (4, 6)),
         (permute((4, 6), (1, 0)), (4, 6)),
-        (expand((1, 6), (3, 6)), (1, 6)),
-        (repeat((4, 6), (2, 1)), (4, 6)),
+        (expand((4, 6), (-1, 6)), (4, 6)),
     ):
         for strict in (True, False):
             wanted, output = propagate_shape_and_sharding(
@@ -176,6 +175,15 @@ def test_partial_passes_through():
         partial,
         _StridedShard(0, split_factor=4),
     ]
+
+
+def test_what_is_repeated_is_reduced_first():
+    """Of its copies there would be more to reduce."""
+    for rule, shape in ((expand((1, 6), (3, 6)), (1, 6)), (repeat((4, 6), (2, 1)), (4, 6))):
+        wanted, output = propagate_shape_and_sharding(
+            (Partial("max"), Replicate()), shape, rule, (2, 2), False
+        )
+        assert list(wanted) == list(output) == [Replicate(), Replicate()]
 
 
 def test_a_pending_reduction_is_never_redistributed():

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from drawing import draw_placements
-from simulation import assert_holds, distribute, mesh_of, plain, ranks_of
+from simulation import assert_holds, distribute, finished, mesh_of, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import cute_sharding
@@ -69,7 +69,7 @@ def check(found, expected):
         for each, other in zip(found, expected):
             check(each, other)
     elif isinstance(expected, torch.Tensor):
-        assert_holds(found, expected)
+        assert_holds(finished(found), expected)
     else:
         assert found == expected
 
