@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import starmap
 from math import prod
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
 from cute_sharding.exchange.network import Chosen, Network
@@ -285,7 +285,7 @@ def _search(
         [
             choice
             for choice in _options(signature, operands, m, question.reduce, question.linear)
-            if choice.name not in signature.in_windows
+            if choice.name not in signature.in_windows - signature.folded
             or _is_even(choice.name, question.sizes, [choice], [n])
         ]
         for m, n in enumerate(mesh)
@@ -325,9 +325,12 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     linear, reduce = question.linear, question.reduce
     if not _allowed(question, choices):
         return None
+    carried = _carried(question, choices)
     targets = tuple(
         [
-            operand.parts if i in signature.unread else _of_operand(signature, i, choices, linear)
+            operand.parts
+            if i in signature.unread
+            else _of_operand(signature, i, choices, linear, carried)
             for i, operand in enumerate(operands)
         ]
     )
@@ -343,7 +346,7 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     by = question.network
     elements = [received_for(operand, target, mesh, by) for operand, target in moved]
     received = sum([operand.itemsize * n for (operand, _), n in zip(moved, elements)])
-    states = state_moves(signature, operands, targets, question.folding)
+    states = state_moves(signature, operands, targets, mesh, question.folding)
     of_states = [received_for(state, to, mesh, by) for state, to in states]
     received += sum([state.itemsize * n for (state, _), n in zip(states, of_states)])
     # An operand of which only sizes are read will meet the result, so its redistribution counts.
@@ -352,7 +355,7 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         for i in signature.sized
     )
     results = tuple(
-        [_of_result(names, choices, reduce, signature.folded) for names in signature.results]
+        [_of_result(signature, k, choices, reduce, carried) for k in range(len(signature.results))]
     )
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
@@ -380,24 +383,25 @@ def state_moves(
     signature: Signature,
     operands: Sequence[Operand],
     targets: Sequence[tuple[Part, ...]],
+    mesh: Sequence[int],
     folding: Folding,
 ) -> list[tuple[Operand, tuple[Part, ...]]]:
     """Each state of an op that folds, pending on the mesh dims that cut folded names, and where it
-    is needed: on all of their devices. None if no mesh dim cuts one.
+    is needed: on all of their devices. None if no mesh dim has to combine any.
 
     >>> from cute_sharding.relations import parse
     >>> softmax, rows = parse("m (n) -> m (n)", (2,)), Operand((8, 64), ((1, 1),), 4)
-    >>> state_moves(softmax, [rows], [rows.parts], Folding("softmax", ("max", "sum")))[0]
+    >>> states = Folding("softmax", ("max", "sum"))
+    >>> state_moves(softmax, [rows], [rows.parts], (4,), states)[0]
     (Operand(shape=(8, 1), parts=('max',), itemsize=4), (None,))
     """
     if not signature.folded or not folding.states:
         return []
     i = signature.of_fold
-    names, x, parts = signature.operands[i], operands[i], targets[i]
-    folds = [isinstance(part, tuple) and names[part[0]] in signature.folded for part in parts]
+    x, parts = operands[i], targets[i]
+    shape, folds = state_of(signature, x.shape, parts, mesh)
     if not any(folds):
         return []
-    shape = tuple([1 if name in signature.folded else n for name, n in zip(names, x.shape)])
     after = tuple([None if fold else part for fold, part in zip(folds, parts)])
     return [
         (
@@ -410,6 +414,40 @@ def state_moves(
         )
         for op in folding.states
     ]
+
+
+def state_of(
+    signature: Signature, shape: Sequence[Any], parts: Sequence[Part], mesh: Sequence[int]
+) -> tuple[tuple[Any, ...], list[bool]]:
+    """The shape of a state of the first operand with folded dims, which has ``shape`` and
+    ``parts``; and for each mesh dim whether its devices combine states. A folded dim of several
+    rows for each row of its name has a state for each row of the name; if each device has all of
+    some, there is nothing to combine.
+
+    >>> from cute_sharding.relations import parse
+    >>> groups = parse("n (g*4) -> n (g*4)", (2,))
+    >>> state_of(groups, (2, 16), ((1, 1),), (4,)), state_of(groups, (2, 16), ((1, 1),), (8,))
+    (((2, 4), [False]), ((2, 4), [True]))
+    """
+    i = signature.of_fold
+    names = signature.operands[i]
+    rows = signature.per_row([*[()] * i, shape])[i]
+    found = tuple(
+        [
+            n if name not in signature.folded else row if name in signature.in_windows else 1
+            for name, n, row in zip(names, shape, rows)
+        ]
+    )
+
+    def combines(d: int) -> bool:
+        cuts = [
+            (part[1], n) for part, n in zip(parts, mesh) if isinstance(part, tuple) and part[0] == d
+        ]
+        return names[d] in signature.folded and not (
+            names[d] in signature.in_windows and are_even(rows[d], cuts)
+        )
+
+    return found, [isinstance(part, tuple) and combines(part[0]) for part in parts]
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:
@@ -484,7 +522,8 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
         0 in _rows(name, sizes, choices, mesh) for name in filled_names
     ):
         return False
-    if not all(_is_even(name, sizes, choices, mesh) for name in signature.in_windows):
+    in_windows = signature.in_windows - signature.folded
+    if not all(_is_even(name, sizes, choices, mesh) for name in in_windows):
         return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
@@ -549,14 +588,37 @@ def _is_even(
     return are_even(sizes[name], cuts)
 
 
+def _carried(question: _Question, choices: Sequence[_Choice]) -> frozenset[str]:
+    """The names of which several rows fold to one, and no such rows are on several devices."""
+    names = question.signature.folded & question.signature.in_windows
+    return frozenset([n for n in names if _is_even(n, question.sizes, choices, question.mesh)])
+
+
+def _kept_whole(signature: Signature, position: int, carried: frozenset[str]) -> frozenset[str]:
+    """The names that no mesh dim cuts in this tensor, though it does in others: several rows there
+    fold to one row here, and some are on several devices. ``carried``: those of which none are.
+    """
+    several = {
+        ((*signature.operands, *signature.results)[position][d])
+        for at, d, _ in signature.windows
+        if at == position
+    }
+    return (signature.folded & signature.in_windows) - carried - several
+
+
 def _of_operand(
-    signature: Signature, i: int, choices: Sequence[_Choice], linear: Linear
+    signature: Signature,
+    i: int,
+    choices: Sequence[_Choice],
+    linear: Linear,
+    carried: frozenset[str],
 ) -> tuple[Part, ...]:
-    names = signature.operands[i]
+    names, whole = signature.operands[i], _kept_whole(signature, i, carried)
     result: list[Part] = []
     for choice in choices:
         if choice.name is not None and choice.name in names:
-            result.append((names.index(choice.name), choice.split_factor))
+            cut = names.index(choice.name), choice.split_factor
+            result.append(None if choice.name in whole else cut)
         elif choice.pending == i or (choice.pending == ALL and i in (linear.operands or ())):
             result.append(choice.op)
         elif i in signature.added and (
@@ -570,19 +632,22 @@ def _of_operand(
 
 
 def _of_result(
-    names: tuple[str, ...],
+    signature: Signature,
+    k: int,
     choices: Sequence[_Choice],
     reduce: str | None,
-    folded: frozenset[str],
+    carried: frozenset[str],
 ) -> tuple[Part, ...]:
-    result: list[Part] = []
+    names, result = signature.results[k], list[Part]()
+    whole = _kept_whole(signature, len(signature.operands) + k, carried)
     for choice in choices:
         if choice.pending is not None:
             result.append(choice.op)
         elif choice.name is None:
             result.append(None)
         elif choice.name in names:
-            result.append((names.index(choice.name), choice.split_factor))
+            cut = names.index(choice.name), choice.split_factor
+            result.append(None if choice.name in whole else cut)
         else:
-            result.append(None if choice.name in folded else reduce)
+            result.append(None if choice.name in signature.folded else reduce)
     return tuple(result)

@@ -18,7 +18,7 @@ No op needs a rule of its own for strided or uneven shards.
 A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
-- ``(d)``: a folded dim,
+- ``(d)``: a folded dim; ``(d*4)``: one with a state for each four of its rows,
 - ``{d}``: a dim of which the op takes or writes one row for each number in an index, the next
   operand (of several such dims, one index each). If the results have it, each device writes those
   of its rows that are named; else it gives the rows that it has, and nothing for others,
@@ -238,13 +238,13 @@ class Signature(NamedTuple):
         rows = {(i, d): rows for i, d, rows in self.windows}
 
         def text(i: int, names: tuple[str, ...]) -> str:
-            return " ".join(said(name, rows.get((i, d), 1)) for d, name in enumerate(names))
+            return " ".join(said(name, rows.get((i, d), 0)) for d, name in enumerate(names))
 
         def said(name: str, rows: int) -> str:
             if name in self.whole:
                 return f"[{name}]"
             if name in self.folded:
-                return f"({name})"
+                return f"({name}*{rows})" if rows else f"({name})"
             name = f"{name}*{rows}" if rows > 1 else name
             return f"{{{name}}}" if name in self.picked else name
 
@@ -289,7 +289,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         result: list[str] = []
         for name in names:
             bare, several, rows = _bare(name).partition("*")
-            if several and int(rows) > 1:
+            if several and (int(rows) > 1 or name[0] == "("):
                 windows.add((i, len(result), int(rows)))
             named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
             result += named

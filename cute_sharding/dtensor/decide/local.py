@@ -34,7 +34,7 @@ from cute_sharding.dtensor.run.packing import lies_row_by_row
 from cute_sharding.dtensor.run.placements import without
 from cute_sharding.dtensor.run.redistribute import received_to
 from cute_sharding.layout.layout import row_major
-from cute_sharding.propagation.signatures import Assignment, Part
+from cute_sharding.propagation.signatures import Assignment, Part, state_of
 from cute_sharding.relations.signature import Folding, Signature
 from cute_sharding.relations.table import ROWS, Row
 from cute_sharding.relations.table.kernels import (
@@ -256,18 +256,19 @@ def by_folds(
     """The plan for an op with folded dims, if mesh dims shard one: devices combine their states."""
     if not signature.folded:
         return plan
-    i = signature.of_fold
+    i, spec = signature.of_fold, specs[signature.of_fold]
     dims = tuple([d for d, of in enumerate(signature.operands[i]) if of in signature.folded])
-    mesh, cuts = specs[i].mesh, map(cut_of, needed[i])
-    over = [m for m, cut in enumerate(cuts) if cut is not None and cut[0] in dims]
-    if all(mesh.size(m) == 1 for m in over):
+    mesh, cuts = spec.mesh, tuple(map(cut_of, needed[i]))
+    if all(cut is None or cut[0] not in dims or mesh.size(m) == 1 for m, cut in enumerate(cuts)):
         return plan
-    metas = [spec and spec.tensor_meta for spec in plan.specs]
+    shape = tuple(spec.shape)
+    of_state, folds = state_of(signature, shape, cuts, tuple(mesh.shape))
+    over = tuple([m for m, fold in enumerate(folds) if fold])
+    metas = [result and result.tensor_meta for result in plan.specs]
     dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
-    fold = States(mesh, tuple(specs[i].shape), dims, needed[i], tuple(over), dtypes)
-    meta = specs[i].tensor_meta
-    itemsize = 4 if meta is None else meta.dtype.itemsize
-    if not symints.is_symbolic(*specs[i].shape):
+    fold = States(mesh, shape, dims, needed[i], over, of_state, dtypes)
+    itemsize = 4 if spec.tensor_meta is None else spec.tensor_meta.dtype.itemsize
+    if not symints.is_symbolic(*shape):
         count_received(name, partial(_received_of_states, fold, folding, itemsize))
     return replace(plan, kernel=partial(FOLDS[folding.name], fold))
 

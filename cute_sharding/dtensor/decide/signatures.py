@@ -208,7 +208,7 @@ def _keep_choice(
     shapes = [tuple(spec.shape) for spec in specs]
     numbers, later = [operand.shape for operand in operands], []
     for sign, found in ((1, chosen), (-1, other)):
-        for state, to in state_moves(signature, operands, found.operands, folding):
+        for state, to in state_moves(signature, operands, found.operands, mesh, folding):
             now.append(sign * state.itemsize * received_for(state, to, mesh, network))
             i = signature.of_fold
             rows = zip(state.shape, operands[i].shape, specs[i].shape)

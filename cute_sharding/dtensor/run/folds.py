@@ -52,7 +52,8 @@ class States:
         shape: of the first operand.
         dims: its dims that are folded.
         placements: those of the first operand.
-        over: the mesh dims that shard a folded dim.
+        over: the mesh dims whose devices combine states.
+        of_state: the shape of a state.
         dtypes: of the op's results.
     """
 
@@ -61,6 +62,7 @@ class States:
     dims: tuple[int, ...]
     placements: tuple[Placement, ...]
     over: tuple[int, ...]
+    of_state: tuple[Any, ...]
     dtypes: tuple[torch.dtype | None, ...]
 
     @property
@@ -70,8 +72,7 @@ class States:
 
     def ends(self, op: str, dtype: torch.dtype, together: int = 1) -> list[DTensorSpec]:
         """How a state lies that ``op`` combines, and how it lies then; ``together``: several."""
-        shape = tuple([1 if d in self.dims else n for d, n in enumerate(self.shape)])
-        shape = shape if together == 1 else (together, *shape)
+        shape = self.of_state if together == 1 else (together, *self.of_state)
         meta = TensorMeta(torch.Size(shape), row_major(shape), dtype)
         rows = [_behind(p, int(together > 1)) for p in self.placements]
         return [
@@ -477,6 +478,290 @@ def rms_norm_backward(
     return dx, fold.finish(over_rows, *given[:3], result=1) if mask[1] else None
 
 
+def _of_channels(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Numbers of channels, as the dim 1 of images."""
+    return x.reshape(-1, *[1] * (like.ndim - 2))
+
+
+def _batch_norm(
+    fold: States,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The result, the mean of each channel, one over the deviation, and the sum of squares."""
+    mean, squares = _moments(fold, x)
+    scale = on_each_rank(lambda _, squares: (squares / fold.rows + eps).rsqrt(), squares)
+
+    def finish(x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
+        given = [_of_channels(each, x) for each in others]
+        found = (x - mean).mul_(scale)
+        found = found if weight is None else found.mul_(given.pop(0))
+        return found if bias is None else found.add_(given.pop(0))
+
+    others = [each for each in (weight, bias) if each is not None]
+    flat = on_each_rank(lambda _, mean: mean.reshape(-1), mean)
+    return (
+        fold.finish(finish, x, mean, scale, *others),
+        flat,
+        on_each_rank(lambda _, scale: scale.reshape(-1), scale),
+        on_each_rank(lambda _, squares: squares.reshape(-1), squares),
+    )
+
+
+def _running(
+    fold: States,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    momentum: float,
+    own: torch.Tensor,
+    squares: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The running statistics after a batch."""
+    freedom = fold.rows - 1
+
+    def moved(before: torch.Tensor | None, now: torch.Tensor) -> torch.Tensor | None:
+        if before is None:
+            return None
+        return on_each_rank(
+            lambda _, before, now: before.lerp(now.to(before.dtype), momentum), before, now
+        )
+
+    unbiased = on_each_rank(lambda _, squares: squares / freedom, squares)
+    return moved(mean, own), moved(variance, unbiased)
+
+
+def _update(before: torch.Tensor | None, after: torch.Tensor | None) -> None:
+    if before is not None and after is not None:
+        on_each_rank(lambda _, before, after: before.copy_(after), before, after)
+
+
+def batch_norm(
+    fold: States,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_variance: torch.Tensor | None,
+    _: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    y, mean, scale, squares = _batch_norm(fold, x, weight, bias, eps)
+    after = _running(fold, running_mean, running_variance, momentum, mean, squares)
+    _update(running_mean, after[0])
+    _update(running_variance, after[1])
+    return y, mean, scale
+
+
+def batch_norm_alone(
+    fold: States, x: Any, weight: Any, bias: Any, _: bool, __: float, eps: float
+) -> tuple[torch.Tensor, ...]:
+    return _batch_norm(fold, x, weight, bias, eps)[:3]
+
+
+def batch_norm_anew(
+    fold: States, x: Any, weight: Any, bias: Any, *given: Any
+) -> tuple[torch.Tensor | None, ...]:
+    running_mean, running_variance, _, momentum, eps = given
+    y, mean, scale, squares = _batch_norm(fold, x, weight, bias, eps)
+    after = _running(fold, running_mean, running_variance, momentum, mean, squares)
+    return y, mean, scale, *after
+
+
+def _with_nothing_saved(fold: States, *given: Any) -> tuple[torch.Tensor, ...]:
+    """As :func:`batch_norm`, with a last result that is empty: what a backend would save."""
+    found = batch_norm(fold, *given)
+    return *found, on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), given[0])
+
+
+def batch_norm_updating(fold: States, *given: Any) -> tuple[torch.Tensor, ...]:
+    return _with_nothing_saved(fold, *given[:5], True, *given[5:])
+
+
+def batch_norm_backward(
+    fold: States,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    *given: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    _, _, mean, scale, _, _, mask, *_ = given
+    weights = () if weight is None else (weight,)
+    operands = grad, x, mean, scale
+
+    def of_row(grad: Any, x: Any, mean: Any, scale: Any) -> Any:
+        centred = (x - wide(_of_channels(mean, x))).mul_(_of_channels(scale, x))
+        return wide(grad), centred
+
+    one, other = fold.all(
+        "sum",
+        fold.folded(lambda grad: grad, grad),
+        fold.folded(lambda *given: prod(of_row(*given)), *operands),
+    )
+
+    def finish(one: Any, other: Any, *given: Any) -> torch.Tensor:
+        own, row = of_row(*given[:4])
+        found = own - one / fold.rows - row * (other / fold.rows)
+        found = found * _of_channels(given[3], given[1])
+        return found * _of_channels(given[4], given[1]) if weights else found
+
+    flat = [
+        on_each_rank(lambda _, x, k=k: x.reshape(-1).to(fold.dtypes[k]), x) if mask[k] else None
+        for k, x in ((1, other), (2, one))
+    ]
+    return fold.finish(finish, one, other, *operands, *weights) if mask[0] else None, *flat
+
+
+def batch_norm_backward_of_cudnn(
+    fold: States, x: Any, grad: Any, weight: Any, *given: Any
+) -> tuple[torch.Tensor | None, ...]:
+    *statistics, eps, _ = given
+    return batch_norm_backward(fold, grad, x, weight, *statistics, True, eps, [True] * 3)
+
+
+# Of groups of channels: a channel's group is a row of the state. A device adds up what it has of
+# each group; it has all groups, or, if none is on several devices, its own.
+
+
+def _groups(fold: States, x: torch.Tensor, device: Sequence[int]) -> tuple[torch.Tensor, int]:
+    """For each of the device's channels its group among those of its states, and their number."""
+    channels, groups = as_number(fold.shape[1]), as_number(fold.of_state[1])
+    chain = chain_of_dim(1, fold.placements, fold.mesh)
+    own = torch.arange(x.shape[1], device=x.device)
+    if any(m not in fold.over for *_, m in chain):
+        return own // (channels // groups), x.shape[1] * groups // channels
+    return numbers_of(own, channels, chain, device) // (channels // groups), groups
+
+
+def _sum_of_groups(fold: States, function: Callable[..., Any], *tensors: Any) -> torch.Tensor:
+    """The local state: for each image and group the sum of the function's values."""
+
+    def of_rank(rank: int, *xs: Any) -> torch.Tensor:
+        found = function(rank, *xs)
+        inner = tuple(range(2, found.ndim))
+        found = (
+            found.sum(inner, dtype=wider(found.dtype)) if inner else found.to(wider(found.dtype))
+        )
+        at, count = _groups(fold, found, place(fold.mesh, rank))
+        sums = found.new_zeros(found.shape[0], count).index_add_(1, at, found)
+        return sums.reshape(*sums.shape, *[1] * (len(fold.shape) - 2))
+
+    return on_each_rank(of_rank, *tensors)
+
+
+def _of_its_group(fold: States, state: Any, x: Any, rank: int) -> torch.Tensor:
+    """For each channel of x the state of its group."""
+    at, _ = _groups(fold, x, place(fold.mesh, rank))
+    shape = [*state.shape[:2], *[1] * (x.ndim - 2)]
+    return state.reshape(shape)[:, at]
+
+
+def group_norm(
+    fold: States, x: torch.Tensor, weight: Any, bias: Any, *given: Any
+) -> tuple[torch.Tensor, ...]:
+    rows, eps = prod(fold.shape[1:]) / fold.of_state[1], given[-1]
+    (total,) = fold.all("sum", _sum_of_groups(fold, lambda _, x: x, x))
+    mean = total / rows
+
+    def deviation(rank: int, x: Any, mean: Any) -> torch.Tensor:
+        return (x - _of_its_group(fold, mean, x, rank)).square_()
+
+    (squares,) = fold.all("sum", _sum_of_groups(fold, deviation, x, mean))
+    scale = on_each_rank(lambda _, squares: (squares / rows + eps).rsqrt(), squares)
+
+    def finish(rank: int, x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
+        given = [_of_channels(each, x) for each in others]
+        found = x - _of_its_group(fold, mean, x, rank)
+        found = found.mul_(_of_its_group(fold, scale, x, rank))
+        found = found if weight is None else found.mul_(given.pop(0))
+        return (found if bias is None else found.add_(given.pop(0))).to(fold.dtypes[0])
+
+    others = [each for each in (weight, bias) if each is not None]
+
+    def flat(k: int, state: torch.Tensor) -> torch.Tensor:
+        return on_each_rank(lambda _, s: s.reshape(s.shape[:2]).to(fold.dtypes[k]), state)
+
+    return on_each_rank(finish, x, mean, scale, *others), flat(1, mean), flat(2, scale)
+
+
+def group_norm_backward(
+    fold: States, grad: Any, x: Any, mean: Any, scale: Any, weight: Any, *given: Any
+) -> tuple[torch.Tensor | None, ...]:
+    mask, rows = given[-1], prod(fold.shape[1:]) / fold.of_state[1]
+    weights = () if weight is None else (weight,)
+    operands = grad, x, mean, scale, *weights
+
+    def centred(rank: int, x: Any, mean: Any, scale: Any) -> torch.Tensor:
+        found = x - wide(_of_its_group(fold, mean, x, rank))
+        return found.mul_(_of_its_group(fold, scale, x, rank))
+
+    def own(grad: Any, *weight: Any) -> torch.Tensor:
+        return wide(grad) * _of_channels(weight[0], grad) if weight else wide(grad)
+
+    dx = None
+    if mask[0]:
+        sums = fold.all(
+            "sum",
+            _sum_of_groups(fold, lambda _, grad, *weight: own(grad, *weight), grad, *weights),
+            _sum_of_groups(
+                fold,
+                lambda rank, grad, x, mean, scale, *weight: (
+                    own(grad, *weight) * centred(rank, x, mean, scale)
+                ),
+                *operands,
+            ),
+        )
+
+        def finish(rank: int, one: Any, other: Any, grad: Any, x: Any, *given: Any) -> Any:
+            mean, scale, *weight = given
+            one, other = (_of_its_group(fold, each, x, rank) / rows for each in (one, other))
+            found = own(grad, *weight) - one - centred(rank, x, mean, scale) * other
+            return (found * _of_its_group(fold, scale, x, rank)).to(fold.dtypes[0])
+
+        dx = on_each_rank(finish, *sums, *operands)
+
+    def over_images(x: torch.Tensor) -> torch.Tensor:
+        return x.sum([d for d in range(x.ndim) if d != 1], dtype=wider(x.dtype))
+
+    return (
+        dx,
+        _of_weights(
+            fold,
+            1,
+            lambda rank, grad, x, mean, scale: over_images(grad * centred(rank, x, mean, scale)),
+            *operands[:4],
+        )
+        if mask[1]
+        else None,
+        _of_weights(fold, 2, lambda _, grad: over_images(grad), grad) if mask[2] else None,
+    )
+
+
+def _of_weights(
+    fold: States, k: int, function: Callable[..., torch.Tensor], *tensors: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of weights of channels: the sum of the function's values, of all elements of an
+    image; over images it is left pending.
+    """
+    sums = on_each_rank(function, *tensors)
+    cuts = list(map(cut_of, fold.placements))
+    ends = [
+        [
+            Replicate() if cut is None else placement_of((0, cut[1])) if cut[0] == 1 else of(cut[0])
+            for cut in cuts
+        ]
+        for of in (lambda _: Partial("sum"), lambda d: Replicate() if d else Partial("sum"))
+    ]
+    if ends[0] != ends[1]:
+        shape = (fold.shape[1],)
+        meta = TensorMeta(torch.Size(shape), row_major(shape), sums.dtype)
+        before, after = (DTensorSpec(fold.mesh, tuple(end), meta) for end in ends)
+        sums = redistribute_local_tensor(sums, before, after, counted=False)
+    return on_each_rank(lambda _, sums: sums.to(fold.dtypes[k]), sums)
+
+
 # -- classes ---------------------------------------------------------------------------------------
 # The class of a row is on one device, which gives what it picks; the others give nothing.
 
@@ -599,6 +884,15 @@ FOLDS: dict[str, Callable[..., Any]] = {
     "layer_norm_backward": layer_norm_backward,
     "rms_norm": rms_norm,
     "rms_norm_backward": rms_norm_backward,
+    "batch_norm": batch_norm,
+    "batch_norm_alone": batch_norm_alone,
+    "batch_norm_anew": batch_norm_anew,
+    "batch_norm_updating": batch_norm_updating,
+    "batch_norm_of_cudnn": _with_nothing_saved,
+    "batch_norm_backward": batch_norm_backward,
+    "batch_norm_backward_of_cudnn": batch_norm_backward_of_cudnn,
+    "group_norm": group_norm,
+    "group_norm_backward": group_norm_backward,
     "nll_loss": nll_loss,
     "nll_loss_backward": nll_loss_backward,
 }

@@ -54,13 +54,15 @@ def sought(x: Shape, among: Shape, *, invert: bool = False, **_: bool) -> str:
 
 
 def searched(rows: Shape, x: Any, *, sorter: Shape | None = None, **_: Any) -> str | None:
-    """The sorted rows, in which the op searches, are whole. There is one list of rows for all
-    elements, or one for each row of x.
+    """The sorted rows, in which the op searches, are contracted: how many of all rows come before
+    is the sum of how many of each device's do. With a sorter they are whole. There is one list of
+    rows for all elements, or one for each row of x.
     """
     names = named(x) if isinstance(x, tuple) else []
     if len(rows) != 1 and (not names or rows[:-1] != x[:-1]):
         return None
-    among = text([*names[:-1], "[row]"]) if len(rows) > 1 else "[row]"
+    row = "[row]" if sorter else "row"
+    among = text([*names[:-1], row]) if len(rows) > 1 else row
     operands = [among, text(names)] if isinstance(x, tuple) else [among]
     return f"{', '.join([*operands, *([among] if sorter else [])])} -> {text(names)}"
 
@@ -241,8 +243,8 @@ ROWS: tuple[Row, ...] = (
     Row(("take.default",), taken),
     Row(("index.Tensor",), indexed, "sum", linear=(0,), counts_back=True),
     Row(("index_put.default", "index_put_.default"), index_put, counts_back=True),
-    Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
-    Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched),
+    Row(("bucketize.Tensor", "bucketize.Scalar"), "...?, boundary -> ...", "sum"),
+    Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched, "sum"),
     Row(
         ("masked_scatter.default", "masked_scatter_.default"),
         in_their_order(3, lambda x, mask, _: max(len(x), len(mask))),

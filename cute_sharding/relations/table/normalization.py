@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from re import sub
 from typing import Any
 
@@ -37,28 +38,81 @@ def over_last(template: str, where: int) -> Rule:
     return rule
 
 
-def batch_norm(x: Shape, *given: Any) -> str:
-    """Only the channels are free. If the statistics, which the op writes to, are sharded, all
-    tensors are. The values kept for the gradient exist only in training.
+def batch_norm(training: int | bool, kept: int = 2, more: str = "") -> Rule:
+    """The rule of a batch norm, whose statistics in training are those of the whole batch: images
+    and their elements are folded. Otherwise they are given, and all is free.
+
+    Args:
+        training: the argument that says so, or whether.
+        kept: how many results are kept for the gradient; they exist only in training.
+        more: further results.
+
+    >>> batch_norm(5)((4, 3, 8), (3,), None, None, None, True)
+    '(n) c (...), c -> (n) c (...), c, c'
     """
-    kept = "c" if given[4] else "0"
-    pattern = f"[n] c [...], c?, c?, c?, c? -> [n] c [...], {kept}, {kept}"
-    return without_missing(pattern, [x, *given])
+
+    def rule(x: Shape, *given: Any) -> str:
+        trains = training if isinstance(training, bool) else given[training - 1]
+        images = "(n) c (...)" if trains else "n c ..."
+        results = [images, *(["c" if trains else "0"] * kept), *more.split()]
+        operands = f"{images}, {', '.join(['c' for shape in given if isinstance(shape, tuple)])}"
+        return f"{operands.rstrip(', ')} -> {', '.join(results)}"
+
+    rule.__doc__ = "In training, images and their elements are folded."
+    return rule
 
 
-def batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str:
-    """Only the channels are free.
+def batch_norm_backward(training: int | bool, more: str = "") -> Rule:
+    """The rule of a batch norm's gradient. Without training, those of weights are pending.
 
-    ``given``: weight, mean, variance, both as they were kept, others.
+    Args:
+        training: the argument that says so, or whether.
+        more: what a backend has saved beside the statistics.
     """
-    images = "[n] c [...]"
-    others = ["c" if shape == x[1:2] else "[e]" for shape in given[:5] if shape is not None]
-    return f"{', '.join([images, images, *others])} -> {images}, c, c"
+
+    def rule(*args: Any) -> str:
+        trains = training if isinstance(training, bool) else args[training]
+        images = "(n) c (...)" if trains else "n c ..."
+        others = [
+            "c" if shape == args[0][1:2] else "[e]" for shape in args[2:7] if shape is not None
+        ]
+        return f"{', '.join([images, images, *others])}{more} -> {images}, c, c"
+
+    rule.__doc__ = "In training, images and their elements are folded."
+    return rule
 
 
-def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> str:
-    """Only the channels are free; the last operand, which a backend has saved, is whole."""
-    return batch_norm_backward(gradient, x, *given).replace(" ->", ", [r] ->")
+def rows_of(training: int | bool) -> Callable[..., bool | frozenset[str]]:
+    """The names of which each device must have rows: torch's kernels divide by the number of rows,
+    folds do not.
+    """
+
+    def filled(*args: Any) -> bool | frozenset[str]:
+        trains = training if isinstance(training, bool) else args[training]
+        return frozenset("c") if trains else True
+
+    return filled
+
+
+def group_norm(x: Shape, weight: Any, bias: Any, *given: Any) -> str:
+    """The channels of a group and their elements are folded; a state has a row for each group.
+
+    >>> group_norm((2, 8, 5), (8,), None, 2, 8, 5, 4, 1e-5)
+    'n (g*2) (...), (g*2) -> n (g*2) (...), n g, n g'
+    """
+    channels = f"(g*{given[1] // given[3]})"
+    images = f"n {channels} (...)"
+    others = [channels for shape in (weight, bias) if shape is not None]
+    return f"{', '.join([images, *others])} -> {images}, n g, n g"
+
+
+def group_norm_backward(
+    gradient: Shape, x: Shape, mean: Shape, scale: Shape, weight: Any, *given: Any
+) -> str:
+    """As of :func:`group_norm`; gradients of weights are pending over the images."""
+    channels = f"(g*{given[1] // given[3]})"
+    images, others = f"n {channels} (...)", "" if weight is None else f", {channels}"
+    return f"{images}, {images}, n g, n g{others} -> {images}, {channels}, {channels}"
 
 
 def scaled(template: str) -> Rule:
@@ -107,24 +161,75 @@ ROWS: tuple[Row, ...] = (
         "sum",
         fold=Folding("rms_norm_backward", ("sum",)),
     ),
-    Row(
-        ("native_batch_norm.default", "_native_batch_norm_legit.default"),
-        batch_norm,
-        filled=True,
-        writes=_STATISTICS,
-    ),
-    Row(
-        ("_batch_norm_with_update.default",),
-        "[n] c [...], c?, c?, c?, c? -> [n] c [...], c, c, 0",
-        filled=True,
-        writes=_STATISTICS,
-    ),
-    Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
-    Row(
-        ("batch_norm_backward.default",),
-        batch_norm_backward_with_reserve,
-        filled=True,
-    ),
+    *[
+        Row(
+            overloads,
+            rule,
+            filled=rows_of(training),
+            fold=Folding(name, ("sum", "sum")),
+            writes=writes,
+        )
+        for name, overloads, training, rule, writes in (
+            (
+                "batch_norm",
+                ("native_batch_norm.default", "_native_batch_norm_legit.default"),
+                5,
+                batch_norm(5),
+                _STATISTICS,
+            ),
+            ("batch_norm_alone", ("_native_batch_norm_legit.no_stats",), 3, batch_norm(3), ()),
+            (
+                "batch_norm_anew",
+                ("_native_batch_norm_legit_functional.default",),
+                5,
+                batch_norm(5, more="c c"),
+                (),
+            ),
+            (
+                "batch_norm_updating",
+                ("_batch_norm_with_update.default",),
+                True,
+                batch_norm(True, more="0"),
+                _STATISTICS,
+            ),
+            (
+                "batch_norm_of_cudnn",
+                ("cudnn_batch_norm.default",),
+                5,
+                batch_norm(5, more="0"),
+                _STATISTICS,
+            ),
+        )
+    ],
+    *[
+        Row(
+            (overload,),
+            rule,
+            "sum",
+            filled=rows_of(training),
+            fold=Folding(name, ("sum", "sum")),
+        )
+        for name, overload, training, rule in (
+            (
+                "batch_norm_backward",
+                "native_batch_norm_backward.default",
+                7,
+                batch_norm_backward(7),
+            ),
+            (
+                "batch_norm_backward",
+                "batch_norm_backward.default",
+                True,
+                batch_norm_backward(True, ", [r]"),
+            ),
+            (
+                "batch_norm_backward_of_cudnn",
+                "cudnn_batch_norm_backward.default",
+                True,
+                batch_norm_backward(True, ", [r]"),
+            ),
+        )
+    ],
     # on no weights torch's kernel divides by 0
     Row(("_weight_norm_interface.default",), scaled("x, each -> x, each"), filled=True),
     Row(
@@ -135,15 +240,17 @@ ROWS: tuple[Row, ...] = (
     # over groups of channels, each image by itself
     Row(
         ("native_group_norm.default",),
-        "n [...], [c]?, [c]? -> n [...], n [g], n [g]",
-        filled=True,
+        group_norm,
+        filled=frozenset("n"),
+        fold=Folding("group_norm", ("sum", "sum")),
         kernel=Images(1, 3),
     ),
     Row(
         ("native_group_norm_backward.default",),
-        "n [...], n [...], n [g], n [g], [c]? -> n [...], [c], [c]",
+        group_norm_backward,
         "sum",
-        filled=True,
+        filled=frozenset("n"),
+        fold=Folding("group_norm_backward", ("sum", "sum")),
         kernel=Images(2, 5),
     ),
 )

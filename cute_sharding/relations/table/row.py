@@ -102,7 +102,7 @@ class Row:
     rule: Any = None
     reduce: str | Callable[..., str | None] | None = None
     linear: Linear | tuple[int, ...] = ()
-    filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
+    filled: bool | frozenset[str] | Callable[..., bool | frozenset[str]] = False
     shares: str | None = None
     empty: bool = False
     fold: Folding = NOT_FOLDED

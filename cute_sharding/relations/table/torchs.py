@@ -69,7 +69,7 @@ ROWS: tuple[OfTorch, ...] = (
         note="cross_entropy with label smoothing calls it on a Partial",
     ),
     OfTorch(
-        ("cudnn_batch_norm.default", "miopen_batch_norm.default"),
+        ("miopen_batch_norm.default",),
         writes=("running_mean", "running_var"),
         note="batch norm of one backend",
     ),

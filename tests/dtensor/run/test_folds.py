@@ -106,6 +106,82 @@ def test_values_and_gradients_are_those_of_one_device(name, dtype):
                     assert (is_nan | (error <= 2 * of_one + slack)).all(), (case, local, one)
 
 
+def of_images(name, x, w, b, weights, groups):
+    """A norm of images, its gradients, and the running statistics after it."""
+    x, w, b = (each.detach().requires_grad_() for each in (x, w, b))
+    running = [w.detach() + 1, b.detach().square() + 1]
+    given = (w, b) if "weights" in name else (None, None)
+    match name.split(",")[0]:
+        case "batch_norm":
+            y = F.batch_norm(x, *running, *given, True, 0.3)
+        case "batch_norm in use":
+            y = F.batch_norm(x, *running, *given, False)
+        case "instance_norm":
+            y = F.instance_norm(x, None, None, *given)
+        case "group_norm":
+            y = F.group_norm(x, groups, *given)
+    y.backward(weights)
+    return [each for each in (y, x.grad, w.grad, b.grad, *running) if each is not None]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{name}{weights}"
+        for name in ("batch_norm", "batch_norm in use", "instance_norm", "group_norm")
+        for weights in ("", ", weights")
+    ],
+)
+def test_norms_of_images_are_those_of_one_device(name):
+    """Whatever is sharded: images, channels within and across groups, heights."""
+    rng = random.Random(name)
+    for _ in range(10):
+        mesh = rng.choice([(4,), (2, 3), (2, 2, 2), (1, 3)])
+        channels = rng.choice([1, 2, 3, 4, 6, 8, 12])
+        groups = rng.choice([g for g in range(1, channels + 1) if channels % g == 0])
+        inner = [rng.choice([2, 5, 8]) for _ in range(rng.choice([1, 2]))]
+        shape = (rng.choice([2, 3, 8]), channels, *inner)
+
+        def placements(ndim):
+            dims = [rng.randrange(ndim) for _ in mesh]
+            kinds = [
+                Shard,
+                Shard,
+                lambda _: Replicate(),
+                lambda d: _StridedShard(d, split_factor=2),
+            ]
+            return [rng.choice(kinds)(d) for d in dims]
+
+        with plain():
+            torch.manual_seed(0)
+            x, weights = torch.randn(shape) * 2 + 1, torch.randn(shape)
+            w, b = torch.randn(channels), torch.randn(channels)
+            wanted = of_images(name, *(v.double() for v in (x, w, b, weights)), groups)
+            alone = of_images(name, x, w, b, weights, groups)
+        whole = [Replicate()] * len(mesh)
+        places = placements(len(shape))
+        with ranks_of(mesh), cute_sharding.enabled():
+            given = [distribute(x, mesh, places), distribute(w, mesh, whole)]
+            given += [distribute(b, mesh, whole), distribute(weights, mesh, placements(len(shape)))]
+            full = [each.full_tensor() for each in of_images(name, *given, groups)]
+        for each, exact, one in zip(full, wanted, alone, strict=True):
+            for local in each._local_tensors.values():
+                with plain():
+                    error, of_one = ((v.double() - exact).abs().max() for v in (local, one))
+                    slack = torch.finfo(torch.float32).eps * 32 * (1 + exact.abs().max())
+                    assert error <= 2 * of_one + slack, (name, mesh, shape, groups, places)
+
+
+def test_groups_that_no_rank_shares_exchange_nothing():
+    with ranks_of((8,)), cute_sharding.enabled():
+        for groups, most in ((8, 0), (16, 0), (4, 224)):
+            x = distribute(torch.randn(4, 64, 8, 8), (8,), [Shard(1)])
+            with Received() as received:
+                y = F.group_norm(x, groups)
+            assert received.most == most and y.placements == (Shard(1),)
+
+
 @pytest.mark.parametrize(
     "name, states",
     [
