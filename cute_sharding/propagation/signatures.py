@@ -307,7 +307,9 @@ def _search(
     if spare and is_sharded and found[0].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
-        may_move = {None, *signature.folded, *(signature.picked if question.weighs_picks else ())}
+        may_move = {None, *signature.folded, *question.folding.rows}
+        if question.weighs_picks:
+            may_move |= signature.picked
         wider = [
             [*some, *cuts]
             if n > 1 and all(each.pending is None and each.name in may_move for each in some)
@@ -346,7 +348,7 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     by = question.network
     elements = [received_for(operand, target, mesh, by) for operand, target in moved]
     received = sum([operand.itemsize * n for (operand, _), n in zip(moved, elements)])
-    states = state_moves(signature, operands, targets, mesh, question.folding)
+    states = state_moves(signature, operands, targets, mesh, question.folding, question.shapes)
     of_states = [received_for(state, to, mesh, by) for state, to in states]
     received += sum([state.itemsize * n for (state, _), n in zip(states, of_states)])
     # An operand of which only sizes are read will meet the result, so its redistribution counts.
@@ -385,9 +387,11 @@ def state_moves(
     targets: Sequence[tuple[Part, ...]],
     mesh: Sequence[int],
     folding: Folding,
+    results: Sequence[tuple[int, ...] | None] = (),
 ) -> list[tuple[Operand, tuple[Part, ...]]]:
     """Each state of an op that folds, pending on the mesh dims that cut folded names, and where it
-    is needed: on all of their devices. None if no mesh dim has to combine any.
+    is needed: on all of their devices. None if no mesh dim has to combine any. ``results``: their
+    shapes.
 
     >>> from cute_sharding.relations import parse
     >>> softmax, rows = parse("m (n) -> m (n)", (2,)), Operand((8, 64), ((1, 1),), 4)
@@ -399,21 +403,36 @@ def state_moves(
         return []
     i = signature.of_fold
     x, parts = operands[i], targets[i]
-    shape, folds = state_of(signature, x.shape, parts, mesh)
+    of_rows, folds = state_of(signature, x.shape, parts, mesh)
     if not any(folds):
         return []
-    after = tuple([None if fold else part for fold, part in zip(folds, parts)])
-    return [
-        (
-            Operand(
-                shape,
-                tuple([op if fold else part for fold, part in zip(folds, parts)]),
-                folding.itemsize(x.itemsize),
-            ),
-            after,
-        )
-        for op in folding.states
-    ]
+    found = []
+    for state in folding.states:
+        if isinstance(state, str):
+            op, shape, lying = state, of_rows, parts
+        else:
+            op, k = state
+            shape = tuple(results[k] or ())
+            lying = _like_operands(signature, targets, signature.results[k])
+        before = tuple([op if fold else part for fold, part in zip(folds, lying)])
+        after = tuple([None if fold else part for fold, part in zip(folds, lying)])
+        found.append((Operand(shape, before, folding.itemsize(x.itemsize)), after))
+    return found
+
+
+def _like_operands(
+    signature: Signature, targets: Sequence[tuple[Part, ...]], names: Sequence[str]
+) -> tuple[Part, ...]:
+    """The cuts of a tensor whose dims have these names, where operands are cut as in ``targets``."""
+
+    def on(m: int) -> Part:
+        for i, (given, parts) in enumerate(zip(signature.operands, targets)):
+            part = parts[m]
+            if isinstance(part, tuple) and i not in signature.unread and given[part[0]] in names:
+                return names.index(given[part[0]]), part[1]
+        return None
+
+    return tuple(map(on, range(len(targets[signature.of_fold]))))
 
 
 def state_of(

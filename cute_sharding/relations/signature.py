@@ -40,7 +40,7 @@ A pattern has names between spaces, tensors between commas, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
 from cute_sharding._words import counted
@@ -84,21 +84,30 @@ COPIES = Linear((0,), COPIED, alone=True)
 COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
 
 
+# The reduction that combines a state over folded names: with one number for each row of the first
+# operand with folded dims; or, with a result's position, for each element of this result.
+State: TypeAlias = "str | tuple[str, int]"
+
+
 class Folding(NamedTuple):
     """How an op folds the rows of a dim.
 
     Attributes:
-        name: of the functions that fold and finish (dtensor/run/folds.py).
+        name: of the functions that fold and finish (dtensor/run/folds.py and attention.py).
         states: the reductions that combine its states, in order, each with one number for each row
-            of the first operand with folded dims.
+            of the first operand with folded dims; or, as a pair with a result's position, for each
+            element of this result.
         indexed: with each number of a state travels the number of its row.
         exact: the op compares numbers and computes none: it folds integers as well.
+        rows: the names, beside the folded ones, of which the functions must know which rows a
+            device has. Their shards may move to other dims, as those of whole dims may.
     """
 
     name: str = ""
-    states: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
     indexed: bool = False
     exact: bool = False
+    rows: frozenset[str] = frozenset()
 
     def itemsize(self, of_operand: int) -> int:
         """The bytes of a state's number, for an operand whose numbers have so many."""
@@ -230,9 +239,9 @@ class Signature(NamedTuple):
         """The position of the first operand with folded dims; its rows have the states."""
         return next(i for i, names in enumerate(self.operands) if not self.folded.isdisjoint(names))
 
-    def without_folds(self) -> Signature:
-        """The signature whose folded names are whole."""
-        return self._replace(whole=self.whole | self.folded, folded=frozenset())
+    def without_folds(self, others: frozenset[str] = frozenset()) -> Signature:
+        """The signature whose folded names, and ``others``, are whole."""
+        return self._replace(whole=self.whole | self.folded | others, folded=frozenset())
 
     def __str__(self) -> str:
         rows = {(i, d): rows for i, d, rows in self.windows}

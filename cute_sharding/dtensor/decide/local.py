@@ -27,6 +27,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
+from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS, States
 from cute_sharding.dtensor.run.numbered import ByNumber, Chain, Pick, as_number, chain_of_dim
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
@@ -242,7 +243,10 @@ def _placed(
 
 
 # -- folds -----------------------------------------------------------------------------------------
-# Ops along a sharded dim that exchange states (``run/folds.py``).
+# Ops along sharded dims that exchange states, and others whose functions know which rows a device
+# has (``run/folds.py``, ``run/attention.py``).
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {**FOLDS, **ATTENTION}
 
 
 def by_folds(
@@ -253,31 +257,49 @@ def by_folds(
     signature: Signature,
     needed: Sequence[tuple[Placement, ...]],
 ) -> OpPlan:
-    """The plan for an op with folded dims, if mesh dims shard one: devices combine their states."""
-    if not signature.folded:
+    """The plan for an op with folded dims, if mesh dims shard one: devices combine their states. Or
+    one whose functions know which rows a device has, if mesh dims shard these.
+    """
+    names = signature.folded | folding.rows
+    if not names:
         return plan
-    i, spec = signature.of_fold, specs[signature.of_fold]
+    mesh = specs[0].mesh
+    cut = [
+        of[d]
+        for of, placements in zip(signature.operands, needed)
+        for d in _dims_of_several(mesh, placements)
+    ]
+    if names.isdisjoint(cut):
+        return plan
+    i = signature.of_fold if signature.folded else 0
+    spec, shape = specs[i], tuple(specs[i].shape)
     dims = tuple([d for d, of in enumerate(signature.operands[i]) if of in signature.folded])
-    mesh, cuts = spec.mesh, tuple(map(cut_of, needed[i]))
-    if all(cut is None or cut[0] not in dims or mesh.size(m) == 1 for m, cut in enumerate(cuts)):
-        return plan
-    shape = tuple(spec.shape)
-    of_state, folds = state_of(signature, shape, cuts, tuple(mesh.shape))
+    of_state, folds = shape, [False] * mesh.ndim
+    if signature.folded:
+        cuts = tuple(map(cut_of, needed[i]))
+        of_state, folds = state_of(signature, shape, cuts, tuple(mesh.shape))
     over = tuple([m for m, fold in enumerate(folds) if fold])
-    metas = [result and result.tensor_meta for result in plan.specs]
-    dtypes = tuple([None if meta is None else meta.dtype for meta in metas])
-    fold = States(mesh, shape, dims, needed[i], over, of_state, dtypes)
+    operands = tuple(op_schemas.specs_of(plan.wanted))
+    op = plan.schema.op
+    fold = States(mesh, shape, dims, needed[i], over, of_state, op, operands, plan.specs)
     itemsize = 4 if spec.tensor_meta is None else spec.tensor_meta.dtype.itemsize
     if not symints.is_symbolic(*shape):
         count_received(name, partial(_received_of_states, fold, folding, itemsize))
-    return replace(plan, kernel=partial(FOLDS[folding.name], fold))
+    return replace(plan, kernel=partial(_FUNCTIONS[folding.name], fold))
+
+
+def _dims_of_several(mesh: Any, placements: Sequence[Placement]) -> list[int]:
+    """The dims that mesh dims of more than one device cut."""
+    cuts = enumerate(map(cut_of, placements))
+    return [cut[0] for m, cut in cuts if cut is not None and mesh.size(m) > 1]
 
 
 def _received_of_states(fold: States, folding: Folding, itemsize: int) -> Received:
     dtype = torch.int64 if folding.itemsize(itemsize) > 4 else torch.float32
     total = Received()
-    for op in folding.states:
-        before, after = fold.ends(op, dtype)
+    for state in folding.states:
+        op, of = (state, fold) if isinstance(state, str) else (state[0], fold.of_result(state[1]))
+        before, after = of.ends(op, dtype)
         total = total.plus(received_to(before, tuple(after.placements))())
     return total
 

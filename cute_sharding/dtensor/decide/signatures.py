@@ -47,8 +47,9 @@ from cute_sharding.propagation.signatures import (
     owed_for,
     received_for,
     state_moves,
+    state_of,
 )
-from cute_sharding.relations.signature import UNREAD, Folding, Linear, Signature, parse
+from cute_sharding.relations.signature import UNREAD, Folding, Linear, Signature, State, parse
 from cute_sharding.relations.table import Row
 
 
@@ -80,9 +81,9 @@ def by_signature(
     ]
     made = shapes_of_results(metas)
     try:
-        signature = _signature(pattern, specs, operands, made)
-        if signature.folded and not _may_fold(row.fold, specs):
-            signature = signature.without_folds()
+        signature = _signature(pattern, specs, operands, made, row.fold.rows)
+        if (signature.folded or row.fold.rows) and not _may_fold(row.fold, specs):
+            signature = signature.without_folds(row.fold.rows)
         found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -205,16 +206,16 @@ def _keep_choice(
         * (received_for(operand, one, mesh, network) - received_for(operand, two, mesh, network))
         for operand, one, two in zip(operands, chosen.operands, other.operands)
     ]
-    shapes = [tuple(spec.shape) for spec in specs]
+    shapes, made = [tuple(spec.shape) for spec in specs], as_list(metas)
     numbers, later = [operand.shape for operand in operands], []
     for sign, found in ((1, chosen), (-1, other)):
-        for state, to in state_moves(signature, operands, found.operands, mesh, folding):
+        moved = state_moves(
+            signature, operands, found.operands, mesh, folding, _numbers(metas) or ()
+        )
+        for kind, (state, to) in zip(folding.states, moved):
             now.append(sign * state.itemsize * received_for(state, to, mesh, network))
-            i = signature.of_fold
-            rows = zip(state.shape, operands[i].shape, specs[i].shape)
-            shapes.append(tuple([n if one == whole else one for one, whole, n in rows]))
+            shapes.append(_shape_of_state(kind, signature, specs, made))
             numbers.append(state.shape)
-    made = as_list(metas)
     for meta, number, one, two in zip(made, _numbers(metas) or (), chosen.results, other.results):
         if number:
             owed = owed_for(number, one, mesh) - owed_for(number, two, mesh)
@@ -224,6 +225,17 @@ def _keep_choice(
     _keep_order(now, numbers, shapes)
     if chosen.received:  # what is free is taken whatever it leaves pending
         _keep_order([*now, *later], numbers, shapes)
+
+
+def _shape_of_state(
+    state: State, signature: Signature, specs: Sequence[DTensorSpec], made: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The shape of a state, in symbols."""
+    if not isinstance(state, str):
+        return tuple(made[state[1]].shape)
+    i = signature.of_fold
+    parts = (None,) * specs[i].mesh.ndim
+    return state_of(signature, tuple(specs[i].shape), parts, tuple(specs[i].mesh.shape))[0]
 
 
 def _keep_order(
@@ -359,8 +371,10 @@ def _signature(
     specs: Sequence[DTensorSpec],
     operands: Sequence[Operand],
     results: Sequence[tuple[int, ...] | None],
+    rows: frozenset[str],
 ) -> Signature:
-    """The pattern as a signature that fits these operands; symbolic ones in every call.
+    """The pattern as a signature that fits these operands; symbolic ones in every call. ``rows``:
+    names whose sizes the op compares in every call.
 
     Raises:
         ValueError: they do not fit it, or are not known to.
@@ -369,7 +383,7 @@ def _signature(
     signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
     if _is_symbolic(specs):
         signature = _with_windows_of_numbers(signature, specs)
-        if not _known_to_fit(signature, specs):
+        if not _known_to_fit(signature, specs, rows | signature.folded):
             raise ValueError(f"sizes of one name in {signature} may differ in another call")
     elif not signature.gives(shapes, results):
         raise ValueError(f"results of shapes {results} are not what {signature} says")
@@ -389,15 +403,24 @@ def _with_windows_of_numbers(signature: Signature, specs: Sequence[DTensorSpec])
     return signature._replace(whole=signature.whole | (symbolic & signature.in_windows))
 
 
-def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
+def _known_to_fit(
+    signature: Signature, specs: Sequence[DTensorSpec], compared: frozenset[str]
+) -> bool:
     """Whether dims of one name that may be sharded have the same size in every call of the graph
-    that is being compiled, not only in this one.
+    that is being compiled, not only in this one. For names that are ``compared`` by the op itself
+    guards are added.
     """
-    sizes: dict[str, set[str]] = {}
+    sizes: dict[str, dict[str, Any]] = {}
     shapes = signature.per_row([spec.shape for spec in specs])
     for shape, names in zip(shapes, signature.operands):
         for n, name in zip(shape, names):
             is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
             if not is_broadcast and name not in signature.whole:  # a size of 1 is 1 in every call
-                sizes.setdefault(name, set()).add(symints.size_text(n))
-    return all(len(found) == 1 for found in sizes.values())
+                sizes.setdefault(name, {})[symints.size_text(n)] = n
+    for name, by_text in sizes.items():
+        first, *others = by_text.values()
+        if others and not (
+            name in compared and all(symints.is_truly(first == other) for other in others)
+        ):
+            return False
+    return True

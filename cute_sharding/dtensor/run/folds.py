@@ -14,7 +14,7 @@ variance in two passes (Chan, Golub and LeVeque 1983).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -54,7 +54,9 @@ class States:
         placements: those of the first operand.
         over: the mesh dims whose devices combine states.
         of_state: the shape of a state.
-        dtypes: of the op's results.
+        op: the op.
+        operands: how its operands lie when it runs.
+        results: how its results lie; None for one that is no tensor.
     """
 
     mesh: Any
@@ -63,7 +65,18 @@ class States:
     placements: tuple[Placement, ...]
     over: tuple[int, ...]
     of_state: tuple[Any, ...]
-    dtypes: tuple[torch.dtype | None, ...]
+    op: Any
+    operands: tuple[DTensorSpec, ...]
+    results: Sequence[DTensorSpec | None]
+
+    def of_result(self, result: int, columns: int = 0) -> States:
+        """Those of states that have the shape of a result, with so many more columns."""
+        spec: Any = self.results[result]
+        *others, last = spec.shape
+        shape = (*others, last + columns)
+        return replace(
+            self, shape=shape, dims=(), placements=tuple(spec.placements), of_state=shape
+        )
 
     @property
     def rows(self) -> Any:
@@ -119,8 +132,14 @@ class States:
         self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor, result: int = 0
     ) -> torch.Tensor:
         """A result of this device's own rows, from operands and combined states."""
-        dtype = self.dtypes[result]
+        dtype = self.dtype(result)
         return on_each_rank(lambda _, *xs: function(*xs).to(dtype), *tensors)
+
+    def dtype(self, result: int) -> torch.dtype:
+        """The dtype of a result."""
+        spec: Any = self.results[result]
+        dtype: torch.dtype = spec.tensor_meta.dtype
+        return dtype
 
     def without(self, x: torch.Tensor, keepdim: bool) -> torch.Tensor:
         """A result that has the folded dims only with ``keepdim``."""
@@ -158,6 +177,21 @@ def _exponentials(fold: States, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def softmax(fold: States, x: torch.Tensor, *_: Any) -> torch.Tensor:
     states = _exponentials(fold, x)
     return fold.finish(lambda x, top, total: (x - top).exp_().div_(total), x, *states)
+
+
+def safe_softmax(
+    fold: States, x: torch.Tensor, _: Any, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """0 in rows that are all minus infinity."""
+    x = x if dtype is None else x.to(dtype)
+    (top,) = fold.all("max", fold.greatest(x))
+    base = on_each_rank(lambda _, top: top.masked_fill(top == -torch.inf, 0), top)
+    (total,) = fold.all("sum", fold.folded(lambda x, base: (x - base).exp_(), x, base))
+
+    def finish(x: Any, base: Any, total: Any) -> torch.Tensor:
+        return (x - base).exp_().div_(total).masked_fill_(total == 0, 0)
+
+    return fold.finish(finish, x, base, total)
 
 
 def log_softmax(fold: States, x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -608,7 +642,7 @@ def batch_norm_backward(
         return found * _of_channels(given[4], given[1]) if weights else found
 
     flat = [
-        on_each_rank(lambda _, x, k=k: x.reshape(-1).to(fold.dtypes[k]), x) if mask[k] else None
+        on_each_rank(lambda _, x, k=k: x.reshape(-1).to(fold.dtype(k)), x) if mask[k] else None
         for k, x in ((1, other), (2, one))
     ]
     return fold.finish(finish, one, other, *operands, *weights) if mask[0] else None, *flat
@@ -676,12 +710,12 @@ def group_norm(
         found = x - _of_its_group(fold, mean, x, rank)
         found = found.mul_(_of_its_group(fold, scale, x, rank))
         found = found if weight is None else found.mul_(given.pop(0))
-        return (found if bias is None else found.add_(given.pop(0))).to(fold.dtypes[0])
+        return (found if bias is None else found.add_(given.pop(0))).to(fold.dtype(0))
 
     others = [each for each in (weight, bias) if each is not None]
 
     def flat(k: int, state: torch.Tensor) -> torch.Tensor:
-        return on_each_rank(lambda _, s: s.reshape(s.shape[:2]).to(fold.dtypes[k]), state)
+        return on_each_rank(lambda _, s: s.reshape(s.shape[:2]).to(fold.dtype(k)), state)
 
     return on_each_rank(finish, x, mean, scale, *others), flat(1, mean), flat(2, scale)
 
@@ -718,7 +752,7 @@ def group_norm_backward(
             mean, scale, *weight = given
             one, other = (_of_its_group(fold, each, x, rank) / rows for each in (one, other))
             found = own(grad, *weight) - one - centred(rank, x, mean, scale) * other
-            return (found * _of_its_group(fold, scale, x, rank)).to(fold.dtypes[0])
+            return (found * _of_its_group(fold, scale, x, rank)).to(fold.dtype(0))
 
         dx = on_each_rank(finish, *sums, *operands)
 
@@ -759,7 +793,7 @@ def _of_weights(
         meta = TensorMeta(torch.Size(shape), row_major(shape), sums.dtype)
         before, after = (DTensorSpec(fold.mesh, tuple(end), meta) for end in ends)
         sums = redistribute_local_tensor(sums, before, after, counted=False)
-    return on_each_rank(lambda _, sums: sums.to(fold.dtypes[k]), sums)
+    return on_each_rank(lambda _, sums: sums.to(fold.dtype(k)), sums)
 
 
 # -- classes ---------------------------------------------------------------------------------------
@@ -828,7 +862,7 @@ def nll_loss(
             loss, total = loss, total.new_zeros(())
         else:
             loss = loss.sum() / total if reduction == 1 else loss.sum()
-        return [loss.to(fold.dtypes[0]), total.to(fold.dtypes[1])]
+        return [loss.to(fold.dtype(0)), total.to(fold.dtype(1))]
 
     loss, total = all_on_each_rank(finish, target, *states)
     return loss, total
@@ -867,6 +901,7 @@ def nll_loss_backward(
 # By the names in the rows of the table.
 FOLDS: dict[str, Callable[..., Any]] = {
     "softmax": softmax,
+    "safe_softmax": safe_softmax,
     "log_softmax": log_softmax,
     "softmax_backward": softmax_backward,
     "log_softmax_backward": log_softmax_backward,

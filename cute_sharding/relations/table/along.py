@@ -200,7 +200,12 @@ ROWS: tuple[Row, ...] = (
         linear=(0,),
         fold=Folding("log_softmax_backward", ("sum",)),
     ),
-    Row(("_safe_softmax.default", "cumprod.default", "logcumsumexp.default"), along("x -> x")),
+    Row(
+        ("_safe_softmax.default",),
+        along("x -> x", signs="()"),
+        fold=Folding("safe_softmax", ("max", "sum")),
+    ),
+    Row(("cumprod.default", "logcumsumexp.default"), along("x -> x")),
     Row(("cumsum.default",), along("x -> x"), linear=(0,)),
     Row(("cummax.default", "cummin.default"), along("x -> x, x")),
     Row(("sort.default", "sort.stable"), along("x -> x, x", default=-1)),

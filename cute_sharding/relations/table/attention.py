@@ -1,46 +1,47 @@
-"""Attention, by names: each query reads all keys. Sequence dims and multiplied dims are whole;
-batch and heads are free.
+"""Attention, by names: each query reads all keys, and its result on some keys is a state. Batch,
+heads and queries are free, keys are folded, and multiplied dims are whole.
 """
 
 from __future__ import annotations
 
+from re import sub
 from typing import Any
 
 from cute_sharding.relations.table.kernels import AlignedMask
 from cute_sharding.relations.table.names import Rule, Shape, text
-from cute_sharding.relations.table.row import Row
+from cute_sharding.relations.table.row import Folding, Row
 
 # For each argument's name in torch, the dims of that tensor. The op does not read a state (of a
-# random generator, or of sequences of several lengths, which we do not have).
+# random generator, or of sequences of several lengths, which we do not have). Each head of keys has
+# several heads of queries, q.
 DIMS = {
-    "query": "b h [s] [e]",
-    "key": "b h [t] [e]",
-    "value": "b h [t] [f]",
-    "grad_out": "b h [s] [f]",
-    "out": "b h [s] [f]",
-    "logsumexp": "b h [s]",
-    "room": "b h [u]",  # statistics, padded to more queries than there are
-    "columns": "b h [s] [u]",
+    "query": "b q s [e]",
+    "key": "b h t [e]",
+    "value": "b h t [f]",
+    "grad_out": "b q s [f]",
+    "out": "b q s [f]",
+    "logsumexp": "b q s",
+    "room": "b q [u]",  # statistics, padded to more queries than there are
+    "columns": "b q s [u]",
     "state": "_",
     "none": "0",
 }
 
 
-def _mask(queries: Shape, mask: Shape) -> str:
+def _mask(queries: Shape, keys: Shape, mask: Shape) -> str:
     """The dims of a mask, which may lack leading dims and have dims of size 1."""
-    names = ["b", "h", "[s]", "[t]"][4 - len(mask) :]
-    given = zip(names, mask, queries[4 - len(mask) :])
-    return text(["1" if name in "bh" and n == 1 != of else name for name, n, of in given])
+    names, sizes = ["b", "q", "s", "t"], [*queries[:3], keys[2]]
+    given = zip(names[4 - len(mask) :], mask, sizes[4 - len(mask) :])
+    return text(["1" if n == 1 != of else name for name, n, of in given])
 
 
-def kernel(parameters: str, results: str, *, shares_heads: bool = False) -> Rule:
+def kernel(parameters: str, results: str, *, queries: str = "[s]", keys: str = "[t]") -> Rule:
     """The rule of an attention kernel with these arguments: the tensors in :data:`DIMS`,
     ``dropout`` and ``debug``; ``.`` stands for an argument that does not matter here. Results are
-    named the same way; without a mask the mask's gradient is a state.
+    named the same way; without a mask the mask's gradient is a state. ``queries`` and ``keys``: how
+    the dims of the sequences are written, by default as whole.
 
-    There is no signature with dropout, since each device would draw its own mask. Nor is there one
-    if several query heads share a key head, except with ``shares_heads``: with heads cut elsewhere,
-    queries would meet other keys.
+    There is no signature with dropout, since each device would draw its own mask.
     """
     names = parameters.split()
 
@@ -48,15 +49,16 @@ def kernel(parameters: str, results: str, *, shares_heads: bool = False) -> Rule
         given = [(name, of) for name, of in zip(names, args) if of is not None]
         of_mask = [("mask", attn_mask)] if attn_mask is not None else []
         first = dict(reversed(given))
-        if first.get("dropout") or first.get("debug"):
-            return None
-        if not shares_heads and first["query"][:2] != first["key"][:2]:
+        heads, groups = first["query"][1], first["key"][1]
+        if first.get("dropout") or first.get("debug") or groups == 0 or heads % groups:
             return None
         mask = first.get("mask", attn_mask)
-        of_mask_given = DIMS["state"] if mask is None else _mask(first["query"], mask)
+        of_mask_given = DIMS["state"] if mask is None else _mask(first["query"], first["key"], mask)
         dims = {**DIMS, "mask": of_mask_given}
         operands = [dims[name] for name, _ in (*given, *of_mask) if name in dims]
-        return f"{', '.join(operands)} -> {', '.join([dims[name] for name in results.split()])}"
+        found = f"{', '.join(operands)} -> {', '.join([dims[name] for name in results.split()])}"
+        written = {"q": f"h*{heads // groups}", "s": queries, "t": keys}
+        return sub(r"\b[qst]\b", lambda name: written[name[0]], found)
 
     rule.__doc__ = f"``{parameters} -> {' '.join(results.split())}``; batch and heads are free."
     return rule
@@ -64,36 +66,44 @@ def kernel(parameters: str, results: str, *, shares_heads: bool = False) -> Rule
 
 GRADIENTS = "query key value"
 
+# Of each query: the maximum and the sum of its exponentials, and its weighted sum of values.
+STATES = (("max", 1), ("sum", 1), ("sum", 0))
+FLASH = "out logsumexp state state state state state state none"
+FLASH_GIVES = "grad_out query key value out logsumexp state state . . dropout . state state"
+
+# The others pad what they give of each query, or have it in another form: their sequences are
+# whole.
 ROWS: tuple[Row, ...] = (
-    Row(
-        ("_scaled_dot_product_flash_attention_for_cpu.default",),
-        kernel("query key value", "out logsumexp", shares_heads=True),
-        filled=frozenset("h"),
-    ),
-    Row(
-        ("_scaled_dot_product_flash_attention_for_cpu_backward.default",),
-        kernel("grad_out query key value out logsumexp", GRADIENTS, shares_heads=True),
-        filled=frozenset("h"),
+    *(
+        row
+        for name, forward, backward, filled in (
+            (
+                "flash_attention_for_cpu",
+                ("query key value dropout", "out logsumexp"),
+                "grad_out query key value out logsumexp dropout",
+                "h",
+            ),
+            ("flash_attention", ("query key value dropout . debug", FLASH), FLASH_GIVES, "bh"),
+        )
+        for row in (
+            Row(
+                (f"_scaled_dot_product_{name}.default",),
+                kernel(*forward, queries="s", keys="(t)"),
+                filled=frozenset(filled),
+                fold=Folding(name, STATES, rows=frozenset("s")),
+            ),
+            Row(
+                (f"_scaled_dot_product_{name}_backward.default",),
+                kernel(backward, GRADIENTS, queries="s", keys="t"),
+                "sum",
+                filled=frozenset(filled),
+                fold=Folding(f"{name}_backward", rows=frozenset("st")),
+            ),
+        )
     ),
     *(
         Row((f"_scaled_dot_product_{name}.default",), rule, filled=frozenset("bh"), kernel=wants)
         for name, rule, wants in (
-            (
-                "flash_attention",
-                kernel(
-                    "query key value dropout . debug",
-                    f"out logsumexp {'state ' * 6} none",
-                ),
-                None,
-            ),
-            (
-                "flash_attention_backward",
-                kernel(
-                    "grad_out query key value out logsumexp state state . . dropout . state state",
-                    GRADIENTS,
-                ),
-                None,
-            ),
             (
                 "efficient_attention",
                 kernel("query key value mask . dropout", "out room state state"),

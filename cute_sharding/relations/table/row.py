@@ -70,6 +70,8 @@ class Row:
         has_function: torch's dispatcher may have a function of its own for the op, which it calls
             without asking the propagator.
         made_of: the ops that torch replaces the op by, before a DTensor meets it.
+        folded_in_parts: the dims, counted from the last, along which those ops fold that torch
+            replaces the op by.
         makes_constants: whether torch replaces the op by ops of which some make tensors of numbers,
             before a DTensor meets it.
         note: a remark for readers of the table.
@@ -115,6 +117,7 @@ class Row:
     has_function: bool = False
     made_of: str = ""
     makes_constants: bool = False
+    folded_in_parts: tuple[int, ...] = ()
     note: str = ""
     wants_whole_dims: bool = False
     reads: int | None = None

@@ -96,4 +96,9 @@ ROWS: tuple[OfTorch, ...] = (
         makes_constants=True,
         note="DTensor does not get this op, but ops that it is made of",
     ),
+    OfTorch(
+        ("scaled_dot_product_attention.default",),
+        folded_in_parts=(-2,),
+        note="DTensor gets this op only in inference mode",
+    ),
 )

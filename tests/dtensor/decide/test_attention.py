@@ -92,13 +92,15 @@ def attended(q, k, v, bias=None, causal=False, scale=None):
     return found.softmax(-1) @ v, found.logsumexp(-1)
 
 
-def gradients(g, q, k, v, bias, causal, scale):
-    """Of queries, keys, values and the mask: by hand, as ops run below autograd."""
+def gradients(g, q, k, v, bias, causal, scale, o, s):
+    """Of queries, keys, values and the mask: by hand, as ops run below autograd, and as kernels
+    compute them: from the result and the logarithm.
+    """
     groups = k.shape[1], q.shape[1] // k.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide_k, wide_v = (x.repeat_interleave(groups[1], 1) for x in (k, v))
-    p = scores(q, wide_k, bias, causal, scale).softmax(-1)
-    of_scores = p * ((of_p := g @ wide_v.mT) - (of_p * p).sum(-1, keepdim=True))
+    p = (scores(q, wide_k, bias, causal, scale) - s[:, :, : q.shape[2]].unsqueeze(-1)).exp()
+    of_scores = p * (g @ wide_v.mT - (g * o).sum(-1, keepdim=True))
     of_keys, of_values = (
         x.unflatten(1, groups).sum(2) for x in (of_scores.mT @ q * scale, p.mT @ g)
     )
@@ -122,7 +124,7 @@ def flash(q, k, v, dropout_p=0.0, causal=False, debug=False, *, scale=None):
 
 
 def flash_backward(g, q, k, v, o, s, cq, ck, mq, mk, p, causal, seed, offset, *, scale=None):
-    return tuple(gradients(g, q, k, v, None, causal, scale)[:3])
+    return tuple(gradients(g, q, k, v, None, causal, scale, o, s)[:3])
 
 
 def efficient(q, k, v, bias, wanted, dropout_p=0.0, causal=False, *, scale=None):
@@ -137,7 +139,7 @@ def efficient_backward(
 ):
     if bias is not None:
         check_alignment(bias)
-    return tuple(gradients(g, q, k, v, bias, causal, scale))
+    return tuple(gradients(g, q, k, v, bias, causal, scale, o, s))
 
 
 def cudnn(q, k, v, bias, wanted, dropout_p=0.0, causal=False, debug=False, *, scale=None):
@@ -147,7 +149,7 @@ def cudnn(q, k, v, bias, wanted, dropout_p=0.0, causal=False, debug=False, *, sc
 
 
 def cudnn_backward(g, q, k, v, o, s, seed, offset, bias, cq, ck, mq, mk, p, causal, *, scale=None):
-    return tuple(gradients(g, q, k, v, bias, causal, scale)[:3])
+    return tuple(gradients(g, q, k, v, bias, causal, scale, o, s.squeeze(-1))[:3])
 
 
 @pytest.fixture(scope="module")
@@ -280,3 +282,17 @@ def test_heads_stay_with_the_keys_that_they_share(kernels, kind, heads):
     # Torch would cut heads by itself, to have all cut alike or to finish what is pending.
     for cuts in ("S2 S2 S1", "R R S1", "P R R", "R R P", "S0 S1 P", "P S0 S2", "S0 S1 S1"):
         compare_kernels(kernel, shapes, [[KINDS_OF_CUT[cut]] for cut in cuts.split()], (2,))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("cuts", ["S2 S2 S2", "R S2 S2", "S2 R R", "S2 S2 R"])
+@pytest.mark.parametrize("rows", [12, 7, 2])
+def test_the_flash_kernel_attends_in_shards_of_a_sequence(kernels, cuts, causal, rows):
+    """By blocks whose causal ones are squares, as newer kernels align others at their ends."""
+    shapes = [(1, 2, rows, 8), (1, 1, rows, 8), (1, 1, rows, 8)]
+    compare_kernels(
+        kernel_of(kernels, "flash", causal),
+        shapes,
+        [[KINDS_OF_CUT[cut]] for cut in cuts.split()],
+        (3,),
+    )

@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from benchmarks.received import Received
+from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS
 from cute_sharding.relations.table import SIGNATURES
 
@@ -284,5 +285,9 @@ def test_a_graph_shows_the_all_reduces_of_states(dynamic):
 def test_each_fold_is_in_the_table():
     """And says what its states are, unless it exchanges none."""
     folds = {row.fold for row in SIGNATURES.values() if row.fold.name}
-    assert {fold.name for fold in folds} == set(FOLDS)
-    assert {fold.name for fold in folds if not fold.states} == {"nll_loss_backward"}
+    assert {fold.name for fold in folds} == {*FOLDS, *ATTENTION}
+    assert {fold.name for fold in folds if not fold.states} == {
+        "nll_loss_backward",
+        "flash_attention_backward",
+        "flash_attention_for_cpu_backward",
+    }
