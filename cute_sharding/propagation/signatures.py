@@ -423,7 +423,7 @@ def state_moves(
 def _like_operands(
     signature: Signature, targets: Sequence[tuple[Part, ...]], names: Sequence[str]
 ) -> tuple[Part, ...]:
-    """The cuts of a tensor whose dims have these names, where operands are cut as in ``targets``."""
+    """The cuts of a tensor with these names, where operands are cut as in ``targets``."""
 
     def on(m: int) -> Part:
         for i, (given, parts) in enumerate(zip(signature.operands, targets)):

@@ -7,9 +7,10 @@ from __future__ import annotations
 from re import sub
 from typing import Any
 
+from cute_sharding.relations.signature import Folding
 from cute_sharding.relations.table.kernels import AlignedMask
 from cute_sharding.relations.table.names import Rule, Shape, text
-from cute_sharding.relations.table.row import Folding, Row
+from cute_sharding.relations.table.row import Row
 
 # For each argument's name in torch, the dims of that tensor. The op does not read a state (of a
 # random generator, or of sequences of several lengths, which we do not have). Each head of keys has
@@ -60,8 +61,16 @@ def kernel(parameters: str, results: str, *, queries: str = "[s]", keys: str = "
         written = {"q": f"h*{heads // groups}", "s": queries, "t": keys}
         return sub(r"\b[qst]\b", lambda name: written[name[0]], found)
 
-    rule.__doc__ = f"``{parameters} -> {' '.join(results.split())}``; batch and heads are free."
+    rule.__doc__ = f"``{parameters} -> {' '.join(results.split())}``; {_FREE[keys]}."
     return rule
+
+
+# By how the keys are written.
+_FREE = {
+    "[t]": "batch and heads are free",
+    "(t)": "batch, heads and queries are free, and keys are folded",
+    "t": "all dims but those that are multiplied are free or contracted",
+}
 
 
 GRADIENTS = "query key value"
