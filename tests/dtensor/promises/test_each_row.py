@@ -35,6 +35,8 @@ ELSEWHERE = {
     "native_batch_norm_backward.default": WRITTEN_STATISTICS,
     "rrelu_with_noise.default": "dtensor/decide/test_drawn_numbers.py::"
     "test_what_is_noted_beside_a_result_is_drawn_with_it",
+    "scaled_dot_product_attention.default": "dtensor/run/test_attention_folds.py::"
+    "test_a_step_of_decoding_receives_its_states",
     "batch_norm_backward.default": OTHER_DEVICES,
     "cudnn_batch_norm.default": OTHER_DEVICES,
     "_fused_rms_norm.default": OTHER_DEVICES,

@@ -122,6 +122,7 @@ def normal(*shape):
         return torch.randn(shape)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_step_of_decoding_receives_its_states(groups, inference):
@@ -140,6 +141,7 @@ def test_a_step_of_decoding_receives_its_states(groups, inference):
     assert max(counted.by_rank.values()) == 2 * (ranks - 1) * states // ranks
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_queries_keys_and_values_in_shards_gather_two(causal):
     """Keys and values in each direction; their gradients are handed out."""
