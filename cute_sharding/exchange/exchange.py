@@ -114,9 +114,11 @@ class Exchange:
         """The exchange to a single result."""
         return Exchange(self.move.of_result(k), self.sources, self.targets[k : k + 1])
 
-    def turned(self) -> Exchange:
-        """The exchange from the single result to the single operand."""
-        return Exchange(self.move.turned(), self.targets, self.sources)
+    def turned(self, *, adds: bool = False) -> Exchange:
+        """The exchange from the single result to the single operand. With ``adds``, rows that
+        stand for one are added up.
+        """
+        return Exchange(self.move.turned()._replace(adds=adds), self.targets, self.sources)
 
     # -- how much ----------------------------------------------------------------------------------
 

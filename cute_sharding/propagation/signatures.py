@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
-from math import prod
+from itertools import product, starmap
+from math import floor, prod
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
+from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.network import Chosen, Network
 from cute_sharding.exchange.placed import Placed, local_elements, received, rows_of_devices
 from cute_sharding.exchange.plan import received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.step import of_blocks
 from cute_sharding.propagation.solver import Cost, least
-from cute_sharding.relations.signature import NOT_FOLDED, ONE, Folding, Linear, Signature
-from cute_sharding.sharding.rows import Cut, are_even, chains_of
+from cute_sharding.relations.moves import Link, Move, Rows, Window
+from cute_sharding.relations.signature import (
+    NOT_FOLDED,
+    ONE,
+    Folding,
+    Linear,
+    Reads,
+    Signature,
+)
+from cute_sharding.sharding.rows import Cut, Run, are_even, chains_of, rows_held
 
 # -- operands --------------------------------------------------------------------------------------
 # The operands of an op, and the cost of bringing them to other placements.
@@ -167,6 +176,7 @@ def assign(
     itemsizes: Sequence[int] = (),
     folding: Folding = NOT_FOLDED,
     weighs_picks: bool = False,
+    exchanges: bool = True,
 ) -> Assignment:
     """One that receives nothing; or the assignment that receives the fewest bytes, with the least
     for what stays pending (:func:`.signatures.owed_for`). Of several, one that receives the fewest
@@ -193,6 +203,8 @@ def assign(
         itemsizes: of an element of each result, as of operands; by default 1.
         folding: the states over folded names.
         weighs_picks: whether the reduction of picked rows counts: the next op has to do it.
+        exchanges: whether devices may exchange halos. Otherwise names of which rows read several
+            are cut only into blocks of equal size; such that none reads another device's rows.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -226,6 +238,7 @@ def assign(
         tuple(itemsizes),
         folding,
         weighs_picks,
+        exchanges,
     )
     if compared is not None:
         return _search(question, spare, compared)[1]
@@ -258,11 +271,21 @@ class _Question:
     itemsizes: tuple[int, ...]
     folding: Folding = NOT_FOLDED
     weighs_picks: bool = False
+    exchanges: bool = True
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """How many rows each name has."""
-        return self.signature.sizes([operand.shape for operand in self.operands])
+        """How many rows each name has. (If the operands have only rows that its rows read, the
+        results say.)
+        """
+        found = self.signature.sizes([operand.shape for operand in self.operands])
+        count = len(self.operands)
+        for k, (shape, names) in enumerate(zip(self.made or (), self.signature.results)):
+            read = self.signature.read_by(count + k)
+            for d, (n, name) in enumerate(zip(shape or (), names)):
+                if d not in read:
+                    found.setdefault(name, n)
+        return found
 
     @cached_property
     def shapes(self) -> Sequence[tuple[int, ...] | None]:
@@ -285,7 +308,8 @@ def _search(
         [
             choice
             for choice in _options(signature, operands, m, question.reduce, question.linear)
-            if choice.name not in signature.in_windows - signature.folded
+            if question.exchanges
+            or choice.name not in signature.in_halos
             or _is_even(choice.name, question.sizes, [choice], [n])
         ]
         for m, n in enumerate(mesh)
@@ -307,7 +331,7 @@ def _search(
     if spare and is_sharded and found[0].received:
         # Only if each device gets rows: on no rows some kernels fail and others are wrong.
         cuts = _spare_cuts(signature, operands)
-        may_move = {None, *signature.folded, *question.folding.rows}
+        may_move = {None, *signature.folded, *question.folding.rows, *signature.in_halos}
         if question.weighs_picks:
             may_move |= signature.picked
         wider = [
@@ -324,18 +348,11 @@ def _search(
 def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assignment] | None:
     """The cost and the assignment of these choices; None if they are not allowed."""
     signature, operands, mesh = question.signature, question.operands, question.mesh
-    linear, reduce = question.linear, question.reduce
+    linear = question.linear
     if not _allowed(question, choices):
         return None
     carried = _carried(question, choices)
-    targets = tuple(
-        [
-            operand.parts
-            if i in signature.unread
-            else _of_operand(signature, i, choices, linear, carried)
-            for i, operand in enumerate(operands)
-        ]
-    )
+    targets = tuple([_of_operand(question, i, choices, carried) for i in range(len(operands))])
     moved = [
         (operand, target)
         for i, (operand, target) in enumerate(zip(operands, targets))
@@ -357,15 +374,19 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
         for i in signature.sized
     )
     results = tuple(
-        [_of_result(signature, k, choices, reduce, carried) for k in range(len(signature.results))]
+        [_of_result(question, k, choices, targets, carried) for k in range(len(signature.results))]
     )
+    itemsizes = question.itemsizes or (1,) * len(results)
+    halos = _halos_received(question, targets, results)
+    received += sum([itemsize * n for _, itemsize, n in halos])
+    # The gradient adds to as many rows of others as are read here.
+    later += sum([itemsize * n for i, itemsize, n in halos if i < len(operands)])
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
     differ = question.shares and any(
         len(_rows(name, question.sizes, choices, mesh)) > 1
         for name in _contracted(signature, choices)
     )
-    itemsizes = question.itemsizes or (1,) * len(results)
     owed = sum(
         [
             itemsize * owed_for(x, parts, mesh)
@@ -378,7 +399,26 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     elif not received + later:
         owed = 0  # an op that needs no communication has none
     cost = Cost(received + later + owed, received, pending, held)
-    return cost, Assignment(targets, results, sum(elements) + sum(of_states), differ)
+    moving = sum(elements) + sum(of_states) + sum([n for *_, n in halos])
+    return cost, Assignment(targets, results, moving, differ)
+
+
+def _halos_received(
+    question: _Question,
+    targets: tuple[tuple[Part, ...], ...],
+    results: tuple[tuple[Part, ...], ...],
+) -> list[tuple[int, int, int]]:
+    """For each tensor with a halo: its number, with results after operands, the bytes of an
+    element, and how many are received.
+    """
+    operands, signature = question.operands, question.signature
+    sizes = [*[each.itemsize for each in operands], *(question.itemsizes or (1,) * len(results))]
+    shapes = (*[each.shape for each in operands], *question.shapes)
+    return [
+        (i, sizes[i], halo.received_elements)
+        for i, halo in halos_of(signature, shapes, (*targets, *results), question.mesh).items()
+        if i not in signature.sized and halo.received_elements
+    ]
 
 
 def state_moves(
@@ -453,7 +493,7 @@ def state_of(
     rows = signature.per_row([*[()] * i, shape])[i]
     found = tuple(
         [
-            n if name not in signature.folded else row if name in signature.in_windows else 1
+            n if name not in signature.folded else row if name in signature.in_groups else 1
             for name, n, row in zip(names, shape, rows)
         ]
     )
@@ -463,10 +503,83 @@ def state_of(
             (part[1], n) for part, n in zip(parts, mesh) if isinstance(part, tuple) and part[0] == d
         ]
         return names[d] in signature.folded and not (
-            names[d] in signature.in_windows and are_even(rows[d], cuts)
+            names[d] in signature.in_groups and are_even(rows[d], cuts)
         )
 
     return found, [isinstance(part, tuple) and combines(part[0]) for part in parts]
+
+
+@remembered
+def halos_of(
+    signature: Signature,
+    shapes: tuple[tuple[int, ...] | None, ...],
+    parts: tuple[tuple[Part, ...], ...],
+    mesh: tuple[int, ...],
+    fill: float = 0,
+) -> dict[int, Exchange]:
+    """For each tensor of which rows of a cut name read several, the exchange by which each device
+    gets the rows that its own read; for a result, the exchange by which what they add to rows goes
+    to the devices that have these.
+
+    Args:
+        shapes, parts: of the operands, when the halos are exchanged, and then of the results.
+        fill: the value of rows before the first and after the last.
+
+    >>> from cute_sharding.relations import parse
+    >>> pool, rows = parse("n y*1:3 -> n y", (2,)), (((1, 1),), ((1, 1),))
+    >>> halos_of(pool, ((2, 8), (2, 6)), rows, (2,))[0].received_elements
+    2
+    """
+    found = dict[int, Exchange]()
+    if not signature.halos:
+        return found
+    tensors = (*signature.operands, *signature.results)
+    cuts, sizes = dict[int, tuple[str, int]](), dict[str, int]()
+    for i, (names, shape, some) in enumerate(zip(tensors, shapes, parts)):
+        read = signature.read_by(i)
+        for d, name in enumerate(names):
+            if shape is not None and name in signature.in_halos and d not in read:
+                sizes[name] = shape[d]
+                cuts.update(
+                    {
+                        m: (name, part[1])
+                        for m, part in enumerate(some)
+                        if isinstance(part, tuple) and part[0] == d and mesh[m] > 1
+                    }
+                )
+    over = {name for name, _ in cuts.values()}
+    for i, (names, shape, some) in enumerate(zip(tensors, shapes, parts)):
+        read = {d: reads for d, reads in signature.read_by(i).items() if names[d] in over}
+        if shape is None or not read:
+            continue
+        dims = {names[d]: d for d in read}
+        windows = [
+            (dims[cuts[m][0]], cuts[m][1]) if m in cuts and cuts[m][0] in dims else part
+            for m, part in enumerate(cuts_of(some))
+        ]
+        move = halo_of(shape, {d: (reads, sizes[names[d]]) for d, reads in read.items()}, fill)
+        chains = [chains_of(tuple(each), len(shape), mesh) for each in (cuts_of(some), windows)]
+        halo = Exchange.on_mesh(move, mesh, chains[:1], chains[1:])
+        found[i] = halo if i < len(signature.operands) else halo.turned(adds=True)
+    return found
+
+
+def halo_of(shape: tuple[int, ...], read: dict[int, tuple[Reads, int]], fill: float = 0) -> Move:
+    """The map from a tensor to the rows that windows read: for each dim of ``read`` which rows,
+    and the number of windows.
+    """
+    pairs, onto = [], list(shape)
+    for d, n in enumerate(shape):
+        if d not in read:
+            pairs.append((Rows(d), Rows(d)))
+            continue
+        reads, onto[d] = read[d]
+        first = floor(reads.first)
+        before, after = max(-first, 0), max(first, 0)
+        rows = (Run(before, after, (), n - after),) if n > after else ()
+        window = Window(None, reads.size, reads.step, reads.first - first)
+        pairs.append((Rows(d, rows), Rows(d, form=window)))
+    return Move((shape,), (tuple(onto),), (Link(0, 0, tuple(pairs)),), fill)
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:
@@ -514,6 +627,8 @@ def _options(
                 and (reduce is not None or not signature.contracted(name))
             ):
                 found[_Choice(name, part[1])] = None
+                if name in signature.in_halos:
+                    found[_Choice(name)] = None
     found[_Choice()] = None
     return list(found)
 
@@ -535,17 +650,45 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
     filled_names = {
         choice.name
         for choice in choices
-        if choice.name is not None and (filled is True or (filled and choice.name in filled))
+        if choice.name is not None
+        and (filled is True or (filled and choice.name in filled))
+        and choice.name not in signature.in_halos  # a device without windows computes one of zeros
     }
     if not question.assume_rows and any(
         0 in _rows(name, sizes, choices, mesh) for name in filled_names
     ):
         return False
-    in_windows = signature.in_windows - signature.folded
-    if not all(_is_even(name, sizes, choices, mesh) for name in in_windows):
-        return False
+    for name, read in signature.in_halos.items():
+        if not question.exchanges and not _is_even(name, sizes, choices, mesh):
+            return False
+        cuts = tuple([(each.split_factor, n) for each, n in _cutting(name, choices, mesh)])
+        if any(reads.overlap for reads in read) and not are_together(sizes[name], cuts):
+            return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
+
+
+# Beyond so many devices no strided cuts of windows are examined.
+_MOST = 256
+
+
+@remembered
+def are_together(n: int, cuts: tuple[tuple[int, int], ...]) -> bool:
+    """Whether successive cuts of (split factor, devices) are known to leave each device rows of
+    ``n`` that follow on one another.
+
+    >>> are_together(8, ((2, 2),)), are_together(8, ((2, 2), (1, 2))), are_together(8, ((2, 4),))
+    (False, True, False)
+    """
+    if all(factor == 1 for factor, _ in cuts):
+        return True
+    if prod([parts for _, parts in cuts]) > _MOST:
+        return False
+    return all(
+        len(held) <= 1 and not any(run.loops for run in held)
+        for at in product(*[range(parts) for _, parts in cuts])
+        for held in (rows_held(n, tuple([(*cut, k) for cut, k in zip(cuts, at)])),)
+    )
 
 
 def _contracted(signature: Signature, choices: Sequence[_Choice]) -> set[str]:
@@ -609,7 +752,7 @@ def _is_even(
 
 def _carried(question: _Question, choices: Sequence[_Choice]) -> frozenset[str]:
     """The names of which several rows fold to one, and no such rows are on several devices."""
-    names = question.signature.folded & question.signature.in_windows
+    names = question.signature.folded & question.signature.in_groups
     return frozenset([n for n in names if _is_even(n, question.sizes, choices, question.mesh)])
 
 
@@ -619,24 +762,27 @@ def _kept_whole(signature: Signature, position: int, carried: frozenset[str]) ->
     """
     several = {
         ((*signature.operands, *signature.results)[position][d])
-        for at, d, _ in signature.windows
+        for at, d, _ in signature.grouped
         if at == position
     }
-    return (signature.folded & signature.in_windows) - carried - several
+    return (signature.folded & signature.in_groups) - carried - several
 
 
 def _of_operand(
-    signature: Signature,
-    i: int,
-    choices: Sequence[_Choice],
-    linear: Linear,
-    carried: frozenset[str],
+    question: _Question, i: int, choices: Sequence[_Choice], carried: frozenset[str]
 ) -> tuple[Part, ...]:
-    names, whole = signature.operands[i], _kept_whole(signature, i, carried)
+    signature, linear, parts = question.signature, question.linear, question.operands[i].parts
+    if i in signature.unread:
+        return parts
+    names, read = signature.operands[i], signature.read_by(i)
+    whole = _kept_whole(signature, i, carried)
     result: list[Part] = []
-    for choice in choices:
+    for choice, own in zip(choices, parts):
         if choice.name is not None and choice.name in names:
-            cut = names.index(choice.name), choice.split_factor
+            d = names.index(choice.name)
+            # The halo's exchange starts from any cut of the dim.
+            is_cut = question.exchanges and d in read and own is not None and own[0] == d
+            cut = own if is_cut else (d, choice.split_factor)
             result.append(None if choice.name in whole else cut)
         elif choice.pending == i or (choice.pending == ALL and i in (linear.operands or ())):
             result.append(choice.op)
@@ -651,22 +797,33 @@ def _of_operand(
 
 
 def _of_result(
-    signature: Signature,
+    question: _Question,
     k: int,
     choices: Sequence[_Choice],
-    reduce: str | None,
+    targets: Sequence[tuple[Part, ...]],
     carried: frozenset[str],
 ) -> tuple[Part, ...]:
-    names, result = signature.results[k], list[Part]()
-    whole = _kept_whole(signature, len(signature.operands) + k, carried)
-    for choice in choices:
+    signature, position = question.signature, len(question.operands) + k
+    names, read = signature.results[k], signature.read_by(position)
+    whole, result = _kept_whole(signature, position, carried), list[Part]()
+    for m, choice in enumerate(choices):
         if choice.pending is not None:
             result.append(choice.op)
         elif choice.name is None:
             result.append(None)
         elif choice.name in names:
-            cut = names.index(choice.name), choice.split_factor
+            d = names.index(choice.name)
+            # A gradient lies as what it is a gradient of.
+            cuts = [
+                targets[i][m]
+                for i, dim, reads in sorted(signature.halos)
+                if i < len(targets)
+                and dim == d
+                and reads == read.get(d)
+                and signature.operands[i][dim] == choice.name
+            ]
+            cut = cuts[0] if cuts else (d, choice.split_factor)
             result.append(None if choice.name in whole else cut)
         else:
-            result.append(None if choice.name in signature.folded else reduce)
+            result.append(None if choice.name in signature.folded else question.reduce)
     return tuple(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -24,12 +25,22 @@ from cute_sharding.relations.relation import (
     read_once,
 )
 from cute_sharding.relations.view import View
-from cute_sharding.sharding.rows import Chain, Run, Runs, count_rows, join, meet_on_x, rows_held
+from cute_sharding.sharding.rows import (
+    Chain,
+    Run,
+    Runs,
+    count_rows,
+    each_turn,
+    join,
+    meet_on_x,
+    rows_held,
+)
 
 # -- forms -----------------------------------------------------------------------------------------
 # Maps between a tensor's rows and an exchange's that are not one for one in one dim.
 #
-# - windows (unfold): row i of window w is row ``w·step + i``. Windows may overlap.
+# - windows (unfold): row i of window w is row ``w·step + i``. Windows may overlap. Or a row of the
+#   dim stands for a window, as a result row of a pool does for the rows that it is made of.
 # - folds (padding by reflection, by the last row, around the end): row j is row ``a·j + b``, by
 #   pieces, with a of 1, -1 or 0: several rows may stand for one.
 # - diagonals: row j is one element, given by its rows in both dims: one mode, whose stride is the
@@ -46,25 +57,42 @@ Part: TypeAlias = "tuple[int, tuple[int, ...], list[tuple[int, int, tuple[int, .
 
 
 class Window(NamedTuple):
-    """Row i of ``across``, in row w of the dim, is row ``w·step + i`` of the exchange.
+    """Row i of ``across``, in row w of the dim, is row ``w·step + i`` of the exchange. If
+    ``across`` is None, row w of the dim stands for all ``size`` rows of the window, and a device's
+    tensor has the exchange's rows in place of the dim's. Then ``step`` may be a fraction, as for an
+    interpolation: window w starts at row ``w·step + shift``, rounded down.
 
     >>> Window(across=1, size=4, step=2).held((5, 4), (((1, 2, 0),), ()))  # of windows 0 to 2
     (Run(x=0, y=0, loops=(), length=8),)
+    >>> Window(across=None, size=3, step=1).held((8,), (((1, 2, 1),),))  # of windows 4 to 7
+    (Run(x=4, y=0, loops=(), length=6),)
     """
 
-    across: int
+    across: int | None
     size: int
-    step: int
+    step: Any
+    shift: Any = 0
 
     def parts(self, windows: int) -> list[Part]:
         """The parts of ``windows`` windows."""
         return [(0, (0, 0), [(windows, self.step, (1, 0)), (self.size, 1, (0, 1))])]
 
+    @property
+    def is_fractional(self) -> bool:
+        """Whether windows are not the same number of rows apart."""
+        return type(self.step) is not int
+
+    @property
+    def every(self) -> Runs:
+        """All rows of a window."""
+        return (Run(0, 0, (), self.size),)
+
     def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
         """The rows that a device has, ascending; without overlap it stores window after window."""
-        windows, within = map(rows_held, n, chains)
-        if any(part.reach > self.step for part in within):
-            return _each_once(self, n, chains)
+        windows, *others = map(rows_held, n, chains)
+        within = others[0] if others else self.every
+        if self.is_fractional or any(part.reach > self.step for part in within):
+            return _each_once(self, n, chains) if others else self._together(windows)
         count, found = sum(part.size for part in within), []
         for some in windows:
             loops = [
@@ -75,6 +103,20 @@ class Window(NamedTuple):
                 first, at = some.x * self.step + part.x, some.y * count + part.y
                 found.append(Run(first, at, (*around, *part.loops), part.length))
         return tuple(join(found))
+
+    def _together(self, windows: Runs) -> Runs:
+        """The rows of all these windows, which overlap if one follows on the other."""
+        found: list[Run] = []
+        for run in sorted(turn for each in windows for turn in each_turn(each)):
+            first, last = (math.floor(n * self.step + self.shift) for n in (run.x, run.reach - 1))
+            stop = last + self.size
+            if found and first <= found[-1].reach:
+                last = found.pop()
+                first, at = last.x, last.y
+            else:
+                at = found[-1].y + found[-1].length if found else 0
+            found.append(Run(first, at, (), stop - first))
+        return tuple(found)
 
     def evenly(self, windows: Runs, within: Runs) -> int | None:
         """The distance between the starts of a device's windows if it stores their rows once each,
@@ -91,9 +133,9 @@ class Window(NamedTuple):
             return min(some.loops[0][1] * self.step, part.length)
         return None
 
-    def is_view(self, windows: Runs, within: Runs) -> bool:
+    def is_view(self, windows: Runs, *within: Runs) -> bool:
         """Whether a device's windows are a view of its rows."""
-        return self.evenly(windows, within) is not None
+        return self.evenly(windows, *within or (self.every,)) is not None
 
 
 class Fold(NamedTuple):
@@ -403,7 +445,9 @@ class Move(NamedTuple):
 
 
 # The classes in the text of a move.
-_CLASSES = {each.__name__: each for each in (Move, Link, Rows, Run, Window, Fold, Diagonal)}
+_CLASSES: dict[str, Any] = {
+    each.__name__: each for each in (Move, Link, Rows, Run, Window, Fold, Diagonal, Fraction)
+}
 _FLOATS = {"inf": math.inf, "nan": math.nan}
 
 
@@ -424,7 +468,7 @@ def parse_move(text: str) -> Move:
 def _value_of(node: ast.expr) -> Any:
     match node:
         case ast.Call(ast.Name(name), args, keywords):
-            of = frozenset if name == "frozenset" else _CLASSES[name]
+            of: Any = frozenset if name == "frozenset" else _CLASSES[name]
             named = {each.arg: _value_of(each.value) for each in keywords if each.arg}
             return of(*map(_value_of, args), **named)
         case ast.Tuple(elements):

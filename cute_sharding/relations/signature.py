@@ -24,9 +24,12 @@ A pattern has names between spaces, tensors between commas, and
   of its rows that are named; else it gives the rows that it has, and nothing for others,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
   1 or not, as in broadcasting; ``[...]``: whole,
-- ``d*4``: a dim of four rows for each row of ``d``, such as the input rows of windows that do not
-  overlap. A cut of ``d`` into even blocks cuts this dim by the same split factor; uneven cuts do
-  not,
+- ``d*2-1:3``: a dim of which row ``j`` of ``d`` reads 3 rows, from row ``2·j - 1`` on (rows before
+  the first and after the last are padding), as a pool or a convolution does. ``d`` may be cut if
+  each device's windows follow on one another, or none overlap. A device then gets the rows that its
+  windows read: its own and a *halo*. If a result has such a dim, each row of ``d`` adds to these
+  rows, and what a device adds to rows of others goes to them. ``d*4`` is short for ``d*4:4``:
+  windows side by side. Numbers may be fractions, rounded down for each row,
 - ``1``: a dim of size 1,
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
 - ``+`` before a tensor: a term that is added to the result. It is pending if the result is,
@@ -39,7 +42,9 @@ A pattern has names between spaces, tensors between commas, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
@@ -118,6 +123,43 @@ class Folding(NamedTuple):
 NOT_FOLDED = Folding()
 
 
+class Reads(NamedTuple):
+    """Row j of a name reads ``size`` rows of a dim, from row ``step * j + first`` on. These may be
+    fractions: the row is then rounded down.
+
+    >>> str(Reads(size=3, step=2, first=-1)), str(Reads(size=4, step=4))
+    ('*2-1:3', '*4')
+    >>> str(Reads(2, Fraction(1, 2), Fraction(-1, 4)))  # interpolated between twice as many rows
+    '*1/2-1/4:2'
+    """
+
+    size: int
+    step: int | Fraction
+    first: int | Fraction = 0
+
+    def __str__(self) -> str:
+        first = f"{'+' * (self.first > 0)}{self.first}" if self.first else ""
+        return f"*{self.step}" if self.are_tiles else f"*{self.step}{first}:{self.size}"
+
+    @property
+    def are_tiles(self) -> bool:
+        """Whether the rows of the name read rows side by side, from the first on."""
+        return self.size == self.step and not self.first
+
+    @property
+    def overlap(self) -> bool:
+        """Whether consecutive rows read some of the same, or may."""
+        return self.size > self.step or not isinstance(self.step, int)
+
+
+_NUMBER = r"\d+(?:/\d+)?"
+_READS = re.compile(rf"(.+)\*({_NUMBER})(?:([+-]{_NUMBER})?:(\d+))?")
+
+
+def _number(text: str) -> int | Fraction:
+    return Fraction(text) if "/" in text else int(text)
+
+
 class Signature(NamedTuple):
     """An op on tensors with given numbers of dims.
 
@@ -129,9 +171,11 @@ class Signature(NamedTuple):
         added: the operands, by position, that are terms of a sum.
         unread: the operands that the op does not read.
         sized: the operands of which it reads only the sizes.
-        windows: the dims of operands and results that have several rows for each row of their name:
-            (position, with results after the operands; dim; rows).
         folded: the names over whose rows states are combined.
+        halos: the dims of operands and results of which each row of their name reads some rows, or
+            to which it adds some: (position, with results after the operands; dim; which).
+        grouped: the folded dims of operands and results that have several rows for each row of
+            their name: (position, dim, rows).
 
     >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
     >>> print(softmax)
@@ -145,25 +189,38 @@ class Signature(NamedTuple):
     unread: frozenset[int] = frozenset()
     sized: frozenset[int] = frozenset()
     picked: frozenset[str] = frozenset()
-    windows: frozenset[tuple[int, int, int]] = frozenset()
     folded: frozenset[str] = frozenset()
+    halos: frozenset[tuple[int, int, Reads]] = frozenset()
+    grouped: frozenset[tuple[int, int, int]] = frozenset()
 
     @property
-    def in_windows(self) -> frozenset[str]:
-        """The names for each row of which some tensor has several rows."""
+    def in_groups(self) -> frozenset[str]:
+        """The names for each row of which some tensor folds several rows."""
         tensors = (*self.operands, *self.results)
-        return frozenset(tensors[i][d] for i, d, _ in self.windows)
+        return frozenset(tensors[i][d] for i, d, _ in self.grouped)
 
     def per_row(self, shapes: Sequence[Sequence[Any] | None], first: int = 0) -> list[list[Any]]:
         """For tensors of these shapes, the first at position ``first``, how many rows their names
-        have; 0 where a dim does not consist of whole windows.
+        have; 0 where a dim does not consist of whole groups.
         """
         found = [list(shape or ()) for shape in shapes]
-        for i, d, rows in self.windows:
+        for i, d, rows in self.grouped:
             if 0 <= i - first < len(found) and d < len(found[i - first]):
                 n = found[i - first][d]
                 found[i - first][d] = 0 if n % rows else n // rows
         return found
+
+    @property
+    def in_halos(self) -> dict[str, list[Reads]]:
+        """The names of which rows read several, or add to several, of some tensor's dim."""
+        tensors, found = (*self.operands, *self.results), dict[str, list[Reads]]()
+        for i, d, reads in self.halos:
+            found.setdefault(tensors[i][d], []).append(reads)
+        return found
+
+    def read_by(self, i: int) -> dict[int, Reads]:
+        """For dims of a tensor, results after operands, which rows a row of the name reads."""
+        return {d: reads for k, d, reads in self.halos if k == i}
 
     def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """How many rows each name has, for operands of these shapes.
@@ -178,11 +235,16 @@ class Signature(NamedTuple):
                 f"operands of shapes {list(map(tuple, shapes))} do not fit the signature {self}"
             )
         found: dict[str, Any] = {}
-        for shape, names in zip(self.per_row(shapes), self.operands):
-            for n, name in zip(shape, names):
-                if name not in found or found[name] == 1:
-                    found[name] = n
-        return found
+        tiles: dict[str, Any] = {}
+        for i, (shape, names) in enumerate(zip(self.per_row(shapes), self.operands)):
+            read = self.read_by(i)
+            for d, (n, name) in enumerate(zip(shape, names)):
+                if d not in read:
+                    if name not in found or found[name] == 1:
+                        found[name] = n
+                elif read[d].are_tiles:
+                    tiles[name] = n // read[d].step
+        return {**tiles, **found}
 
     def fitted(self, shapes: Sequence[Sequence[Any]]) -> Signature:
         """The signature for operands of these shapes. A dim of size 1 beside a longer one is
@@ -193,8 +255,11 @@ class Signature(NamedTuple):
         sizes = self.sizes(shapes)
         whole, operands = set(self.whole), []
         for i, (shape, names) in enumerate(zip(self.per_row(shapes), self.operands)):
-            fitted = []
-            for n, name in zip(shape, names):
+            fitted, read = [], self.read_by(i)
+            for d, (n, name) in enumerate(zip(shape, names)):
+                if d in read:
+                    fitted.append(name)
+                    continue
                 broadcast = n == 1 != sizes[name] and (name.startswith("...") or i in self.added)
                 if n != sizes[name] and not broadcast:
                     whole.add(name)
@@ -211,17 +276,21 @@ class Signature(NamedTuple):
         sizes, whole = self.sizes(shapes), self.fitted(shapes).whole
         if len(results) != len(self.results):
             return False
+        free = {(i - len(self.operands), d) for i, d, _ in self.halos}
         return all(
             shape is None
             or names == (UNREAD,)
             or (
                 len(shape) == len(names)
                 and all(
-                    name in whole or name == ONE or n == (0 if name == NONE else sizes.get(name, n))
-                    for n, name in zip(shape, names)
+                    name in whole
+                    or name == ONE
+                    or (k, d) in free
+                    or n == (0 if name == NONE else sizes.get(name, n))
+                    for d, (n, name) in enumerate(zip(shape, names))
                 )
             )
-            for shape, names in zip(self._per_row_of(results), self.results)
+            for k, (shape, names) in enumerate(zip(self._per_row_of(results), self.results))
         )
 
     def _per_row_of(self, results: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
@@ -243,19 +312,50 @@ class Signature(NamedTuple):
         """The signature whose folded names, and ``others``, are whole."""
         return self._replace(whole=self.whole | self.folded | others, folded=frozenset())
 
+    def without_halos(self, names: Collection[str]) -> Signature:
+        """The signature for which these names, of which rows read several, are whole, and so are
+        the dims that they read.
+        """
+        if self.in_halos.keys().isdisjoint(names):
+            return self
+        read = {(i, d) for i, d, _ in self.halos}
+
+        def renamed(i: int, dims: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(
+                [
+                    f"x.{name}" if name in names and (i, d) in read else name
+                    for d, name in enumerate(dims)
+                ]
+            )
+
+        tensors, count = (*self.operands, *self.results), len(self.operands)
+        every = tuple([renamed(i, dims) for i, dims in enumerate(tensors)])
+        whole = {x for name in self.in_halos if name in names for x in (name, f"x.{name}")}
+        return self._replace(
+            operands=every[:count],
+            results=every[count:],
+            whole=self.whole | whole,
+            halos=frozenset(
+                [each for each in self.halos if tensors[each[0]][each[1]] not in names]
+            ),
+        )
+
     def __str__(self) -> str:
-        rows = {(i, d): rows for i, d, rows in self.windows}
+        read = {(i, d): reads for i, d, reads in self.halos}
+        rows = {(i, d): rows for i, d, rows in self.grouped}
 
         def text(i: int, names: tuple[str, ...]) -> str:
-            return " ".join(said(name, rows.get((i, d), 0)) for d, name in enumerate(names))
+            return " ".join(
+                said(name, rows.get((i, d), 0), read.get((i, d), ""))
+                for d, name in enumerate(names)
+            )
 
-        def said(name: str, rows: int) -> str:
+        def said(name: str, rows: int, reads: Reads | str) -> str:
             if name in self.whole:
                 return f"[{name}]"
             if name in self.folded:
                 return f"({name}*{rows})" if rows else f"({name})"
-            name = f"{name}*{rows}" if rows > 1 else name
-            return f"{{{name}}}" if name in self.picked else name
+            return f"{{{name}}}" if name in self.picked else f"{name}{reads}"
 
         signs = {**dict.fromkeys(self.added, "+"), **dict.fromkeys(self.sized, "=")}
         operands = [
@@ -277,9 +377,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     Raises:
         ValueError: this is not a pattern, or it has another number of operands or dims.
     """
-    before, arrow, after = pattern.partition("->")
-    if not arrow:
-        raise ValueError(f"the signature {pattern!r} has no ->")
+    before, after = _sides(pattern)
     marked: dict[str, set[str]] = {"[": set(), "{": set(), "(": set()}
     signs: dict[str, set[int]] = {"+": set(), "=": set()}
     operands = [part.split() for part in before.split(",")] if before.strip() or ndims else []
@@ -292,14 +390,19 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of this operand alone
     most = _most_without_names(pattern, operands, ndims)
 
-    windows: set[tuple[int, int, int]] = set()
+    grouped: set[tuple[int, int, int]] = set()
+    halos: set[tuple[int, int, Reads]] = set()
 
     def expanded(i: int, names: Sequence[str], count: int) -> tuple[str, ...]:
         result: list[str] = []
         for name in names:
+            if found := _READS.fullmatch(name):
+                name, step, first, size = found.groups()
+                reads = Reads(int(size or step), _number(step), _number(first or "0"))
+                halos.add((i, len(result), reads))
             bare, several, rows = _bare(name).partition("*")
-            if several and (int(rows) > 1 or name[0] == "("):
-                windows.add((i, len(result), int(rows)))
+            if several:
+                grouped.add((i, len(result), int(rows)))
             named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
             result += named
             if name[0] in marked:
@@ -322,9 +425,17 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         unread,
         frozenset(signs["="]),
         frozenset(marked["{"]),
-        frozenset(windows),
         frozenset(marked["("] - {ONE}),
+        frozenset(halos),
+        frozenset(grouped),
     )
+
+
+def _sides(pattern: str) -> tuple[str, str]:
+    before, arrow, after = pattern.partition("->")
+    if not arrow:
+        raise ValueError(f"the signature {pattern!r} has no ->")
+    return before, after
 
 
 def _most_without_names(

@@ -268,4 +268,7 @@ def test_windows_are_cut_where_they_are_whole():
         found = assign(patches, [Operand((1, 3, 16), ((2, factor),)), weight], (2,))
         assert found.received == 0
         assert found.results == (((2, factor),),)
-    assert assign(patches, [Operand((1, 3, 12), ((2, 1),)), weight], (2,)).results == ((None,),)
+    uneven = [Operand((1, 3, 12), ((2, 1),)), weight]  # windows of rows 0 to 7 and 8 to 11
+    assert assign(patches, uneven, (2,)).results == (((2, 1),),)
+    assert assign(patches, uneven, (2,)).received == 6  # rows 6 and 7 of three channels
+    assert assign(patches, uneven, (2,), exchanges=False).results == ((None,),)

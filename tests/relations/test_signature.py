@@ -2,7 +2,7 @@
 
 import pytest
 
-from cute_sharding.relations.signature import parse
+from cute_sharding.relations.signature import Reads, parse
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_rows_of_whole_windows():
     patches = parse("n c y*4, o c [k] -> n o y", (3, 3))
     assert str(patches) == "n c y*4, o c [k] -> n o y"
     assert parse(str(patches), (3, 3)) == patches
-    assert patches.in_windows == {"y"}
+    assert patches.in_halos == {"y": [Reads(4, 4)]}
     assert patches.sizes([(1, 3, 8), (6, 3, 4)])["y"] == 2
     assert patches.gives([(1, 3, 8), (6, 3, 4)], [(1, 6, 2)])
     assert not patches.gives([(1, 3, 8), (6, 3, 4)], [(1, 6, 3)])

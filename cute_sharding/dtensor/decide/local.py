@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -29,13 +29,16 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS, States
+from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.halos import HALOS, Along, Asked, Windows
 from cute_sharding.dtensor.run.numbered import ByNumber, Chain, Pick, as_number, chain_of_dim
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
 from cute_sharding.dtensor.run.placements import without
 from cute_sharding.dtensor.run.redistribute import received_to
+from cute_sharding.exchange import Exchange
 from cute_sharding.layout.layout import row_major
-from cute_sharding.propagation.signatures import Assignment, Part, state_of
+from cute_sharding.propagation.signatures import Assignment, Part, halos_of, state_of
 from cute_sharding.relations.signature import Folding, Signature
 from cute_sharding.relations.table import ROWS, Row
 from cute_sharding.relations.table.kernels import (
@@ -49,6 +52,7 @@ from cute_sharding.relations.table.kernels import (
     SizesBeside,
 )
 from cute_sharding.relations.table.products import MADE_BY_ROWS
+from cute_sharding.relations.table.row import Windowing
 
 # -- shares ----------------------------------------------------------------------------------------
 # Averages over devices with blocks of different sizes: each device counts by its share.
@@ -294,6 +298,95 @@ def _dims_of_several(mesh: Any, placements: Sequence[Placement]) -> list[int]:
     return [cut[0] for m, cut in cuts if cut is not None and mesh.size(m) > 1]
 
 
+# -- windows ---------------------------------------------------------------------------------------
+# Ops of which a result row reads some rows of a sharded dim (``run/halos.py``).
+
+
+def by_halos(
+    plan: OpPlan,
+    name: str,
+    windowing: Windowing,
+    specs: Sequence[DTensorSpec],
+    signature: Signature,
+    found: Assignment,
+) -> OpPlan | None:
+    """The plan for an op on windows, if mesh dims shard them: devices exchange halos. None if the
+    ranks that exchange have no common group.
+    """
+    if not signature.halos or symints.is_symbolic(*(tuple(spec.shape) for spec in specs)):
+        return plan
+    mesh = specs[0].mesh
+    asked = Asked(
+        signature,
+        tuple([None if spec is None else tuple(spec.shape) for spec in (*specs, *plan.specs)]),
+        (*found.operands, *found.results),
+        tuple(mesh.shape),
+        _of_dtype(windowing.fill, specs[0].tensor_meta),
+    )
+    halos = halos_of(*asked)
+    if not halos:
+        return plan
+    moving = {
+        i: halo for i, halo in halos.items() if i not in signature.sized and not _is_in_place(halo)
+    }
+    dims = {i: dims_of_group(mesh, halo.mesh_dims) for i, halo in moving.items()}
+    known = {i: of for i, of in dims.items() if of is not None}
+    if len(known) < len(dims):
+        return None
+    arguments = enumerate(plan.schema.args_schema)
+    places = tuple([at for at, arg in arguments if isinstance(arg, DTensorSpec)])
+    along = _windows_along(asked, halos, mesh)
+    spatial = (
+        len(specs[0].shape) - windowing.leading if windowing.leading else len(signature.in_halos)
+    )
+    windows = Windows(mesh, asked, places, known, along, spatial)
+    count_received(name, partial(_received_of_halos, asked))
+    return replace(plan, kernel=partial(HALOS[windowing.name], windows, plan.schema.op))
+
+
+def _is_in_place(halo: Exchange) -> bool:
+    """Whether each device has the rows that its windows read, one behind the other."""
+    rows = halo.turned() if halo.adds else halo
+    ends = map(rows.shapes_on, rows.ranks)
+    return rows.is_in_place and all(before == after for before, after in ends)
+
+
+def _of_dtype(fill: float, meta: Any) -> float:
+    """The value of padding; for the least of all numbers, that of the dtype."""
+    if meta is None or meta.dtype.is_floating_point or fill != -inf:
+        return fill
+    return torch.iinfo(meta.dtype).min
+
+
+def _windows_along(asked: Asked, halos: dict[int, Exchange], mesh: Any) -> tuple[Along, ...]:
+    """The dims whose windows mesh dims shard."""
+    signature = asked.signature
+    i, halo = next(iter(halos.items()))
+    ends = (halo.sources[0], halo.targets[0])
+    rows, windows = ends if i < len(signature.operands) else ends[::-1]
+    return tuple(
+        [
+            Along(
+                d - len(rows.shape),
+                reads,
+                rows.shape[d],
+                windows.shape[d],
+                tuple([(factor, mesh.size(m), m) for m, factor in windows.chains[d]]),
+            )
+            for d, reads in sorted(signature.read_by(i).items())
+            if windows.chains[d]
+        ]
+    )
+
+
+def _received_of_halos(asked: Asked) -> Received:
+    total = Received()
+    for i, halo in halos_of(*asked).items():
+        if i not in asked.signature.sized:
+            total = total.plus(Received(halo.received_elements, halo.received_by_all))
+    return total
+
+
 def _received_of_states(fold: States, folding: Folding, itemsize: int) -> Received:
     dtype = torch.int64 if folding.itemsize(itemsize) > 4 else torch.float32
     total = Received()
@@ -499,10 +592,12 @@ def in_their_place(
 
     def size(args: Sequence[Any], i: int, d: int) -> Any:
         name = signature.operands[i][d]
+        if d in signature.read_by(i):  # the rows that windows read are set as the op runs
+            return specs[i][1].shape[d]
         local = [
             args[places[k]].shape[signature.operands[k].index(name)]
             for k in read
-            if name in signature.operands[k]
+            if name in signature.operands[k] and not signature.read_by(k)
         ]
         return local[0] if local else specs[i][1].shape[d]
 

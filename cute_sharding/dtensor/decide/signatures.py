@@ -15,6 +15,7 @@ from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local import (
     by_folds,
+    by_halos,
     by_numbers_of_rows,
     by_shares,
     in_their_place,
@@ -49,7 +50,15 @@ from cute_sharding.propagation.signatures import (
     state_moves,
     state_of,
 )
-from cute_sharding.relations.signature import UNREAD, Folding, Linear, Signature, State, parse
+from cute_sharding.relations.signature import (
+    UNREAD,
+    Folding,
+    Linear,
+    Reads,
+    Signature,
+    State,
+    parse,
+)
 from cute_sharding.relations.table import Row
 
 
@@ -58,9 +67,11 @@ def by_signature(
     name: str,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
+    *,
+    halos: bool = True,
 ) -> OpPlan | None:
     """The op's plan by its signature. None if it has none for these arguments, or if placements are
-    of kinds that no signature carries.
+    of kinds that no signature carries. Without ``halos``, dims that are read in windows are whole.
     """
     if not are_understood(specs):
         return None
@@ -81,9 +92,7 @@ def by_signature(
     ]
     made = shapes_of_results(metas)
     try:
-        signature = _signature(pattern, specs, operands, made, row.fold.rows)
-        if (signature.folded or row.fold.rows) and not _may_fold(row.fold, specs):
-            signature = signature.without_folds(row.fold.rows)
+        signature = _signature(row, pattern, specs, operands, made, halos=halos)
         found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -101,9 +110,12 @@ def by_signature(
     # Rows by number depend on which rows a device has, not only on how many.
     if as_order and _are_cut(signature.picked, signature, found):
         return None
-    _note(name, signature, wanted, given, found.received)
     plan = placed(schema, specs, wanted, given, metas, as_order=as_order)
-    plan = by_folds(plan, name, row.fold, specs, signature, needed)
+    with_halos = by_halos(plan, name, row.windows, specs, signature, found)
+    if with_halos is None:
+        return by_signature(row, name, schema, specs, halos=False)
+    _note(name, signature, wanted, given, found.received)
+    plan = by_folds(with_halos, name, row.fold, specs, signature, needed)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
         plan = by_shares(plan, row.shares, specs, signature.fitted(shapes), found)
     plan = by_numbers_of_rows(plan, row, specs, signature, wanted)
@@ -135,6 +147,7 @@ def _assign(
         itemsizes=list(map(_itemsize, as_list(metas))),
         folding=row.fold,
         weighs_picks=bool(signature.picked) and not row.picks_as_torch,
+        exchanges=not _is_symbolic(specs),
     )
     is_symbolic = _is_symbolic(specs)
 
@@ -367,14 +380,16 @@ def _has_fractions(dtype: torch.dtype) -> bool:
 
 
 def _signature(
+    row: Row,
     pattern: str,
     specs: Sequence[DTensorSpec],
     operands: Sequence[Operand],
     results: Sequence[tuple[int, ...] | None],
-    rows: frozenset[str],
+    *,
+    halos: bool,
 ) -> Signature:
-    """The pattern as a signature that fits these operands; symbolic ones in every call. ``rows``:
-    names whose sizes the op compares in every call.
+    """The pattern as a signature that fits these operands; symbolic ones in every call. Names whose
+    rows may not be combined, or exchanged, here are whole.
 
     Raises:
         ValueError: they do not fit it, or are not known to.
@@ -382,25 +397,45 @@ def _signature(
     shapes = [operand.shape for operand in operands]
     signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
     if _is_symbolic(specs):
-        signature = _with_windows_of_numbers(signature, specs)
-        if not _known_to_fit(signature, specs, rows | signature.folded):
+        every = [*[tuple(spec.shape) for spec in specs], *results]
+        signature = _with_windows_of_numbers(signature, every, tiles=row.windows.tiles)
+        if not _known_to_fit(signature, specs, row.fold.rows | signature.folded):
             raise ValueError(f"sizes of one name in {signature} may differ in another call")
     elif not signature.gives(shapes, results):
         raise ValueError(f"results of shapes {results} are not what {signature} says")
+    if (signature.folded or row.fold.rows) and not _may_fold(row.fold, specs):
+        signature = signature.without_folds(row.fold.rows)
+    if not halos or are_read_as_order(specs):
+        signature = signature.without_halos(signature.in_halos)
     return signature
 
 
-def _with_windows_of_numbers(signature: Signature, specs: Sequence[DTensorSpec]) -> Signature:
-    """The signature, with symbolic dims that have to be of whole windows taken as whole: another
-    call may not have whole windows.
+def _with_windows_of_numbers(
+    signature: Signature, shapes: Sequence[Sequence[Any] | None], *, tiles: bool
+) -> Signature:
+    """The signature in which rows read windows side by side, that have all rows of dims whose sizes
+    are numbers: for others devices may have to exchange halos, maybe in another call.
+
+    Args:
+        shapes: of operands and results.
+        tiles: whether the op is right on such windows as it is.
     """
-    symbolic = {
+    rows, read = dict[str, Any](), list[tuple[str, Any, Reads]]()
+    for i, (shape, names) in enumerate(zip(shapes, (*signature.operands, *signature.results))):
+        reads = signature.read_by(i)
+        for d, (n, name) in enumerate(zip(shape or (), names)):
+            if d in reads:
+                read.append((name, n, reads[d]))
+            else:
+                rows[name] = n
+    others = {
         name
-        for spec, names in zip(specs, signature.operands)
-        for n, name in zip(spec.shape, names)
-        if symints.is_symbolic(n)
+        for name, n, reads in read
+        if symints.is_symbolic(n, rows[name]) or not reads.are_tiles or n != reads.step * rows[name]
     }
-    return signature._replace(whole=signature.whole | (symbolic & signature.in_windows))
+    symbolic = {name for name, n in rows.items() if symints.is_symbolic(n)}
+    found = signature.without_halos(others)
+    return found._replace(whole=found.whole | (symbolic & signature.in_groups))
 
 
 def _known_to_fit(
@@ -412,10 +447,12 @@ def _known_to_fit(
     """
     sizes: dict[str, dict[str, Any]] = {}
     shapes = signature.per_row([spec.shape for spec in specs])
-    for shape, names in zip(shapes, signature.operands):
-        for n, name in zip(shape, names):
+    for i, (shape, names) in enumerate(zip(shapes, signature.operands)):
+        read = signature.read_by(i)
+        for d, (n, name) in enumerate(zip(shape, names)):
             is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
-            if not is_broadcast and name not in signature.whole:  # a size of 1 is 1 in every call
+            # A size of 1 is 1 in every call.
+            if not is_broadcast and d not in read and name not in signature.whole:
                 sizes.setdefault(name, {})[symints.size_text(n)] = n
     for name, by_text in sizes.items():
         first, *others = by_text.values()

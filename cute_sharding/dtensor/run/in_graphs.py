@@ -27,13 +27,14 @@ from cute_sharding.dtensor.run.groups import means, prepared_key
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.together import run_together
 from cute_sharding.exchange import Exchange, Placed
+from cute_sharding.exchange.flow import side_of
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import RedistributionPlan
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.relations import Move
-from cute_sharding.relations.moves import parse_move
+from cute_sharding.relations.moves import Window, held_rows, parse_move
 from cute_sharding.relations.table import MOVEMENTS
-from cute_sharding.sharding.rows import Chains
+from cute_sharding.sharding.rows import Chains, count_rows
 
 # -- graph keys ------------------------------------------------------------------------------------
 # Keys that keep the graphs apart which torch.compile caches on disk.
@@ -200,11 +201,24 @@ def run_opaque(
 
 def moved_in_graph(movement: Movement, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a movement whose sizes are numbers."""
-    mesh, targets = movement.mesh, movement.exchange.targets
-    shapes = [local_shape_of(placed.shape, placed.chains, mesh) for placed in targets]
+    mesh = movement.mesh
+    shapes = [_local_shape(movement, k) for k in range(len(movement.exchange.targets))]
     return exchange_in_graph(
         "exchange", operands, shapes, (), mesh, None, *_written(movement), sends=bool(movement.dims)
     )
+
+
+def _local_shape(movement: Movement, k: int) -> list[Any]:
+    """The local shape of a result; of a dim whose rows stand for windows, with their rows."""
+    exchange, mesh = movement.exchange, movement.mesh
+    placed = exchange.targets[k]
+    shape = local_shape_of(placed.shape, placed.chains, mesh)
+    every = [rows for link in exchange.move.links for _, rows in link.pairs if link.target == k]
+    for rows in every:
+        if isinstance(rows.form, Window) and rows.form.across is None and rows.dim is not None:
+            side = side_of(placed, rows, tuple(mesh.get_coordinate()))
+            shape[rows.dim] = count_rows(held_rows(rows, *side))
+    return shape
 
 
 def write_back_in_graph(

@@ -61,9 +61,9 @@ def _held(side: Side) -> list[Runs]:
     return list(map(rows_held, side.sizes, side.chains))
 
 
-def _places(wanted: torch.Tensor, runs: Runs) -> torch.Tensor:
+def places_of(wanted: torch.Tensor, runs: Runs) -> torch.Tensor:
     """The local positions of the rows with these numbers, on a device with the rows ``runs``."""
-    numbers, order = _numbers(runs, wanted.device).sort()
+    numbers, order = numbers_of(runs, wanted.device).sort()
     return order[torch.searchsorted(numbers, wanted)]
 
 
@@ -72,6 +72,8 @@ def _places(wanted: torch.Tensor, runs: Runs) -> torch.Tensor:
 
 def _of_windows(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
     assert of.dim is not None and isinstance(of.form, Window)
+    if of.form.across is None:  # the rows stay side by side
+        return rows
     dim, window, (windows, within) = of.dim, of.form, _held(side)
     counts = count_rows(windows), count_rows(within)
     if 0 in counts:
@@ -86,6 +88,8 @@ def _of_windows(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
 
 def _sum_of_windows(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
     assert of.dim is not None and isinstance(of.form, Window)
+    if of.form.across is None:
+        return local
     dim, window, (windows, within) = of.dim, of.form, _held(side)
     shape = list(local.shape[:-1])
     shape[dim] = count_rows(held_rows(of, *side))
@@ -103,18 +107,18 @@ def _index_of_windows(
     windows: Runs, within: Runs, window: Window, rows: Runs, device: torch.device
 ) -> torch.Tensor:
     """For each window, the local positions of its rows."""
-    numbers = _numbers(windows, device).unsqueeze(-1) * window.step + _numbers(within, device)
-    return _places(numbers, rows)
+    numbers = numbers_of(windows, device).unsqueeze(-1) * window.step + numbers_of(within, device)
+    return places_of(numbers, rows)
 
 
 def _index_of_fold(of: Rows, side: Side, device: torch.device) -> torch.Tensor:
     """For each row of a fold, the local position of the row that it is taken from."""
     assert isinstance(of.form, Fold)
-    numbers = _numbers(_held(side)[0], device)
+    numbers = numbers_of(_held(side)[0], device)
     found = torch.zeros_like(numbers)
     for start, stop, a, b in of.form.pieces:
         found = torch.where((numbers >= start) & (numbers < stop), numbers * a + b, found)
-    return _places(found, held_rows(of, *side))
+    return places_of(found, held_rows(of, *side))
 
 
 def _of_fold(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
@@ -146,9 +150,9 @@ def _offset(form: Diagonal, side: Side) -> int | None:
 def _crossings(of: Rows, side: Side, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The local positions of a diagonal's elements, in both dims."""
     assert isinstance(of.form, Diagonal)
-    numbers = _numbers(held_rows(of, *side), device)
+    numbers = numbers_of(held_rows(of, *side), device)
     rows, columns = _held(side)
-    return _places(numbers + of.form.down, rows), _places(numbers + of.form.right, columns)
+    return places_of(numbers + of.form.down, rows), places_of(numbers + of.form.right, columns)
 
 
 def _of_diagonal(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
@@ -193,11 +197,11 @@ def triangle_of(
     if all(len(some) <= 1 and not any(run.loops for run in some) for some in (rows, columns)):
         below = (rows[0].x if rows else 0) - (columns[0].x if columns else 0)
         return (matrices.tril if is_lower else matrices.triu)(diagonal + below)
-    above = _numbers(columns, matrices.device) - _numbers(rows, matrices.device).unsqueeze(-1)
+    above = numbers_of(columns, matrices.device) - numbers_of(rows, matrices.device).unsqueeze(-1)
     return matrices.masked_fill(above > diagonal if is_lower else above < diagonal, 0)
 
 
-def _numbers(rows: Runs, device: torch.device) -> torch.Tensor:
+def numbers_of(rows: Runs, device: torch.device) -> torch.Tensor:
     """The global number of each row, in the device's order."""
     numbers = torch.empty(count_rows(rows), dtype=torch.int64, device=device)
     for run in rows:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.relations.signature import Reads
 from cute_sharding.relations.table.kernels import Matrices, Sizes
 from cute_sharding.relations.table.names import Rule, Shape, text, without_missing
-from cute_sharding.relations.table.row import Row
+from cute_sharding.relations.table.row import Row, Windowing
+from cute_sharding.relations.table.windows import in_windows
 
 
 def sum_and_product(product: str) -> Rule:
@@ -107,27 +109,20 @@ def _of_convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> tuple[list[str], list[str], list[str]]:
-    """The names of an input, a weight and a result. Places of an image depend on their neighbours,
-    unless windows lie side by side: then a place of the result comes from one window (transposed: a
-    window comes from one place). With several groups a channel depends only on channels of its
-    group.
+    """The names of an input, a weight and a result. A place of the result reads a window of places
+    of the image (transposed: a place of the image adds to a window of the result). With several
+    groups a channel depends only on channels of its group.
     """
     c, o = ("c", "o") if groups == 1 else ("[c]", "[o]")
     places = range(len(x) - 2)
     among = c if groups == 1 else "[i]"
     kernel = [c, o if groups == 1 else "[i]"] if transposed else [o, among]
     large, small = [], []
-    for i, (rows, n) in enumerate(zip(weight[2:], x[2:])):
-        step, pad, apart, more = (
-            option[i % len(option)] for option in (stride, padding, dilation, output_padding)
-        )
-        is_tiled = (step, pad, more) == (rows, 0, 0) and (apart == 1 or rows == 1)
-        if is_tiled and (transposed or n % rows == 0):
-            large.append(f"y{i}*{rows}")
-            small.append(f"y{i}")
-        else:
-            large.append(f"[x{i}]")
-            small.append(f"[y{i}]")
+    every = in_windows(len(places), weight[2:], stride, padding, dilation)
+    for i in places:
+        reads = every and every[i]
+        large.append(f"y{i}{'' if reads == Reads(1, 1) else reads}" if reads else f"[x{i}]")
+        small.append(f"y{i}" if reads else f"[y{i}]")
     given, result = (small, large) if transposed else (large, small)
     return (
         ["n", c, *given],
@@ -158,7 +153,8 @@ def convolution_backward(gradient: Shape, x: Shape, weight: Shape, bias: Any, *o
         names if is_wanted else everything
         for names, is_wanted in zip((given, kernel, [result[1]]), wanted)
     ]
-    return f"{text(result)}, {text(given)}, {text(kernel)} -> {', '.join(map(text, results))}"
+    sign = "" if wanted[1] else "="  # of the input only the sizes are read
+    return f"{text(result)}, {sign}{text(given)}, {text(kernel)} -> {', '.join(map(text, results))}"
 
 
 # Of these, kernels lay out results row by row, whatever the strides of the operands are.
@@ -211,12 +207,20 @@ ROWS: tuple[Row, ...] = (
     # Over pairs of rows of one matrix: each device needs all rows.
     Row(("_pdist_forward.default",), "[p] [m] -> [pairs]"),
     Row(("_pdist_backward.default",), "[pairs], [p] [m], [pairs] -> [p] [m]"),
-    Row(("convolution.default",), convolution, "sum", filled=True, has_function=True),
+    Row(
+        ("convolution.default",),
+        convolution,
+        "sum",
+        filled=True,
+        windows=Windowing("convolution", leading=2, tiles=True),
+        has_function=True,
+    ),
     Row(
         ("convolution_backward.default",),
         convolution_backward,
         "sum",
         filled=True,
+        windows=Windowing("convolution_gradient", leading=2, tiles=True),
         kernel=Sizes(0, 3, (1,)),
         has_function=True,
     ),

@@ -37,6 +37,27 @@ from cute_sharding.relations.view import DimMap, DimSpec, InputDim, Split, View,
 # known for these arguments.
 
 
+class Windowing(NamedTuple):
+    """What a device makes of the rows that its windows read.
+
+    Attributes:
+        name: of the function that runs the op on them (dtensor/run/halos.py).
+        fill: the value of the rows before the first and after the last, which are padding.
+        leading: the number of dims before those that may be read in windows; 0: each is, from the
+            first that is.
+        tiles: whether the op as it is is right on windows that lie side by side, whatever number
+            of them a device has.
+    """
+
+    name: str = ""
+    fill: float = 0
+    leading: int = 0
+    tiles: bool = False
+
+
+NO_WINDOWS = Windowing()
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
     """One op, or several with the same relation, which this class writes by the names of dims.
@@ -62,6 +83,7 @@ class Row:
         picks_as_torch: picked rows stay pending whatever their reduction receives, as on torch: a
             residual stream begins with them, and is to lie as one of picks from a whole table.
         counts_back: the numbers of an index may be negative; they then count from the end.
+        windows: how an op runs, if its signature has dims of which a row reads several.
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
         by_names: overloads that only the signature answers.
         kernel: what the op's kernel needs of its local arguments.
@@ -110,6 +132,7 @@ class Row:
     fold: Folding = NOT_FOLDED
     picks_as_torch: bool = False
     counts_back: bool = False
+    windows: Windowing = NO_WINDOWS
     op: str = ""
     by_names: tuple[str, ...] = ()
     kernel: Kernel | None = None

@@ -103,6 +103,10 @@ ONE = {
         for name, program in {
             "avg_pool2d": lambda x: F.avg_pool2d(x.transpose(0, 1), 2),
             "avg_pool3d": lambda x: F.avg_pool3d(x.transpose(0, 1).unsqueeze(1), (1, 2, 2)),
+            "_adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x.transpose(0, 1), (2, 3)),
+            "_adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(
+                x.transpose(0, 1).unsqueeze(1), (1, 2, 3)
+            ),
             "upsample_nearest1d": lambda x: F.interpolate(x.permute(1, 2, 0), 9),
             "upsample_linear1d": lambda x: F.interpolate(x.permute(1, 2, 0), 9, mode="linear"),
             "upsample_nearest2d": lambda x: F.interpolate(x.transpose(0, 1).unsqueeze(0), (9, 5)),
@@ -118,7 +122,11 @@ TWO = {
 }
 OF_FLOATS = (
     *("mean.dim", "norm of a part", "view_as_complex_copy.default", "padded with ones"),
-    *(name for name in ONE if name.startswith(("_fft", "_softmax", "avg", "upsample", "grid"))),
+    *(
+        name
+        for name in ONE
+        if name.startswith(("_fft", "_softmax", "avg", "_adaptive", "upsample", "grid"))
+    ),
 )
 
 

@@ -1,0 +1,668 @@
+"""Windows: ops of which a result row reads some rows of a sharded dim, such as pools. Each device
+gets the rows that its own windows read, its own rows and a halo, and runs the op on them.
+
+The rows come in one exchange, in which rows before the first and after the last are filled in
+(:mod:`.moving`). So each device has a tensor with one window after the other from its first row on,
+and the op runs on it without padding in these dims. What it then says of rows is put right: the
+numbers of rows, and averages of padding. A gradient is the exchange turned around: what a device
+adds to rows of others goes to them. A device without windows computes one of zeros, and drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from math import floor
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding._memory import remembered
+from cute_sharding.dtensor.replaced import dispatch_modes
+from cute_sharding.dtensor.run.folds import wide
+from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.in_graphs import moved_in_graph
+from cute_sharding.dtensor.run.moving import Movement, numbers_of, places_of
+from cute_sharding.propagation.signatures import Part, halos_of
+from cute_sharding.relations.moves import Window
+from cute_sharding.relations.signature import Reads, Signature
+from cute_sharding.relations.table.windows import each
+from cute_sharding.sharding.rows import Device, Runs, count_rows, rows_held
+
+
+class Along(NamedTuple):
+    """A dim whose windows mesh dims shard.
+
+    Attributes:
+        dim: its position, counted from the last dim.
+        reads: the rows that a window reads.
+        rows, windows: the number of all rows, and of all windows.
+        chain: (split factor, devices, mesh dim) of the mesh dims that shard the windows.
+    """
+
+    dim: int
+    reads: Reads
+    rows: int
+    windows: int
+    chain: tuple[tuple[int, int, int], ...]
+
+    @property
+    def first(self) -> int:
+        """The number of the first row that the first window reads; below 0 in padding."""
+        return floor(self.reads.first)
+
+    def own(self, device: Device) -> Own:
+        """What a device has of the dim."""
+        chain = tuple([(factor, parts, device[m]) for factor, parts, m in self.chain])
+        size, step, first = self.reads
+        window = Window(None, size, step, first - floor(first))
+        windows = rows_held(self.windows, chain)
+        rows = window.held((self.windows,), (chain,))
+        own = None if window.is_fractional else window.evenly(windows, window.every)
+        return Own(self, windows, rows, own or floor(step))
+
+
+class Own(NamedTuple):
+    """What a device has of a dim.
+
+    Attributes:
+        windows: the numbers of its windows (x).
+        rows: the numbers of the rows that these read, counted from the first row of padding (x).
+        step: how many rows of its own there are from one window to the next.
+    """
+
+    of: Along
+    windows: Runs
+    rows: Runs
+    step: int
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of rows and of windows on which the op runs: those of one if it has none."""
+        count = count_rows(self.windows)
+        return (count_rows(self.rows), count) if count else (self.of.reads.size, 1)
+
+    def numbers(self, positions: torch.Tensor, dilation: int) -> torch.Tensor:
+        """The numbers among all rows of rows at these positions. (A maximum of which all rows are
+        the least number is in the first of them; of those that are no padding that is the one given
+        here.)
+        """
+        found = (
+            numbers_of(self.rows, positions.device)[positions] + self.of.first
+            if self._from is None
+            else positions + self._from
+        )
+        return torch.where(found < 0, found.remainder(dilation), found)
+
+    def positions(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`numbers`."""
+        if self._from is None:
+            return places_of(numbers - self.of.first, self.rows)
+        return numbers - self._from
+
+    @property
+    def _from(self) -> int | None:
+        """The number of the first row, if the others follow on it."""
+        if len(self.rows) > 1 or any(run.loops for run in self.rows):
+            return None
+        return self.rows[0].x + self.of.first if self.rows else 0
+
+
+class OnDevice(NamedTuple):
+    """What a device has of the dims that are read in windows.
+
+    Attributes:
+        spatial: the number of these dims, the last ones.
+        dims: those whose windows mesh dims shard.
+    """
+
+    spatial: int
+    dims: tuple[Own, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the device has no windows."""
+        return not all(own.windows for own in self.dims)
+
+    def with_rows(self, shape: Sequence[int], *, windows: bool = False) -> list[int]:
+        """The shape of a tensor with the rows on which the op runs; or with their windows."""
+        sizes = list(shape)
+        for own in self.dims:
+            sizes[own.of.dim] = own.counts[windows]
+        return sizes
+
+    def without_windows(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor with no rows of dims of which the device has no windows."""
+        for own in self.dims:
+            if not own.windows:
+                x = x.narrow(own.of.dim, 0, 0)
+        return x
+
+    def option(self, given: Any, of: Callable[[Own], int]) -> list[int]:
+        """An option of the op for each dim, with that of the device in dims that are sharded."""
+        found = each(given, self.spatial)
+        for own in self.dims:
+            found[own.of.dim] = of(own)
+        return found
+
+    def steps(self, stride: Any) -> list[int]:
+        return self.option(stride, lambda own: own.step)
+
+    def pads(self, padding: Any) -> list[int]:
+        return self.option(padding, lambda own: 0)
+
+    def windows(self, sizes: Any) -> list[int]:
+        return self.option(sizes, lambda own: own.counts[1])
+
+    # -- indices -----------------------------------------------------------------------------------
+
+    def renumbered(
+        self,
+        indices: torch.Tensor,
+        before: Sequence[int],
+        after: Sequence[int],
+        of: Callable[[Own, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Indices of elements of images of the sizes ``before``, among those of ``after``."""
+        owns, found, below = {own.of.dim: own for own in self.dims}, torch.zeros_like(indices), 1
+        for d in range(-1, -self.spatial - 1, -1):
+            digit, indices = indices % before[d], indices // before[d]
+            found = found + below * (of(owns[d], digit) if d in owns else digit)
+            below = below * after[d]
+        return found
+
+    def whole(self, shape: Sequence[int]) -> list[int]:
+        """The shape of a tensor with all rows."""
+        sizes = list(shape)
+        for own in self.dims:
+            sizes[own.of.dim] = own.of.rows
+        return sizes
+
+
+class Asked(NamedTuple):
+    """What :func:`.propagation.signatures.halos_of` is asked for an op."""
+
+    signature: Signature
+    shapes: tuple[tuple[int, ...] | None, ...]
+    parts: tuple[tuple[Part, ...], ...]
+    mesh: tuple[int, ...]
+    fill: float
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """How the windows of one op lie. (torch keeps it for as long as the program runs; the exchanges
+    are made again when they are asked for, as those of a :class:`.ops.Runner`.)
+
+    Attributes:
+        mesh: the DeviceMesh.
+        asked: for the exchanges.
+        places: of the operands among the op's arguments.
+        dims: by the number of the tensor, operands before results, those that get the rows that
+            windows read, or of which windows add to rows; and the mesh dims whose ranks exchange
+            them.
+        along: the dims whose windows mesh dims shard.
+        spatial: the number of dims that are read in windows, the last ones.
+    """
+
+    mesh: Any
+    asked: Asked
+    places: tuple[int, ...]
+    dims: dict[int, tuple[int, ...]]
+    along: tuple[Along, ...]
+    spatial: int
+
+    @cached_property
+    def _in_rows(self) -> frozenset[int]:
+        """The tensors that have rows which windows read."""
+        return frozenset([i for i, *_ in self.asked.signature.halos])
+
+    @cached_property
+    def _in_windows(self) -> frozenset[int]:
+        """The tensors that have a row for each window."""
+        signature, names = self.asked.signature, self.asked.signature.in_halos
+        tensors = enumerate((*signature.operands, *signature.results))
+        every = [i for i, of in tensors if not names.keys().isdisjoint(of)]
+        return frozenset(every) - self._in_rows
+
+    @cached_property
+    def _on_devices(self) -> dict[Device, OnDevice]:
+        return {}
+
+    def on(self, rank: int) -> OnDevice:
+        """What a device has."""
+        device = place(self.mesh, rank)
+        found = self._on_devices.get(device)
+        if found is None:
+            found = OnDevice(self.spatial, tuple([along.own(device) for along in self.along]))
+            self._on_devices[device] = found
+        return found
+
+    def exchanged(self, i: int, x: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor with the rows that windows read; a result with what all windows add to its
+        rows.
+        """
+        if x is None or i not in self.dims:
+            return x
+        movement = _movements(self)[i]
+        tracing = dispatch_modes.is_tracing()
+        (found,) = moved_in_graph(movement, [x]) if tracing else movement([x])
+        return found
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The local results of ``function(what the device has, *local arguments)``."""
+        given, count = list(args), len(self.places)
+        places = {i: at for i, at in enumerate(self.places) if given[at] is not None}
+        for i, at in places.items():
+            given[at] = self.exchanged(i, given[at])
+        there: list[bool] = []
+
+        def of_rank(rank: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
+            own, local = self.on(rank), list(given)
+            for (i, at), x in zip(places.items(), tensors):
+                if i in self._in_rows and (own.is_empty or i in self.asked.signature.sized):
+                    x = x.new_zeros(own.with_rows(x.shape))
+                elif i in self._in_windows and own.is_empty:
+                    x = x.new_zeros(own.with_rows(x.shape, windows=True))
+                local[at] = x
+            found = function(own, *local, **kwargs)
+            results = list(found) if isinstance(found, (tuple, list)) else [found]
+            there[:] = [x is not None for x in results]
+            return [
+                own.without_windows(x)
+                if own.is_empty and count + k in self._in_rows | self._in_windows
+                else x
+                for k, x in enumerate(results)
+                if x is not None
+            ]
+
+        made = iter(all_on_each_rank(of_rank, *[given[at] for at in places.values()]))
+        results = [
+            self.exchanged(count + k, next(made)) if is_there else None
+            for k, is_there in enumerate(there)
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+@remembered
+def _movements(windows: Windows) -> dict[int, Movement]:
+    halos = halos_of(*windows.asked)
+    return {i: Movement(halos[i], windows.mesh, dims) for i, dims in windows.dims.items()}
+
+
+# -- pools -----------------------------------------------------------------------------------------
+
+
+def _with_shares(own: OnDevice, x: torch.Tensor, *, padding_counts: bool) -> torch.Tensor:
+    """Averages over all rows of windows as averages over the rows that count."""
+    dtype = x.dtype
+    for one in own.dims:
+        of, (size, step, first) = one.of, one.of.reads
+        after = of.rows - of.first if padding_counts else of.rows
+        if (of.windows - 1) * step + first + size <= after and (padding_counts or first >= 0):
+            continue  # all rows of all windows count
+        starts = numbers_of(one.windows, x.device) * floor(step) + of.first
+        low = starts if padding_counts else starts.clamp(min=0)
+        counts = ((starts + size).clamp(max=after) - low).clamp(min=1)
+        shape = [1] * x.ndim
+        shape[of.dim] = one.counts[1]
+        shares = size / counts.to(torch.float64) if one.windows else counts.new_ones(1)
+        x = x * shares.to(torch.promote_types(dtype, torch.float32)).reshape(shape)
+    return x.to(dtype)
+
+
+def average(
+    op: Any,
+    own: OnDevice,
+    x: torch.Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil: bool = False,
+    padding_counts: bool = True,
+    divisor: int | None = None,
+) -> torch.Tensor:
+    steps, pads = own.steps(stride or kernel), own.pads(padding)
+    y = op(x, kernel, steps, pads, ceil, padding_counts, divisor)
+    return y if divisor else _with_shares(own, y, padding_counts=padding_counts)
+
+
+def average_gradient(
+    op: Any,
+    own: OnDevice,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    ceil: bool,
+    padding_counts: bool,
+    divisor: int | None,
+) -> torch.Tensor:
+    if not divisor:
+        grad = _with_shares(own, grad, padding_counts=padding_counts)
+    steps, pads = own.steps(stride or kernel), own.pads(padding)
+    return op(grad, x, kernel, steps, pads, ceil, padding_counts, divisor)
+
+
+def maximum(
+    op: Any,
+    own: OnDevice,
+    x: torch.Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    steps, pads, apart = own.steps(stride or kernel), own.pads(padding), each(dilation, own.spatial)
+    y, indices = op(x, kernel, steps, pads, dilation, ceil)
+    return y, _in_whole(own, indices, x, apart)
+
+
+def _in_whole(
+    own: OnDevice, indices: torch.Tensor, x: torch.Tensor, dilation: Sequence[int]
+) -> torch.Tensor:
+    return own.renumbered(
+        indices,
+        x.shape,
+        own.whole(x.shape),
+        lambda one, positions: one.numbers(positions, dilation[one.of.dim]),
+    )
+
+
+def _in_own(own: OnDevice, indices: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if own.is_empty:
+        return indices
+    return own.renumbered(indices, own.whole(x.shape), x.shape, Own.positions)
+
+
+def maximum_gradient(
+    op: Any,
+    own: OnDevice,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    steps, pads = own.steps(stride or kernel), own.pads(padding)
+    return op(grad, x, kernel, steps, pads, dilation, ceil, _in_own(own, indices, x))
+
+
+def adaptive(op: Any, own: OnDevice, x: torch.Tensor, sizes: Any) -> torch.Tensor:
+    return op(x, own.windows(sizes))
+
+
+def adaptive_maximum(
+    op: Any, own: OnDevice, x: torch.Tensor, sizes: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y, indices = op(x, own.windows(sizes))
+    return y, _in_whole(own, indices, x, [1] * own.spatial)
+
+
+def adaptive_maximum_gradient(
+    op: Any, own: OnDevice, grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor:
+    return op(grad, x, _in_own(own, indices, x))
+
+
+def as_it_is(op: Any, own: OnDevice, *args: Any) -> Any:
+    return op(*args)
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def _convolved(
+    op: Any,
+    own: OnDevice,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    more: Any,
+    groups: int,
+) -> torch.Tensor:
+    steps, pads, more = own.steps(stride), own.pads(padding), own.pads(more)
+    return op(x, weight, bias, steps, pads, dilation, transposed, more, groups)
+
+
+def convolution(
+    windows: Windows,
+    op: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *options: Any,
+) -> torch.Tensor:
+    """A transposed one adds to rows of others; the bias is added once, by the device that has the
+    row.
+    """
+    transposed = options[3]
+    convolved = partial(_convolved, op)
+    if bias is None or not transposed:
+        return windows.run(convolved, x, weight, bias, *options)
+    y = windows.run(convolved, x, weight, None, *options)
+    shape = (-1, *[1] * windows.spatial)
+    return on_each_rank(lambda _, y, bias: y + bias.reshape(shape), y, bias)
+
+
+def _gradient_of_convolution(
+    op: Any,
+    own: OnDevice,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    biases: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    more: Any,
+    groups: int,
+    mask: Sequence[bool],
+) -> Any:
+    steps, pads, more = own.steps(stride), own.pads(padding), own.pads(more)
+    return op(grad, x, weight, biases, steps, pads, dilation, transposed, more, groups, mask)
+
+
+def convolution_gradient(
+    windows: Windows, op: Any, grad: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """A transposed one reads rows of others; a bias has the sum of the device's own rows."""
+    *options, mask = others
+    transposed, function = options[6], partial(_gradient_of_convolution, op)
+    if not (transposed and mask[2]):
+        return windows.run(function, grad, *options, mask)
+    dims = [d for d in range(grad.ndim) if d != 1]
+    bias = on_each_rank(lambda _, grad: grad.sum(dims), grad)
+    if not any(mask[:2]):
+        return None, None, bias
+    return *windows.run(function, grad, *options, [*mask[:2], False])[:2], bias
+
+
+def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of what a device has as a function of all windows."""
+    return lambda windows, op, *args: windows.run(partial(function, op), *args)
+
+
+# -- interpolations --------------------------------------------------------------------------------
+# Along each dim by itself: first along the dims that are sharded, by rows with weights, then by the
+# op along the others.
+
+# The rows (their positions on the device) that a row is made of, each with its weights.
+Taps = list[tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def _sources(own: Own, align: bool, scale: float | None, device: torch.device) -> torch.Tensor:
+    """For each of the device's windows, where it is among all rows, before the first to after the
+    last.
+    """
+    n, count = own.of.rows, own.of.windows
+    numbers = _numbers_of_windows(own, device).to(torch.float64)
+    if align:
+        return numbers * ((n - 1) / (count - 1) if count > 1 else 0)
+    return (numbers + 0.5) * (1 / scale if scale else n / count) - 0.5
+
+
+def _numbers_of_windows(own: Own, device: torch.device) -> torch.Tensor:
+    if not own.windows:
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return numbers_of(own.windows, device)
+
+
+def _positions(own: Own, rows: torch.Tensor) -> torch.Tensor:
+    """The positions of rows; of rows beyond the ends those of the first and the last."""
+    rows = rows.clamp(0, own.of.rows - 1)
+    if not own.windows:
+        return torch.zeros_like(rows)
+    return own.positions(rows).clamp(0, own.counts[0] - 1)
+
+
+def _nearest(op: Any) -> Callable[..., Taps]:
+    """The rows that the op itself takes, to the last rounding of a fraction."""
+
+    def taps(own: Own, _: bool, scale: float | None, x: torch.Tensor) -> Taps:
+        numbers = torch.arange(own.of.rows, dtype=x.dtype, device=x.device)
+        taken = op(numbers.reshape(1, 1, -1), [own.of.windows], scale).reshape(-1)
+        rows = taken.to(torch.int64)[_numbers_of_windows(own, x.device)]
+        return [(_positions(own, rows), None)]
+
+    return taps
+
+
+def _linear(own: Own, align: bool, scale: float | None, x: torch.Tensor) -> Taps:
+    source = _sources(own, align, scale, x.device).clamp(min=0)
+    row = source.floor()
+    weight, rows = (source - row).to(x.dtype), row.to(torch.int64)
+    return [(_positions(own, rows), 1 - weight), (_positions(own, rows + 1), weight)]
+
+
+def _cubic(own: Own, align: bool, scale: float | None, x: torch.Tensor) -> Taps:
+    """Keys's convolution, with -3/4 as PyTorch has it."""
+    source, a = _sources(own, align, scale, x.device), -0.75
+    row = source.floor()
+    t, rows = source - row, row.to(torch.int64)
+
+    def near(t: torch.Tensor) -> torch.Tensor:
+        return ((a + 2) * t - (a + 3)) * t * t + 1
+
+    def far(t: torch.Tensor) -> torch.Tensor:
+        return ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+
+    weights = far(t + 1), near(t), near(1 - t), far(2 - t)
+    return [(_positions(own, rows + k), weight.to(x.dtype)) for k, weight in enumerate(weights, -1)]
+
+
+def _shaped(weight: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    return weight.reshape([-1 if d == dim % x.ndim else 1 for d in range(x.ndim)])
+
+
+def _interpolation(taps_of: Callable[..., Taps], *, aligns: bool) -> Callable[..., torch.Tensor]:
+    """``aligns``: the op is told whether to align corners."""
+
+    def interpolated(
+        op: Any, own: OnDevice, x: torch.Tensor, sizes: Sequence[int], *options: Any
+    ) -> torch.Tensor:
+        align, scales = _told(own, options, aligns)
+        y = wide(x)
+        for one in own.dims:
+            taps, dim = taps_of(one, align, scales[one.of.dim], y), one.of.dim
+            rows = [
+                y.index_select(dim, at)
+                if weight is None
+                else y.index_select(dim, at) * _shaped(weight, y, dim)
+                for at, weight in taps
+            ]
+            y = reduce(torch.add, rows)
+        if len(own.dims) < own.spatial:
+            onto = own.windows(sizes)
+            y = op(y, onto, *_for_others(own, options, aligns))
+        return y.to(x.dtype)
+
+    return interpolated
+
+
+def _interpolation_gradient(
+    taps_of: Callable[..., Taps], *, aligns: bool
+) -> Callable[..., torch.Tensor]:
+    def gradient(
+        op: Any,
+        own: OnDevice,
+        grad: torch.Tensor,
+        sizes: Sequence[int],
+        before: Sequence[int],
+        *options: Any,
+    ) -> torch.Tensor:
+        align, scales = _told(own, options, aligns)
+        found = wide(grad)
+        for one in own.dims:
+            taps, dim = taps_of(one, align, scales[one.of.dim], found), one.of.dim
+            shape = list(found.shape)
+            shape[dim] = one.counts[0]
+            rows = found.new_zeros(shape)
+            for at, weight in taps:
+                some = found if weight is None else found * _shaped(weight, found, dim)
+                rows = rows.index_add(dim, at, some)
+            found = rows
+        if len(own.dims) < own.spatial:
+            onto, shape = list(sizes), [*found.shape[:2], *before[2:]]
+            for one in own.dims:
+                onto[one.of.dim] = shape[one.of.dim] = one.counts[0]
+            found = op(found, onto, shape, *_for_others(own, options, aligns))
+        return found.to(grad.dtype)
+
+    return gradient
+
+
+def _told(own: OnDevice, options: Sequence[Any], aligns: bool) -> tuple[bool, list[float | None]]:
+    """Whether to align corners, and the scale of each dim, of an op's last arguments."""
+    scales = [*options[int(aligns) :], *[None] * own.spatial][: own.spatial]
+    return bool(aligns and options and options[0]), scales
+
+
+def _for_others(own: OnDevice, options: Sequence[Any], aligns: bool) -> list[Any]:
+    """The last arguments of an op that leaves dims that are sharded as they are."""
+    align, scales = _told(own, options, aligns)
+    for one in own.dims:
+        scales[one.of.dim] = None
+    return [*[align] * aligns, *scales]
+
+
+_INTERPOLATED: dict[str, tuple[Callable[..., Taps], bool]] = {
+    "nearest": (_nearest(torch.ops.aten.upsample_nearest1d.default), False),
+    "nearest_exact": (_nearest(torch.ops.aten._upsample_nearest_exact1d.default), False),
+    "linear": (_linear, True),
+    "cubic": (_cubic, True),
+}
+
+
+_ON_DEVICES: dict[str, Callable[..., Any]] = {
+    "average": average,
+    "average_gradient": average_gradient,
+    "maximum": maximum,
+    "maximum_gradient": maximum_gradient,
+    "adaptive": adaptive,
+    "adaptive_maximum": adaptive_maximum,
+    "adaptive_maximum_gradient": adaptive_maximum_gradient,
+    "as_it_is": as_it_is,
+    **{name: _interpolation(taps, aligns=told) for name, (taps, told) in _INTERPOLATED.items()},
+    **{
+        f"{name}_gradient": _interpolation_gradient(taps, aligns=told)
+        for name, (taps, told) in _INTERPOLATED.items()
+    },
+}
+# By the names in the rows of the table: called with how the windows lie, the op, and its arguments.
+HALOS: dict[str, Callable[..., Any]] = {
+    **{name: _on_device(function) for name, function in _ON_DEVICES.items()},
+    "convolution": convolution,
+    "convolution_gradient": convolution_gradient,
+}
