@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
-from math import floor
+from math import floor, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -90,19 +90,21 @@ class Own(NamedTuple):
         """
         found = (
             numbers_of(self.rows, positions.device)[positions] + self.of.first
-            if self._from is None
-            else positions + self._from
+            if self.begins is None
+            else positions + self.begins
         )
+        if self.begins is not None and self.begins >= 0:
+            return found
         return torch.where(found < 0, found.remainder(dilation), found)
 
     def positions(self, numbers: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`numbers`."""
-        if self._from is None:
+        if self.begins is None:
             return places_of(numbers - self.of.first, self.rows)
-        return numbers - self._from
+        return numbers - self.begins
 
     @property
-    def _from(self) -> int | None:
+    def begins(self) -> int | None:
         """The number of the first row, if the others follow on it."""
         if len(self.rows) > 1 or any(run.loops for run in self.rows):
             return None
@@ -171,6 +173,15 @@ class OnDevice(NamedTuple):
             found = found + below * (of(owns[d], digit) if d in owns else digit)
             below = below * after[d]
         return found
+
+    def shift(self, shape: Sequence[int]) -> int | None:
+        """By how much indices in an image of this shape are below those in the whole one; None if
+        that is not the same for all.
+        """
+        own, inner = self.dims[0], shape[len(shape) - self.spatial + 1 :]
+        if len(self.dims) > 1 or own.of.dim != -self.spatial or own.begins is None:
+            return None
+        return own.begins * prod(inner) if own.begins >= 0 else None
 
     def whole(self, shape: Sequence[int]) -> list[int]:
         """The shape of a tensor with all rows."""
@@ -364,6 +375,9 @@ def maximum(
 def _in_whole(
     own: OnDevice, indices: torch.Tensor, x: torch.Tensor, dilation: Sequence[int]
 ) -> torch.Tensor:
+    shift = own.shift(x.shape)
+    if shift is not None:
+        return indices + shift
     return own.renumbered(
         indices,
         x.shape,
@@ -373,8 +387,9 @@ def _in_whole(
 
 
 def _in_own(own: OnDevice, indices: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    if own.is_empty:
-        return indices
+    shift = 0 if own.is_empty else own.shift(x.shape)
+    if shift is not None:
+        return indices - shift
     return own.renumbered(indices, own.whole(x.shape), x.shape, Own.positions)
 
 
