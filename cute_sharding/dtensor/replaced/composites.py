@@ -8,13 +8,15 @@ which saves the thread's state and goes on. Another kernel for one op does not a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
+from torch._decomp.decompositions import upsample_compute_output_size
+from torch._dispatch.python import no_python_dispatcher
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -31,7 +33,7 @@ from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.replaced.tensor_specs import as_replica
 from cute_sharding.relations.strided import calls_of_strided
 
-__all__ = ["install_composites", "install_makers", "install_strided"]
+__all__ = ["install_composites", "install_interpolations", "install_makers", "install_strided"]
 
 _KEY = "PythonTLSSnapshot"
 # From the arguments of such an op to a function that answers the ops of its decomposition, called
@@ -89,6 +91,27 @@ def _strided(
     for name, args in calls or ():
         y = getattr(y, name)(*args)
     return y.view(size) if y is x else y
+
+
+def install_interpolations(installed: Installed, names: Mapping[str, str]) -> None:
+    """Have interpolations by scales of a DTensor be the ops that take sizes as well."""
+    for name, by_sizes in names.items():
+        op: Any = overload(name)
+        if op is not None:
+            library = torch.library.Library("aten", "IMPL")
+            library.impl(op, partial(_interpolated, op, overload(by_sizes)), _KEY, with_keyset=True)
+            installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+
+
+def _interpolated(
+    op: Any, by_sizes: Any, keys: DispatchKeySet, x: Any, sizes: Any, *others: Any
+) -> Any:
+    if type(x) is not DTensor:
+        return op.redispatch(keys.remove(DispatchKey.PythonTLSSnapshot), x, sizes, *others)
+    *told, scales = others  # told: whether to align corners
+    onto = upsample_compute_output_size(x.size(), sizes, scales)
+    with no_python_dispatcher():  # in a trace, it would take the op apart above autograd
+        return by_sizes(x, onto, *told, *(scales or [None] * len(onto)))
 
 
 class _Replicas(TorchDispatchMode):

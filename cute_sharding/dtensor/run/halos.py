@@ -20,6 +20,7 @@ import torch
 
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import dispatch_modes
+from cute_sharding.dtensor.replaced.op_schemas import overload
 from cute_sharding.dtensor.run.folds import wide
 from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.in_graphs import moved_in_graph
@@ -27,7 +28,7 @@ from cute_sharding.dtensor.run.moving import Movement, numbers_of, places_of
 from cute_sharding.propagation.signatures import Part, halos_of
 from cute_sharding.relations.moves import Window
 from cute_sharding.relations.signature import Reads, Signature
-from cute_sharding.relations.table.windows import each
+from cute_sharding.relations.table.windows import NEAREST, each
 from cute_sharding.sharding.rows import Device, Runs, count_rows, rows_held
 
 
@@ -542,12 +543,12 @@ def _positions(own: Own, rows: torch.Tensor) -> torch.Tensor:
     return own.positions(rows).clamp(0, own.counts[0] - 1)
 
 
-def _nearest(op: Any) -> Callable[..., Taps]:
+def _nearest(name: str) -> Callable[..., Taps]:
     """The rows that the op itself takes, to the last rounding of a fraction."""
 
     def taps(own: Own, _: bool, scale: float | None, x: torch.Tensor) -> Taps:
         numbers = torch.arange(own.of.rows, dtype=x.dtype, device=x.device)
-        taken = op(numbers.reshape(1, 1, -1), [own.of.windows], scale).reshape(-1)
+        taken = overload(name)(numbers.reshape(1, 1, -1), [own.of.windows], scale).reshape(-1)
         rows = taken.to(torch.int64)[_numbers_of_windows(own, x.device)]
         return [(_positions(own, rows), None)]
 
@@ -653,8 +654,8 @@ def _for_others(own: OnDevice, options: Sequence[Any], aligns: bool) -> list[Any
 
 
 _INTERPOLATED: dict[str, tuple[Callable[..., Taps], bool]] = {
-    "nearest": (_nearest(torch.ops.aten.upsample_nearest1d.default), False),
-    "nearest_exact": (_nearest(torch.ops.aten._upsample_nearest_exact1d.default), False),
+    "nearest": (_nearest(NEAREST["nearest"]), False),
+    "nearest_exact": (_nearest(NEAREST["nearest_exact"]), False),
     "linear": (_linear, True),
     "cubic": (_cubic, True),
 }

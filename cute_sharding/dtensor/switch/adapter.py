@@ -54,6 +54,7 @@ from cute_sharding.dtensor.run.ops import LIVE, before_program, check_read, has_
 from cute_sharding.exchange.network import Network
 from cute_sharding.relations.strided import STRIDED
 from cute_sharding.relations.table import OF_TORCH
+from cute_sharding.relations.table.windows import BY_SCALES
 
 _lock = fork_safe_lock()
 _installed: Installed | None = None
@@ -265,6 +266,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         makers = [name for name, row in OF_TORCH.items() if row.makes_constants]
         composites.install_makers(installed, makers)
         composites.install_strided(installed, STRIDED)
+        composites.install_interpolations(installed, BY_SCALES)
         indices.install_indices(installed)
         mixed_lists.install_mixed_lists(installed)
         forward_mode.install_forward_mode(installed)

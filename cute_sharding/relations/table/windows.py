@@ -113,6 +113,11 @@ def adaptive_gradient(spatial: int, gradient: Shape, x: Shape, *_: Any) -> list[
     return _aligned(x[-spatial:], gradient[-spatial:])
 
 
+# The ops of one dim that say which rows are the nearest.
+NEAREST = {
+    "nearest": "upsample_nearest1d.default",
+    "nearest_exact": "_upsample_nearest_exact1d.default",
+}
 # For each mode of interpolation: the rows that a row is made of, from the one before where it is.
 _TAPS = {"nearest": 1, "nearest_exact": 1, "linear": 2, "cubic": 4}
 
@@ -286,3 +291,12 @@ ROWS: tuple[Row, ...] = (
         filled=True,
     ),
 )
+
+# Interpolations by scales: PyTorch replaces each by the op that takes sizes as well; in a program
+# that it traces by other ops, of which some make tensors of numbers.
+BY_SCALES: dict[str, str] = {
+    f"{name}.vec": f"{name}.default"
+    for row in ROWS
+    for name, _, overload in (each.partition(".") for each in row.overloads)
+    if "upsample" in name and "backward" not in name
+}

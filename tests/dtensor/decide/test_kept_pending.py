@@ -107,6 +107,25 @@ ONE = {
             "_adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(
                 x.transpose(0, 1).unsqueeze(1), (1, 2, 3)
             ),
+            "_upsample_nearest_exact1d": lambda x: F.interpolate(
+                x.permute(1, 2, 0), 9, mode="nearest-exact"
+            ),
+            "_upsample_nearest_exact2d": lambda x: F.interpolate(
+                x.transpose(0, 1).unsqueeze(0), (9, 5), mode="nearest-exact"
+            ),
+            "_upsample_nearest_exact3d": lambda x: F.interpolate(
+                x.transpose(0, 1).unsqueeze(0).unsqueeze(2), (1, 9, 5), mode="nearest-exact"
+            ),
+            "upsample_trilinear3d": lambda x: F.interpolate(
+                x.transpose(0, 1).unsqueeze(0).unsqueeze(2), (1, 9, 5), mode="trilinear"
+            ),
+            **{
+                f"{name}2d{aa}": lambda x, mode=mode, aa=bool(aa): F.interpolate(
+                    x.transpose(0, 1).unsqueeze(0), (9, 5), mode=mode, antialias=aa
+                )
+                for name, mode in (("bilinear", "bilinear"), ("bicubic", "bicubic"))
+                for name, aa in ((f"upsample_{name}", ""), (f"_upsample_{name}", "_aa"))
+            },
             "upsample_nearest1d": lambda x: F.interpolate(x.permute(1, 2, 0), 9),
             "upsample_linear1d": lambda x: F.interpolate(x.permute(1, 2, 0), 9, mode="linear"),
             "upsample_nearest2d": lambda x: F.interpolate(x.transpose(0, 1).unsqueeze(0), (9, 5)),
@@ -125,7 +144,9 @@ OF_FLOATS = (
     *(
         name
         for name in ONE
-        if name.startswith(("_fft", "_softmax", "avg", "_adaptive", "upsample", "grid"))
+        if name.startswith(
+            ("_fft", "_softmax", "avg", "_adaptive", "upsample", "_upsample", "grid")
+        )
     ),
 )
 
