@@ -379,12 +379,8 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     """
     before, after = _sides(pattern)
     marked: dict[str, set[str]] = {"[": set(), "{": set(), "(": set()}
-    signs: dict[str, set[int]] = {"+": set(), "=": set()}
     operands = [part.split() for part in before.split(",")] if before.strip() or ndims else []
-    for i, names in enumerate(operands):
-        if names and (sign := names[0][0]) in signs:
-            signs[sign].add(i)
-            names[:1] = names[0][1:].split()  # no name if there was only the sign
+    signs = _without_signs(operands)
     unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
     for i in unread & frozenset(range(len(ndims))):
         operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of this operand alone
@@ -436,6 +432,16 @@ def _sides(pattern: str) -> tuple[str, str]:
     if not arrow:
         raise ValueError(f"the signature {pattern!r} has no ->")
     return before, after
+
+
+def _without_signs(operands: list[list[str]]) -> dict[str, set[int]]:
+    """Take the signs off the operands, and say which had each."""
+    signs: dict[str, set[int]] = {"+": set(), "=": set()}
+    for i, names in enumerate(operands):
+        if names and (sign := names[0][0]) in signs:
+            signs[sign].add(i)
+            names[:1] = names[0][1:].split()  # no name if there was only the sign
+    return signs
 
 
 def _most_without_names(

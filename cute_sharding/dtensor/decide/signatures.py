@@ -431,7 +431,9 @@ def _with_windows_of_numbers(
     others = {
         name
         for name, n, reads in read
-        if symints.is_symbolic(n, rows[name]) or not reads.are_tiles or n != reads.step * rows[name]
+        if not (tiles and reads.are_tiles)
+        or symints.is_symbolic(n, rows[name])
+        or n != reads.step * rows[name]
     }
     symbolic = {name for name, n in rows.items() if symints.is_symbolic(n)}
     found = signature.without_halos(others)

@@ -548,7 +548,8 @@ def _nearest(name: str) -> Callable[..., Taps]:
 
     def taps(own: Own, _: bool, scale: float | None, x: torch.Tensor) -> Taps:
         numbers = torch.arange(own.of.rows, dtype=x.dtype, device=x.device)
-        taken = overload(name)(numbers.reshape(1, 1, -1), [own.of.windows], scale).reshape(-1)
+        op: Any = overload(name)
+        taken = op(numbers.reshape(1, 1, -1), [own.of.windows], scale).reshape(-1)
         rows = taken.to(torch.int64)[_numbers_of_windows(own, x.device)]
         return [(_positions(own, rows), None)]
 

@@ -317,6 +317,27 @@ def test_a_graph_has_an_op_for_each_halo(dynamic):
         assert nodes.count("cute_sharding.exchange.default") == 2
 
 
+@pytest.mark.parametrize("name", ["maximum", "adaptive", "patches", "interpolated"])
+def test_windows_side_by_side_where_the_number_of_images_is_a_symbol(name):
+    """Patches stay sharded. Others are whole: what they say of rows would have to be put right."""
+    weight = sharded((4, 4, 2, 2), [Replicate()])
+    program = {
+        "maximum": lambda x: F.max_pool2d(x, 2, return_indices=True)[1],
+        "adaptive": lambda x: F.adaptive_avg_pool2d(x, 4),
+        "patches": lambda x: F.conv2d(x, weight, stride=2),
+        "interpolated": lambda x: F.interpolate(x, scale_factor=1, mode="nearest"),
+    }[name]
+    traced = compiled(program, None)
+    for images in (5, 6, 7):
+        x = sharded((images, 4, 8, 8), [Shard(2)])
+        torch._dynamo.mark_dynamic(x, 0)
+        y = traced(x)
+        assert y.shape == program(x).shape
+        assert y.placements == (Shard(2),) or name != "patches"
+        if y.placements == (Shard(2),):
+            assert y._local_tensor.shape == program(x)._local_tensor.shape
+
+
 def test_the_table_says_which_rows_are_read():
     """As text, which is read as it is printed."""
     pool = SIGNATURES["max_pool2d_with_indices.default"]
