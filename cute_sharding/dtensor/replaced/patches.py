@@ -205,6 +205,7 @@ COMPOSITES = Patch(
     "|---|---|\n"
     "| `tensor_split` | all slices share one communication step |\n"
     "| ops such as `quantile`, which make tensors of numbers | these tensors are replicas |\n"
+    "| `interpolate` by scales, which PyTorch fails to trace | the op that takes sizes |\n"
     "| `as_strided`, which PyTorch refuses | runs as `permute`, `narrow`, `unfold`, `expand` |\n\n"
     "In forward mode, autograd makes zeros by the op `_efficientzerotensor` for an operand without "
     "a tangent. PyTorch's zeros are plain tensors, which DTensor refuses. `cute_sharding` adds a "
