@@ -534,14 +534,8 @@ class View:
 
     @property
     def repeats(self) -> bool:
-        """Whether elements of the input are read several times, or by halves.
-
-        >>> row = View((4, 1), source=(0, None, 1), sizes=(4, 3, 1), target=(4, 3), kept={0: 0})
-        >>> row.repeats
-        True
-        """
-        fresh = (n for dim, n in zip(self.source, self.sizes) if dim is None)
-        return not all(map(_is_one, fresh))
+        """Whether elements of the input are read several times, or by halves."""
+        return not all(_is_one(n) for dim, n in zip(self.source, self.sizes) if dim is None)
 
     def position(self, dim: int) -> int:
         """The position of an input dim in the source.

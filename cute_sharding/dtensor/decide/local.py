@@ -311,7 +311,7 @@ def by_halos(
     found: Assignment,
 ) -> OpPlan | None:
     """The plan for an op on windows, if mesh dims shard them: devices exchange halos. None if the
-    ranks that exchange have no common group.
+    ranks that exchange have no common group, or if nothing is known to run on their rows.
     """
     if not signature.halos or symints.is_symbolic(*(tuple(spec.shape) for spec in specs)):
         return plan
@@ -329,6 +329,10 @@ def by_halos(
     moving = {
         i: halo for i, halo in halos.items() if i not in signature.sized and not _is_in_place(halo)
     }
+    if windowing.tiles and not moving:
+        return plan
+    if not windowing.name:
+        return None
     dims = {i: dims_of_group(mesh, halo.mesh_dims) for i, halo in moving.items()}
     known = {i: of for i, of in dims.items() if of is not None}
     if len(known) < len(dims):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -83,8 +84,19 @@ class States:
         """The number of rows that are folded to one state."""
         return prod([self.shape[d] for d in self.dims])
 
+    @cached_property
+    def _ends(self) -> dict[tuple[str, torch.dtype, int], list[DTensorSpec]]:
+        """What :meth:`ends` has given: each call of an op asks again, and specs keep their hash."""
+        return {}
+
     def ends(self, op: str, dtype: torch.dtype, together: int = 1) -> list[DTensorSpec]:
         """How a state lies that ``op`` combines, and how it lies then; ``together``: several."""
+        found = self._ends.get((op, dtype, together))
+        if found is None:
+            found = self._ends[op, dtype, together] = self._made_ends(op, dtype, together)
+        return found
+
+    def _made_ends(self, op: str, dtype: torch.dtype, together: int) -> list[DTensorSpec]:
         shape = self.of_state if together == 1 else (together, *self.of_state)
         meta = TensorMeta(torch.Size(shape), row_major(shape), dtype)
         rows = [_behind(p, int(together > 1)) for p in self.placements]

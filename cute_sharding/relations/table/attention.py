@@ -10,7 +10,7 @@ from typing import Any
 from cute_sharding.relations.signature import Folding
 from cute_sharding.relations.table.kernels import AlignedMask
 from cute_sharding.relations.table.names import Rule, Shape, text
-from cute_sharding.relations.table.row import Row
+from cute_sharding.relations.table.row import Row, Windowing
 
 # For each argument's name in torch, the dims of that tensor. The op does not read a state (of a
 # random generator, or of sequences of several lengths, which we do not have). Each head of keys has
@@ -58,7 +58,8 @@ def kernel(parameters: str, results: str, *, queries: str = "[s]", keys: str = "
         dims = {**DIMS, "mask": of_mask_given}
         operands = [dims[name] for name, _ in (*given, *of_mask) if name in dims]
         found = f"{', '.join(operands)} -> {', '.join([dims[name] for name in results.split()])}"
-        written = {"q": f"h*{heads // groups}", "s": queries, "t": keys}
+        shared = heads // groups
+        written = {"q": f"h*{shared}" if shared > 1 else "h", "s": queries, "t": keys}
         return sub(r"\b[qst]\b", lambda name: written[name[0]], found)
 
     rule.__doc__ = f"``{parameters} -> {' '.join(results.split())}``; {_FREE[keys]}."
@@ -74,6 +75,9 @@ _FREE = {
 
 
 GRADIENTS = "query key value"
+
+# Heads of queries that share a head of keys lie side by side.
+HEADS = Windowing(tiles=True)
 
 # Of each query: the maximum and the sum of its exponentials, and its weighted sum of values.
 STATES = (("max", 1), ("sum", 1), ("sum", 0))
@@ -100,6 +104,7 @@ ROWS: tuple[Row, ...] = (
                 kernel(*forward, queries="s", keys="(t)"),
                 filled=frozenset(filled),
                 fold=Folding(name, STATES, rows=frozenset("s")),
+                windows=HEADS,
             ),
             Row(
                 (f"_scaled_dot_product_{name}_backward.default",),
@@ -107,11 +112,18 @@ ROWS: tuple[Row, ...] = (
                 "sum",
                 filled=frozenset(filled),
                 fold=Folding(f"{name}_backward", rows=frozenset("st")),
+                windows=HEADS,
             ),
         )
     ),
     *(
-        Row((f"_scaled_dot_product_{name}.default",), rule, filled=frozenset("bh"), kernel=wants)
+        Row(
+            (f"_scaled_dot_product_{name}.default",),
+            rule,
+            filled=frozenset("bh"),
+            kernel=wants,
+            windows=HEADS,
+        )
         for name, rule, wants in (
             (
                 "efficient_attention",

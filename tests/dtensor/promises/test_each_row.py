@@ -38,7 +38,14 @@ ELSEWHERE = {
     "scaled_dot_product_attention.default": "dtensor/run/test_attention_folds.py::"
     "test_a_step_of_decoding_receives_its_states",
     "batch_norm_backward.default": OTHER_DEVICES,
-    "cudnn_batch_norm.default": OTHER_DEVICES,
+    **dict.fromkeys(
+        (
+            *("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional.default"),
+            *("cudnn_batch_norm.default", "cudnn_batch_norm_backward.default"),
+        ),
+        "dtensor/run/test_folds.py::test_batch_norms_of_other_forms_and_backends_are_the_same",
+    ),
+    "miopen_batch_norm.default": OTHER_DEVICES,
     "_fused_rms_norm.default": OTHER_DEVICES,
     "_fused_rms_norm_backward.default": OTHER_DEVICES,
     "_scaled_dot_product_flash_attention.default": OTHER_DEVICES,

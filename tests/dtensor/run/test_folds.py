@@ -174,6 +174,50 @@ def test_norms_of_images_are_those_of_one_device(name):
                     assert error <= 2 * of_one + slack, (name, mesh, shape, groups, places)
 
 
+def test_batch_norms_of_other_forms_and_backends_are_the_same():
+    """Kernels of a GPU do not run, since the batch is folded on each device."""
+    aten, mesh, eps = torch.ops.aten, (4,), 1e-5
+    torch.manual_seed(0)
+    x, grad, w, b = (torch.randn(shape) for shape in ((6, 3, 5), (6, 3, 5), (3,), (3,)))
+    mean, variance = torch.randn(3), torch.rand(3)
+
+    def running():
+        return mean.clone(), variance.clone()
+
+    alone, statistics = [*running()], (None, None)
+    y, m, s = aten.native_batch_norm(x, w, b, *alone, True, 0.3, eps)
+    kept = grad, x, w, *statistics, m, s
+    gradients = aten.native_batch_norm_backward(*kept, True, eps, [True] * 3)
+    with ranks_of(mesh), cute_sharding.enabled():
+        rows, whole = [Shard(0)], [Replicate()]
+
+        def given(*tensors):
+            return [t if t is None else distribute(t, mesh, whole) for t in tensors]
+
+        xs, grads = distribute(x, mesh, rows), distribute(grad, mesh, rows)
+        weights, saved = given(w, b), given(None, None, m, s)
+        empty = distribute(torch.empty(0, dtype=torch.uint8), mesh, whole)
+        for op, more, wanted in (
+            (aten._native_batch_norm_legit.no_stats, (True, 0.3, eps), (y, m, s)),
+            (
+                aten._native_batch_norm_legit_functional,
+                (*given(*running()), True, 0.3, eps),
+                (y, m, s, *alone),
+            ),
+            (aten.cudnn_batch_norm, (*given(*running()), True, 0.3, eps), (y, m, s)),
+        ):
+            check_alike(op(xs, *weights, *more), wanted, op)
+        found = aten.cudnn_batch_norm_backward(xs, grads, weights[0], *saved, eps, empty)
+        check_alike(found, gradients, "cudnn")
+
+
+def check_alike(found, wanted, case):
+    for one, other in zip(found, wanted):
+        for local in one.full_tensor()._local_tensors.values():
+            with plain():
+                assert torch.allclose(local, other, atol=1e-5), case
+
+
 def test_groups_that_no_rank_shares_exchange_nothing():
     with ranks_of((8,)), cute_sharding.enabled():
         for groups, most in ((8, 0), (16, 0), (4, 224)):
