@@ -461,8 +461,9 @@ class View:
     ``kept`` maps each input dim that the view leaves whole to its output dim. ``home`` maps each
     input dim that the view repeats, broadcasts or splits in place to its output dim: there the
     local op computes the local shape itself, also for empty tensors. ``elements`` is the number of
-    output elements. ``rank`` is the number of target dims that a placement may name: a trailing
-    target dim beyond it (the two halves of a complex number, the bytes of a number) has no name.
+    output elements, ``repeats`` whether it reads some of the input several times, or by halves. ``rank``
+    is the number of target dims that a placement may name: a trailing target dim beyond it (the two
+    halves of a complex number, the bytes of a number) has no name.
 
     Raises:
         ValueError: ``sizes`` and ``target`` have different numbers of elements.
@@ -501,6 +502,7 @@ class View:
         self.kept = kept
         self.home = {} if home is None else home
         self.rank = len(target) if rank is None else rank
+        self.repeats = not all(_is_one(n) for d, n in zip(source, sizes) if d is None)
         self.elements = prod(target)
         if prod(sizes) != self.elements:
             raise ValueError(
@@ -531,11 +533,6 @@ class View:
     def output_shape(self) -> tuple[int, ...]:
         """The output's shape, as the op's caller sees it."""
         return tuple(self.target[: self.rank])
-
-    @property
-    def repeats(self) -> bool:
-        """Whether elements of the input are read several times, or by halves."""
-        return not all(_is_one(n) for dim, n in zip(self.source, self.sizes) if dim is None)
 
     def position(self, dim: int) -> int:
         """The position of an input dim in the source.

@@ -78,7 +78,7 @@ def propagate_shape_and_sharding(
         )
     view, row = view_of(global_input_shape, rule), BY_OP["Tensor.view"]
     ways = ways_of_view(view, row, placements, mesh)
-    source, output, outcome = next(ways, without_shards(row, placements, repeats=view.repeats))
+    source, output, outcome = next(ways, without_shards(row, placements, view))
     if strict_view and source != placements:
         raise RuntimeError(
             f"a view of a DTensor from shape {tuple(global_input_shape)} to {view.output_shape} on "
@@ -102,7 +102,7 @@ def ways_of_view(
     the op does not commute with are done first, and all if the output has more elements.
     """
     cuts = tuple(map(cut_of, placements))
-    reduced = _reduced(row, placements, repeats=view.repeats)
+    reduced = _reduced(row, placements, view)
     dims = range(len(view.input_shape)) if row.wants_whole_dims else ()
     unsharded = [d for d in dims if d not in view.kept]
     try:
@@ -129,21 +129,19 @@ def ways_of_view(
         return
 
 
-def without_shards(row: ByDimMap, placements: tuple[Placement, ...], *, repeats: bool) -> Way:
+def without_shards(row: ByDimMap, placements: tuple[Placement, ...], view: View) -> Way:
     """The way that is right for all sizes and orders of mesh dims: nothing is sharded."""
-    source = without((Shard, StridedShard), _reduced(row, placements, repeats=repeats))
+    source = without((Shard, StridedShard), _reduced(row, placements, view))
     return source, source, "redistribution"
 
 
-def _reduced(
-    row: ByDimMap, placements: tuple[Placement, ...], *, repeats: bool
-) -> tuple[Placement, ...]:
+def _reduced(row: ByDimMap, placements: tuple[Placement, ...], view: View) -> tuple[Placement, ...]:
     """The placements after the reductions that may not stay pending."""
     return tuple(
         [
             Replicate()
             if isinstance(p, Partial)
-            and not row.may_stay(p.reduce_op if type(p) is Partial else None, repeats=repeats)
+            and not row.may_stay(p.reduce_op if type(p) is Partial else None, view)
             else p
             for p in placements
         ]
@@ -243,7 +241,7 @@ def _way(question: Question, view: View) -> Way:
             output = symints.settled(output)
         if _holds_in_its_order(view, spec, source, output, sized=sized):
             return source, output, outcome
-    return without_shards(row, placements, repeats=view.repeats)
+    return without_shards(row, placements, view)
 
 
 def _holds_in_its_order(

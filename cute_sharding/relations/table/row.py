@@ -241,13 +241,13 @@ class ByDimMap(_Derived):
     (True, ('squeeze.default', 'squeeze.dim'), True)
     """
 
-    def may_stay(self, reduce_op: str | None, *, repeats: bool = False) -> bool:
+    def may_stay(self, reduce_op: str | None, view: View | None = None) -> bool:
         """Whether a pending reduction may stay pending; ``reduce_op`` is None for one whose
         placement has more to it than the op's name, such as a mask. Of a tensor whose elements the
         view repeats there would be more to reduce.
         """
         if isinstance(self.linear, Linear):
-            return not repeats
+            return view is None or not view.repeats
         return 0 in self.linear and reduce_op in LINEAR
 
     @property
