@@ -461,9 +461,9 @@ class View:
     ``kept`` maps each input dim that the view leaves whole to its output dim. ``home`` maps each
     input dim that the view repeats, broadcasts or splits in place to its output dim: there the
     local op computes the local shape itself, also for empty tensors. ``elements`` is the number of
-    output elements, ``repeats`` whether it reads some of the input several times, or by halves. ``rank``
-    is the number of target dims that a placement may name: a trailing target dim beyond it (the two
-    halves of a complex number, the bytes of a number) has no name.
+    output elements, ``repeats`` whether it reads some of the input several times, or by halves.
+    ``rank`` is the number of target dims that a placement may name: a trailing target dim beyond it
+    (the two halves of a complex number, the bytes of a number) has no name.
 
     Raises:
         ValueError: ``sizes`` and ``target`` have different numbers of elements.
