@@ -80,7 +80,7 @@ def check(shapes, mesh, placements, kind, dtype, rng):
         )
         alone = attend(*fulls, mask, causal)
     case = kind, dtype, shapes, mesh, placements
-    with ranks_of(mesh), cute_sharding.enabled():
+    with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         tensors = [distribute(x, mesh, p) for x, p in zip(fulls, placements)]
         given = None if mask is None else distribute(mask, mesh, of_mask(placements[0], mask))
         found = [x.full_tensor() for x in attend(*tensors, given, causal)]
