@@ -76,7 +76,7 @@ def in_windows(
     symbols.
 
     >>> print(*in_windows(2, [3, 2], [2, 2], [1, 0]))
-    *2-1:3 *2:2
+    *2-1:3 *2
     """
     options = [each(option, spatial) for option in (kernel, stride or kernel, padding, dilation)]
     if not all(map(_are_numbers, options)):
