@@ -30,7 +30,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS, States
 from cute_sharding.dtensor.run.groups import dims_of_group
-from cute_sharding.dtensor.run.halos import HALOS, Along, Asked, Windows
+from cute_sharding.dtensor.run.halos import HALOS, Asked, Windows, WindowsAlong
 from cute_sharding.dtensor.run.numbered import ByNumber, Chain, Pick, as_number, chain_of_dim
 from cute_sharding.dtensor.run.op_plan import OpPlan, Prepare, pending_of
 from cute_sharding.dtensor.run.packing import lies_row_by_row
@@ -362,7 +362,7 @@ def _of_dtype(fill: float, meta: Any) -> float:
     return torch.iinfo(meta.dtype).min
 
 
-def _windows_along(asked: Asked, halos: dict[int, Exchange], mesh: Any) -> tuple[Along, ...]:
+def _windows_along(asked: Asked, halos: dict[int, Exchange], mesh: Any) -> tuple[WindowsAlong, ...]:
     """The dims whose windows mesh dims shard."""
     signature = asked.signature
     i, halo = next(iter(halos.items()))
@@ -370,7 +370,7 @@ def _windows_along(asked: Asked, halos: dict[int, Exchange], mesh: Any) -> tuple
     rows, windows = ends if i < len(signature.operands) else ends[::-1]
     return tuple(
         [
-            Along(
+            WindowsAlong(
                 d - len(rows.shape),
                 reads,
                 rows.shape[d],

@@ -44,7 +44,7 @@ _Kernel = Callable[..., Sequence[Any]]
 # Which rows of the sequence a device has, and where queries and keys meet.
 
 
-class Block(NamedTuple):
+class KeyBlock(NamedTuple):
     """Some consecutive queries of a device and some consecutive keys, counted on the device:
     [start, stop). If it is causal, they are the same rows of the sequence.
     """
@@ -91,16 +91,16 @@ def _count(held: Any) -> int:
     return sum(prod([count for count, *_ in run.loops]) for run in held)
 
 
-def meeting(queries: Sequence[tuple[Any, Any]], keys: Sequence[tuple[Any, Any]]) -> list[Block]:
+def meeting(queries: Sequence[tuple[Any, Any]], keys: Sequence[tuple[Any, Any]]) -> list[KeyBlock]:
     """The blocks in which queries meet the keys that do not come after them; both are rows of the
     sequence, as intervals.
 
     >>> for block in meeting([(4, 6)], [(0, 8)]):  # the rows 4 and 5
     ...     print(block)
-    Block(queries=(0, 2), keys=(0, 4), is_causal=False)
-    Block(queries=(0, 2), keys=(4, 6), is_causal=True)
+    KeyBlock(queries=(0, 2), keys=(0, 4), is_causal=False)
+    KeyBlock(queries=(0, 2), keys=(4, 6), is_causal=True)
     """
-    found: list[Block] = []
+    found: list[KeyBlock] = []
     at: Any = 0
     for first, stop in queries:
         of: Any = 0
@@ -108,12 +108,12 @@ def meeting(queries: Sequence[tuple[Any, Any]], keys: Sequence[tuple[Any, Any]])
             shift, back = at - first, of - start  # from the sequence to the device
             before, low, high = min(end, first), max(start, first), min(end, stop)
             if start < before:
-                found.append(Block((at, stop + shift), (of, before + back)))
+                found.append(KeyBlock((at, stop + shift), (of, before + back)))
             if low < high:
                 same = (low + shift, high + shift), (low + back, high + back)
-                found.append(Block(*same, is_causal=True))
+                found.append(KeyBlock(*same, is_causal=True))
                 if high < stop:
-                    found.append(Block((high + shift, stop + shift), same[1]))
+                    found.append(KeyBlock((high + shift, stop + shift), same[1]))
             of += end - start
         at += stop - first
     return found
@@ -143,7 +143,7 @@ def _blocks(
     *,
     is_causal: bool,
     takes_mask: bool,
-) -> tuple[list[Block], torch.Tensor | None]:
+) -> tuple[list[KeyBlock], torch.Tensor | None]:
     """The blocks of a device's queries and keys, and the mask that they meet under."""
     rows, columns = q.shape[_SEQUENCE], k.shape[_SEQUENCE]
     if any(x.shape[d] == 0 for x in (q, k) for d in range(_SEQUENCE + 1)):
@@ -154,10 +154,10 @@ def _blocks(
             return meeting(_intervals(queries), _intervals(keys)), mask
         causal = _causal_mask(queries, keys, q, k)
         mask = causal if mask is None else mask + causal
-    return [Block((0, rows), (0, columns))], mask
+    return [KeyBlock((0, rows), (0, columns))], mask
 
 
-def _is_all(block: Block, q: torch.Tensor, k: torch.Tensor) -> bool:
+def _is_all(block: KeyBlock, q: torch.Tensor, k: torch.Tensor) -> bool:
     ends = (block.queries, q), (block.keys, k)
     return all(symints.is_truly(stop - start == x.shape[_SEQUENCE]) for (start, stop), x in ends)
 
@@ -167,7 +167,7 @@ def _rows(x: torch.Tensor, interval: tuple[Any, Any], dim: int = _SEQUENCE) -> t
     return x.narrow(dim, start, stop - start)
 
 
-def _of_mask(mask: torch.Tensor | None, block: Block) -> torch.Tensor | None:
+def _of_mask(mask: torch.Tensor | None, block: KeyBlock) -> torch.Tensor | None:
     """The mask of a block; a dim of size 1 is that of all rows."""
     for dim, (start, stop) in ((-2, block.queries), (-1, block.keys)):
         if mask is not None and mask.shape[dim] > 1:
@@ -230,7 +230,7 @@ def _padded(found: _Found, before: Any, after: Any) -> _Found:
 
 def _attend(
     kernel: _Kernel,
-    blocks: Sequence[Block],
+    blocks: Sequence[KeyBlock],
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -357,7 +357,7 @@ def flash_attention(
 
 def _gradients(
     kernel: _Kernel,
-    blocks: Sequence[Block],
+    blocks: Sequence[KeyBlock],
     tensors: Sequence[torch.Tensor],
     mask: torch.Tensor | None,
 ) -> list[torch.Tensor]:

@@ -32,7 +32,7 @@ from cute_sharding.relations.table.windows import NEAREST, each
 from cute_sharding.sharding.rows import Device, Runs, count_rows, rows_held
 
 
-class Along(NamedTuple):
+class WindowsAlong(NamedTuple):
     """A dim whose windows mesh dims shard.
 
     Attributes:
@@ -73,7 +73,7 @@ class Own(NamedTuple):
         step: how many rows of its own there are from one window to the next.
     """
 
-    of: Along
+    of: WindowsAlong
     windows: Runs
     rows: Runs
     step: int
@@ -222,7 +222,7 @@ class Windows:
     asked: Asked
     places: tuple[int, ...]
     dims: dict[int, tuple[int, ...]]
-    along: tuple[Along, ...]
+    along: tuple[WindowsAlong, ...]
     spatial: int
 
     @cached_property
@@ -511,7 +511,7 @@ def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- interpolations --------------------------------------------------------------------------------
-# Along each dim by itself: first along the dims that are sharded, by rows with weights, then by the
+# WindowsAlong each dim by itself: first along the dims that are sharded, by rows with weights, then by the
 # op along the others.
 
 # The rows (their positions on the device) that a row is made of, each with its weights.
