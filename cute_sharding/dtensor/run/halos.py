@@ -511,7 +511,7 @@ def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- interpolations --------------------------------------------------------------------------------
-# WindowsAlong each dim by itself: first along the dims that are sharded, by rows with weights, then by the
+# Along each dim by itself: first along the dims that are sharded, by rows with weights, then by the
 # op along the others.
 
 # The rows (their positions on the device) that a row is made of, each with its weights.
