@@ -9,7 +9,8 @@ with it. Where JAX shards a result otherwise, ours and PyTorch's are brought the
 PyTorch runs in a process that never imports this package, and JAX, if ``--jax`` names a Python that
 has it, in one of its own: its collectives are read off the compiled program, so a ring all-reduce
 of n bytes on p devices counts 2 n (p - 1) / p there as here. Sizes that do not divide are
-PyTorch's and ours alone.
+PyTorch's and ours alone. PyTorch derives some ops' rules by trying every placement of every step,
+attention's for minutes: an op that gives no answer within ``--limit`` seconds "takes long".
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -242,9 +244,9 @@ def sizes(text: str) -> tuple[tuple[int, ...], int | None, int | None]:
 
 
 def torchs(
-    cases: Sequence[Case], mesh: tuple[int, ...], to: dict[str, Any], ours: bool
+    cases: Sequence[Case], mesh: tuple[int, ...], to: dict[str, Any], ours: bool, limit: float
 ) -> Iterator[tuple[str, list[Cost | str]]]:
-    """What each case costs, without and with its gradient."""
+    """What each case costs, without and with its gradient, each within ``limit`` seconds."""
     import contextlib
     import warnings
 
@@ -268,18 +270,30 @@ def torchs(
             yield (
                 case.name,
                 [
-                    _tried(_of_torch, case, device_mesh, gradient, where, dims[0])
+                    _tried(_of_torch, case, device_mesh, gradient, where, dims[0], limit=limit)
                     for gradient, where in zip((False, True), dims)
                 ],
             )
 
 
-def _tried(measure: Callable[..., Cost], *given: Any) -> Cost | str:
-    """What is measured, or what is raised."""
+class TakesLong(BaseException):
+    """No answer within the limit. Not an ``Exception``, which PyTorch's derivation would catch."""
+
+
+def _tried(measure: Callable[..., Cost], *given: Any, limit: float = 0.0) -> Cost | str:
+    """What is measured, or what is raised; within ``limit`` seconds, if one is given."""
+
+    def stop(*_: Any) -> None:
+        raise TakesLong(f"no answer in {limit:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, limit)
     try:
         return measure(*given)
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
+    except (Exception, TakesLong) as error:
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:60]}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) -> Cost:
@@ -497,7 +511,7 @@ def cell(found: Any) -> str:
     if found is None:
         return ""
     if isinstance(found, str):
-        return "raises"
+        return "takes long" if found.startswith("TakesLong") else "raises"
     received, collectives, *_ = found
     return f"{received:,} B in {collectives}" if collectives else "0"
 
@@ -507,6 +521,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--mesh", nargs="*", type=int, default=[8])
     parser.add_argument("--jax", default="")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds for an op")
     parser.add_argument("--side", choices=("torch", "ours", "jax"))
     parser.add_argument("--errors", action="store_true", help="print why something raises")
     given = parser.parse_args()
@@ -517,9 +532,10 @@ def main() -> None:
         if given.side == "jax":
             print(json.dumps(dict(jaxs(cases, mesh))))
         else:
-            print(json.dumps(dict(torchs(cases, mesh, to, given.side == "ours"))))
+            print(json.dumps(dict(torchs(cases, mesh, to, given.side == "ours", given.limit))))
         return
-    arguments = ["--mesh", *map(str, mesh), *(["--only", *given.only] if given.only else [])]
+    arguments = ["--mesh", *map(str, mesh), "--limit", str(given.limit)]
+    arguments += ["--only", *given.only] if given.only else []
     jax = told("jax", arguments, given.jax) if given.jax else {}
     to = {
         name: [None if isinstance(each, str) else each[2] for each in both]
