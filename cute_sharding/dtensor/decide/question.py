@@ -269,9 +269,8 @@ class Question:
             return SIGNATURES.get(self.name)
         if not self.is_pending:
             return POINTWISE
-        if self.name in ADDITIONS and len(self.specs) == 2:
-            return ADDITIONS[self.name]
-        return COMMUTING.get(self.name, POINTWISE)
+        addition = ADDITIONS.get((self.name, len(self.specs)))
+        return addition or COMMUTING.get(self.name, POINTWISE)
 
     @property
     def is_composite(self) -> bool:

@@ -189,10 +189,9 @@ def taken_back(plan: OpPlan) -> OpPlan:
     schema, op = plan.schema, plan.schema.op
     if plan.needs is None or plan.takes_all:
         return plan
-    written = [spec for _, spec in op_schemas.written(op, schema)]
-    moved = [spec for _, spec in op_schemas.written(op, plan.needs)]
-    if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
+    if _keeps_what_is_written(plan):
         return plan
+    written = [spec for _, spec in op_schemas.written(op, schema)]
     # torch lists the specs of lists of tensors one by one, between the other arguments.
     nested = op_schemas.with_specs(schema, op_schemas.specs_of(plan.needs))
     gives_these = op_schemas.is_in_place(op) and plan.results is not None
@@ -201,6 +200,13 @@ def taken_back(plan: OpPlan) -> OpPlan:
         results = written[0] if len(written) == 1 else tuple(written)
     kernel = TakingBack(op, plan.function, schema, nested)
     return OpPlan(schema, results, plan.needs, kernel=kernel, takes_all=True)
+
+
+def _keeps_what_is_written(plan: OpPlan) -> bool:
+    """Whether the op runs on the tensors that it writes to as they lie."""
+    op = plan.schema.op
+    written, moved = (op_schemas.written(op, each) for each in (plan.schema, plan.wanted))
+    return all(tuple(a.placements) == tuple(b.placements) for (_, a), (_, b) in zip(written, moved))
 
 
 def written_by_new(found: OpPlan, schema: OpSchema) -> OpPlan:
@@ -282,7 +288,8 @@ def following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ..
 
 def by_write(question: Question) -> OpPlan | None:
     """The plan for a pointwise op that writes to an operand; None for others. A pending operand has
-    to be reduced before it is written to, as for the op that returns a new tensor.
+    to be reduced before it is written to, as for the op that returns a new tensor, if the op does
+    not commute with the reduction.
     """
     schema = question.schema
     if not (question.is_pointwise and schema.op._schema.is_mutable):
@@ -297,6 +304,9 @@ def by_write(question: Question) -> OpPlan | None:
             for p in spec.placements
         ):
             raise
+    commuting = question.signed()
+    if commuting is not None and _keeps_what_is_written(commuting):
+        return commuting
     finished = without_partials(schema)
     specs = op_schemas.specs_of(finished)
     found = _as_what_is_written(question.name, finished, specs) or question.torchs(finished)

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
+from torch.distributed.tensor._ops._math_ops import _NormPartial as NormPartial
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import (
     Partial,
@@ -38,6 +39,7 @@ from cute_sharding.layout.layout import row_major
 __all__ = [
     "DTensorSpec",
     "MaskPartial",
+    "NormPartial",
     "Partial",
     "Placement",
     "Replicate",
@@ -61,6 +63,8 @@ __all__ = [
     "mesh_text",
     "picked_rows",
     "placed_as",
+    "powers",
+    "root",
     "says_an_order",
     "shard_order",
     "split_factors",
@@ -142,15 +146,23 @@ def are_known(placements: Sequence[Placement]) -> bool:
 
 def is_by_elements(placement: Placement) -> bool:
     """Whether the pending value is reduced element by element, so that it may be sliced before:
-    true for torch's own kinds (torch/distributed/tensor/_ops/_math_ops.py has that of norms), not
-    for those of other packages. A mask has the layout of the elements, and is not sliced with them.
+    true for torch's own kinds, not for those of other packages. A mask has the layout of the
+    elements, and is not sliced with them.
     """
-    kind = type(placement)
-    return (
-        kind is Partial
-        or is_masked(placement)
-        or kind.__module__ == "torch.distributed.tensor._ops._math_ops"
-    )
+    return type(placement) in (Partial, NormPartial) or is_masked(placement)
+
+
+def powers(norm: NormPartial, tensor: torch.Tensor) -> torch.Tensor:
+    """What is added up, of what devices have of a norm: in 32 bits, where they have it in 16. (The
+    square of 300 is no number of 16 bits.)
+    """
+    is_short = tensor.dtype in (torch.float16, torch.bfloat16)
+    return norm._pre_reduce_transform(tensor.float() if is_short else tensor)
+
+
+def root(norm: NormPartial, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The norm, of the sum of its powers."""
+    return norm._post_reduce_transform(tensor).to(dtype)
 
 
 def cut_of(placement: Placement) -> tuple[int, Any] | None:

@@ -84,7 +84,7 @@ def _exchanges(one: LocalMove) -> Prepared | None:
         return None
     found = planned_for(current, target)
     steps = found.plan.steps
-    if found.first is not None or found.reductions or found.made:
+    if found.first or found.reductions or found.made or found.norm:
         return None
     if not all(is_joined(step, one.local.dtype, mesh) for step in steps):
         return None

@@ -23,6 +23,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     MaskPartial,
+    NormPartial,
     Partial,
     Placement,
     Shard,
@@ -30,6 +31,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     is_masked,
     is_of_torchs_own,
     mesh_dim_text,
+    powers,
+    root,
 )
 from cute_sharding.dtensor.run.executor import looks_at_sizes, run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, groups_at_hand, means
@@ -69,7 +72,8 @@ class Prepared(NamedTuple):
     dims on which the result becomes a contribution after it.
 
     ``first``: a plan that runs before the reductions, and slices what each device holds, so that
-    there is less to reduce; None: nothing does.
+    there is less to reduce; None: nothing does. ``norm``: what is pending, if the plan adds up the
+    powers of a norm.
     """
 
     plan: RedistributionPlan
@@ -77,6 +81,7 @@ class Prepared(NamedTuple):
     made: tuple[int, ...]
     kind: Kind
     first: RedistributionPlan | None = None
+    norm: NormPartial | None = None
 
     def seconds(self, network: Network) -> float:
         """The modelled time of all of it."""
@@ -99,8 +104,9 @@ def redistribute_local_tensor(
     """Redistribute this rank's local tensor from ``current`` to ``target``, also to another mesh
     (:mod:`.across_meshes`); a moved tensor is laid out by its global strides (:mod:`.packing`).
 
-    Pending reductions of torch's own Partial are part of the plan. Those of other placements (a
-    masked embedding's, a norm's) run first, by the placement's own method. Every rank refuses specs
+    Pending reductions of torch's own Partial are part of the plan, and so are norms, as sums of
+    powers. Those of other placements (a masked embedding's) run first, by the placement's own
+    method. Every rank refuses specs
     that are wrong before anything is sent; a local tensor with another shape than its spec gives is
     refused by its rank.
 
@@ -188,7 +194,11 @@ def _done(
             local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
         else:
             local = redistribution_hook.reduce_value(before[m], local, mesh, m)
-    local = after_plan(found.plan, async_op and not found.made)
+    if found.norm is None:
+        local = after_plan(found.plan, async_op and not found.made)
+    else:
+        dtype, local = local.dtype, powers(found.norm, local)
+        local = root(found.norm, after_plan(found.plan), dtype)
     for m in found.made:
         local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
@@ -287,7 +297,8 @@ def prepare(
     )
     way = cheapest(plan, *ends, foreign, shards, may_move=may_move)
     kind = Kind(partial(_moved_by, way, prod(mesh)))
-    return Prepared(way.then, way.reductions, changes.made, kind, way.first)
+    norm = _norm(before, after) if changes.pending else None
+    return Prepared(way.then, way.reductions, changes.made, kind, way.first, norm)
 
 
 def _moved_by(way: ForeignWay, devices: int) -> Moved:
@@ -339,8 +350,16 @@ def _changes(
                 f"{mesh_dim_text(m, names)}, because a redistribution cannot create a {after[m]}: "
                 "use Replicate or Shard as the target"
             )
-    foreign = tuple([m for m in pending if not is_of_torchs_own(before[m])])
+    norm = _norm(before, after)
+    foreign = tuple([m for m in pending if not (norm or is_of_torchs_own(before[m]))])
     return _Changes(pending, foreign, made)
+
+
+def _norm(before: Sequence[Placement], after: Sequence[Placement]) -> NormPartial | None:
+    """The norm that is all that is pending before and after; otherwise None."""
+    pending = {p for p in (*before, *after) if isinstance(p, Partial)}
+    only = next(iter(pending), None)
+    return only if len(pending) == 1 and isinstance(only, NormPartial) else None
 
 
 def _check_masks(

@@ -329,7 +329,13 @@ COMMUTING: dict[str, Row] = {
     )
     for overload in row.overloads
 }
-# The same for two tensors; with a number, an addition does not commute with a sum.
-ADDITIONS: dict[str, Row] = dict.fromkeys(
-    ("add.Tensor", "sub.Tensor"), Row((), terms, linear=(0, 1))
-)
+# The same by the number of tensors: the sum of two sums is a sum; and a number is added to each
+# part of an average, or of the greatest numbers. (Only in place, where the result has to stay
+# pending: elsewhere it is finished once, and not by each of its readers.)
+ADDITIONS: dict[tuple[str, int], Row] = {
+    **dict.fromkeys((("add.Tensor", 2), ("sub.Tensor", 2)), Row((), terms, linear=(0, 1))),
+    **dict.fromkeys(
+        [(f"{name}_.{kind}", 1) for name in ("add", "sub") for kind in ("Tensor", "Scalar")],
+        Row((), pointwise, linear=Linear((0,), ("avg", "max", "min"))),
+    ),
+}

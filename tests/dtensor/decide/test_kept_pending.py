@@ -314,8 +314,44 @@ def test_increasing_functions_keep_what_is_no_number(name):
     assert made[0].isnan() and bool((made[1:].diff().nan_to_num() >= 0).all())
 
 
+@pytest.mark.parametrize("kind", ["sum", "avg", "max", "min", "product"])
+@pytest.mark.parametrize("name", [name for name, tensors in ADDITIONS if tensors == 1])
+def test_a_number_is_added_in_place_to_each_part(name, kind):
+    """An average, the greatest and the least are not finished for that: nothing is received."""
+    op, cut = overload(name), _StridedShard(1, split_factor=2)
+    with ranks_of(MESH), cute_sharding.enabled(), Received() as received:
+        x, full = contributed(kind, 0, cut, torch.float64)
+        received.by_rank.clear()
+        result = op(x, 3, alpha=2) if name.endswith("Tensor") else op(x, 3)
+        assert result is x and result.placements[0] == Partial(kind)
+        assert (not any(received.by_rank.values())) == (kind in ("avg", "max", "min"))
+        with plain():
+            expected = full + (1 if name.startswith("add") else -1) * (
+                6 if name.endswith("Tensor") else 3
+            )
+        assert_close(result, expected, (name, kind))
+
+
+@pytest.mark.parametrize("sizes", [(8, 6), (7, 6), (5, 3), (1, 4)])
+def test_means_of_blocks_of_any_sizes_are_averages(sizes):
+    """As those of equal blocks are; so that torch's ``rms_norm``, which adds to one in place, is
+    finished once.
+    """
+    with ranks_of(MESH), cute_sharding.enabled(), Received() as received:
+        with plain():
+            full = torch.randn(sizes, dtype=torch.float64)
+        x = distribute(full, MESH, [Shard(0), Replicate()])
+        mean = x.mean(0, keepdim=True)
+        assert mean.placements[0] == Partial("avg")
+        result = mean.add_(1e-5).rsqrt() * x
+        with plain():
+            expected = full.mean(0, keepdim=True).add_(1e-5).rsqrt() * full
+        assert_close(result, expected, sizes)
+        assert sum(received.collectives.values()) <= 2  # the mean, and assert_close
+
+
 @pytest.mark.parametrize("kind", ["sum", "avg", "max"])
-@pytest.mark.parametrize("name", ADDITIONS)
+@pytest.mark.parametrize("name", [name for name, tensors in ADDITIONS if tensors == 2])
 def test_of_additions(name, kind):
     op, cut = overload(name), _StridedShard(1, split_factor=2)
     with ranks_of(MESH), cute_sharding.enabled():

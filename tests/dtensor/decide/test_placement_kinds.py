@@ -146,6 +146,25 @@ def test_norms_go_to_all_placements(shape):
                     assert torch.allclose(found[rank], wanted[rank]), (before, after, rank)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", [1, 2, 3.5])
+def test_norms_over_several_mesh_dims_are_one_reduction(order, dtype):
+    """Of powers in 32 bits: those of 16 would be no numbers."""
+    with ranks_of((2, 3)), cute_sharding.enabled(redistribution=True), Received() as received:
+        with plain():
+            values = (number((3, 7)) * 40 + 300).to(dtype)
+            wanted = torch.linalg.vector_norm(values.double(), order, 1)
+        x = distribute(values, (2, 3), [Shard(1), Shard(1)])
+        norm = torch.linalg.vector_norm(x, order, 1)
+        assert norm.placements == (_NormPartial(order),) * 2
+        received.collectives.clear()
+        found = norm.redistribute(placements=[Replicate()] * 2)
+        assert sum(received.collectives.values()) == 1
+        for local in found.to_local()._local_tensors.values():
+            with plain():
+                assert torch.allclose(local.double(), wanted, rtol=4 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize(
     ("mesh", "cuts"),
     [
