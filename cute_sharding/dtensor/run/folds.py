@@ -270,6 +270,50 @@ def _spread(*, root: bool, mean: bool) -> Callable[..., Any]:
     return spread
 
 
+def _powers(x: torch.Tensor, p: float) -> torch.Tensor:
+    """What is added up for a norm of this order; of order infinity what is compared."""
+    x = wide(x).abs()
+    return x if p in (1, torch.inf) else (x != 0).to(x.dtype) if p == 0 else x.pow(p)
+
+
+def _root(total: torch.Tensor, p: float) -> torch.Tensor:
+    return total if p in (0, 1, torch.inf) else total.pow(1 / p)
+
+
+def renorm(fold: States, x: torch.Tensor, p: float, _: int, most: float) -> torch.Tensor:
+    """Rows of which the norm is greater than ``most`` get that norm."""
+
+    def of_rank(_: int, x: torch.Tensor) -> torch.Tensor:
+        found = _powers(x, p)
+        if p != torch.inf:
+            return found.sum(fold.dims, keepdim=True)
+        sizes = [1 if d in fold.dims else n for d, n in enumerate(x.shape)]
+        return found.amax(fold.dims, keepdim=True) if x.numel() else found.new_zeros(sizes)
+
+    (total,) = fold.all("max" if p == torch.inf else "sum", on_each_rank(of_rank, x))
+
+    def finish(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        norm = _root(total, p)
+        return x * torch.where(norm > most, most / (norm + 1e-7), 1)
+
+    return fold.finish(finish, x, total)
+
+
+def distances(
+    fold: States, x: torch.Tensor, y: torch.Tensor, p: float = 2, *given: Any
+) -> torch.Tensor:
+    """Of each pair of rows, of which each device has some columns."""
+
+    def of_rank(_: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        options = (p, *given) if fold.op._schema.name == "aten::_cdist_forward" else ()
+        found = fold.op(x, y, *options)
+        return found if p == 0 else _powers(found, p)
+
+    of_pairs = fold.of_result(0)
+    (total,) = of_pairs.all("max" if p == torch.inf else "sum", on_each_rank(of_rank, x, y))
+    return fold.finish(lambda total: _root(total, p), total)
+
+
 # -- searches --------------------------------------------------------------------------------------
 # The greatest number of each row and where it is: of equal ones the first, and no number (NaN)
 # before all. Numbers are compared as integers in the same order, so that backends agree on all of
@@ -918,6 +962,8 @@ FOLDS: dict[str, Callable[..., Any]] = {
     "softmax_backward": softmax_backward,
     "log_softmax_backward": log_softmax_backward,
     "logsumexp": logsumexp,
+    "renorm": renorm,
+    "distances": distances,
     "var": _spread(root=False, mean=False),
     "std": _spread(root=True, mean=False),
     "var_mean": _spread(root=False, mean=True),

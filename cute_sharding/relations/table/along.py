@@ -117,8 +117,9 @@ def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
 
 
 def each_row(x: Shape, _: Any, dim: int, *__: Any) -> str | None:
-    """The op computes each row of ``dim`` from this row alone, so all other dims are whole."""
-    return written("x -> x", x, [d for d in range(len(x)) if d != dim % len(x)])
+    """The op computes each row of ``dim`` from this row alone, so all other dims are folded."""
+    others = [d for d in range(len(x)) if d != dim % len(x)]
+    return written("x -> x", x, others, signs="()") if others else "x -> x"
 
 
 # -- joining and writing ---------------------------------------------------------------------------
@@ -225,7 +226,7 @@ ROWS: tuple[Row, ...] = (
     ],
     Row(("kthvalue.default",), along("x -> x/?, x/?", 2, -1)),
     Row(("linalg_cross.default",), across),
-    Row(("renorm.default",), each_row),
+    Row(("renorm.default",), each_row, fold=Folding("renorm", ("sum",))),
     Row(("trace.default",), "[n] [m] ->", linear=(0,)),
     Row(("glu.default",), along("x -> x/[half]", default=-1)),
     Row(("glu_backward.default",), along("x/[half], x -> x", 2)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.relations.signature import Reads
+from cute_sharding.relations.signature import Folding, Reads
 from cute_sharding.relations.table.kernels import Matrices, Sizes
 from cute_sharding.relations.table.names import Rule, Shape, text, without_missing
 from cute_sharding.relations.table.row import Row, Windowing
@@ -198,12 +198,12 @@ ROWS: tuple[Row, ...] = (
         "... [k] [n], ... [i] [j] -> ... [k] [n], ... [i] [j]",
         filled=True,
     ),
-    Row(("_cdist_forward.default", "_euclidean_dist.default"), "... p [m], ... r [m] -> ... p r"),
     Row(
-        ("_cdist_backward.default",),
-        "... p r, ... p [m], ... r [m], ... p r -> ... p [m]",
-        "sum",
+        ("_cdist_forward.default", "_euclidean_dist.default"),
+        "... p (m), ... r (m) -> ... p r",
+        fold=Folding("distances", (("sum", 0),)),
     ),
+    Row(("_cdist_backward.default",), "... p r, ... p m, ... r m, ... p r -> ... p m", "sum"),
     # Over pairs of rows of one matrix: each device needs all rows.
     Row(("_pdist_forward.default",), "[p] [m] -> [pairs]"),
     Row(("_pdist_backward.default",), "[pairs], [p] [m], [pairs] -> [p] [m]"),

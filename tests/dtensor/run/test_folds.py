@@ -326,6 +326,35 @@ def test_a_graph_shows_the_all_reduces_of_states(dynamic):
     }
 
 
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, torch.inf, 0])
+def test_distances_and_norms_of_rows_gather_no_columns(order):
+    """Of columns that mesh dims shard, evenly or not, or of which a rank has none."""
+
+    def computed(x, y):
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        found = [torch.cdist(x, y, order, mode) for mode in ("use_mm_for_euclid_dist", MODE)]
+        found += [x.renorm(order, 0, 0.7)] if order else []
+        sum([each.square().sum() for each in found]).backward()
+        return [*found, x.grad, y.grad]
+
+    for mesh, columns in [((4,), 64), ((2, 2), 67), ((2, 3), 62), ((4,), 3)]:
+        cut = [Shard(1)] * len(mesh)
+        with plain():
+            torch.manual_seed(columns)
+            x, y = (torch.randn(n, columns, dtype=torch.float64) for n in (3, 5))
+            y[2] = x[1]
+            wanted = computed(x, y)
+        with ranks_of(mesh), cute_sharding.enabled(), Received() as counted:
+            found = computed(distribute(x, mesh, cut), distribute(y, mesh, cut))
+        assert columns < 8 or set(counted.collectives) == {"all_reduce"}
+        with ranks_of(mesh):
+            for each, whole in zip(found, wanted, strict=True):
+                assert_close(each.detach(), whole.detach(), (order, mesh))
+
+
+MODE = "donot_use_mm_for_euclid_dist"
+
+
 def test_each_fold_is_in_the_table():
     """And says what its states are, unless it exchanges none."""
     folds = {row.fold for row in SIGNATURES.values() if row.fold.name}
