@@ -89,8 +89,7 @@ def checked(numbers: torch.Tensor, n: int, what: str, least: int = 0) -> torch.T
     Raises:
         IndexError: one is not; where that is known only on a device, its kernel fails.
     """
-    is_known = not (dispatch_modes.is_tracing() or local_tensors.is_imagined(numbers))
-    if numbers.device.type == "cpu" and is_known:
+    if is_at_hand(numbers):
         wrong = numbers[(numbers < least) | (numbers >= n)]
         if len(wrong):
             raise IndexError(
@@ -102,6 +101,12 @@ def checked(numbers: torch.Tensor, n: int, what: str, least: int = 0) -> torch.T
     # Zeros whose sum with the numbers is used, so that a compiler does not leave them out.
     zeros = numbers.new_zeros(()).expand(n - least).gather(0, numbers.reshape(-1).long() - least)
     return numbers + zeros.reshape(numbers.shape)
+
+
+def is_at_hand(numbers: torch.Tensor) -> bool:
+    """Whether a program may look at numbers without waiting for a device."""
+    is_known = not (dispatch_modes.is_tracing() or local_tensors.is_imagined(numbers))
+    return numbers.device.type == "cpu" and is_known
 
 
 # -- ops by number ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cute_sharding.relations.signature import Folding
 from cute_sharding.relations.table.along import along
 from cute_sharding.relations.table.names import Rule, Shape, named, text, with_name
 from cute_sharding.relations.table.row import Row
@@ -78,6 +79,20 @@ def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
 
     rule.__doc__ = "All dims are whole, because the result depends on the order of all elements."
     return rule
+
+
+def filled_in_order(x: Shape, mask: Shape, source: Shape) -> str:
+    """The mask and the elements that it takes in their order are whole: so each device knows which
+    of them are its own. An x that is broadcast is whole too.
+
+    >>> filled_in_order((6, 4), (4,), (30,))
+    'd0 d1, [m0], [s0] -> d0 d1'
+    """
+    fits = len(mask) <= len(x) and all(m in (1, n) for m, n in zip(reversed(mask), reversed(x)))
+    if not fits:
+        return in_their_order(3, lambda *_: max(len(x), len(mask)))(x, mask, source)
+    others = [text(named(each, range(len(each)), of)) for each, of in ((mask, "m"), (source, "s"))]
+    return f"{text(named(x))}, {', '.join(others)} -> {text(named(x))}"
 
 
 def taken(x: Shape, index: Shape) -> str:
@@ -201,12 +216,15 @@ def _most(mode: int) -> str:
 
 
 def bags(table: Shape, index: Shape, offsets: Shape, *given: Any) -> str | None:
-    """Only the columns of the table and of the first result are free. What is kept for the gradient
-    has the indices' dims. If gradients are sparse there is no signature.
+    """The columns of the table and of the first result are free; its rows are folded, and of maxima
+    whole. What is kept for the gradient has the indices' dims. If gradients are sparse there is no
+    signature.
     """
     _, mode, sparse, weights = (*given, *(False, 0, False, None)[len(given) :])[:4]
     of_each = "" if weights is None else ", [i]"
-    return None if sparse else f"[v] e, [i], [o]{of_each} -> [b] e, [bag], [size], {_most(mode)}"
+    rows = "[v]" if mode == _MAX else "(v)"
+    found = f"{rows} e, [i], [o]{of_each} -> [b] e, [bag], [size], {_most(mode)}"
+    return None if sparse else found
 
 
 def bags_backward(gradient: Shape, *given: Any) -> str | None:
@@ -247,7 +265,8 @@ ROWS: tuple[Row, ...] = (
     Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched, "sum"),
     Row(
         ("masked_scatter.default", "masked_scatter_.default"),
-        in_their_order(3, lambda x, mask, _: max(len(x), len(mask))),
+        filled_in_order,
+        fold=Folding("masked_scatter", exact=True, rows=frozenset(named((1,) * 64))),
     ),
     Row(
         ("masked_scatter_backward.default",),
@@ -259,7 +278,11 @@ ROWS: tuple[Row, ...] = (
     Row(("embedding.default",), "{v} e, ... -> ... e", "sum", picks_as_torch=True),
     Row(("embedding_renorm_.default",), "[v] [e], [...] -> [v] [e]", note="of max_norm"),
     Row(("embedding_dense_backward.default",), embedding_backward, "sum"),
-    Row(("_embedding_bag.default", "_embedding_bag_forward_only.default"), bags),
+    Row(
+        ("_embedding_bag.default", "_embedding_bag_forward_only.default"),
+        bags,
+        fold=Folding("bags", (("sum", 0),)),
+    ),
     Row(("_embedding_bag_backward.default",), bags_backward),
     Row(
         ("_embedding_bag_per_sample_weights_backward.default",),

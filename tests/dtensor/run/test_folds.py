@@ -352,6 +352,83 @@ def test_distances_and_norms_of_rows_gather_no_columns(order):
                 assert_close(each.detach(), whole.detach(), (order, mesh))
 
 
+@pytest.mark.parametrize("padding", [None, 0, -2])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted", "max"])
+def test_bags_take_the_rows_that_a_rank_has(mode, padding):
+    """And receive a sum of the size of the result; of maxima, which need all rows, the table."""
+    rng = random.Random(f"{mode} {padding}")
+
+    def computed(table, indices, offsets, weights):
+        table, weights = (each.detach().requires_grad_() for each in (table, weights))
+        of_each = weights if mode == "weighted" else None
+        how = {"mode": "sum" if of_each is not None else mode, "per_sample_weights": of_each}
+        found = F.embedding_bag(indices, table, offsets, padding_idx=padding, **how)
+        with Received() as counted:
+            F.embedding_bag(indices, table.detach(), offsets, padding_idx=padding, **how)
+        found.square().sum().backward()
+        each = [found, table.grad, *([weights.grad] if of_each is not None else [])]
+        return each, counted
+
+    for mesh in [(4,), (2, 2), (8,)]:
+        rows, count = rng.choice([5, 41, 96]), rng.choice([1, 9])
+        with plain():
+            given = (
+                torch.randn(rows, 6, dtype=torch.float64),
+                torch.randint(0, rows, (count,)),
+                torch.tensor([0, count // 2, count // 2]),  # the second bag is empty
+                torch.randn(count, dtype=torch.float64),
+            )
+            wanted, _ = computed(*given)
+        with ranks_of(mesh), cute_sharding.enabled():
+            placements = [drawn_of_rows(rng, mesh), *[[Replicate()] * len(mesh)] * 3]
+            found, counted = computed(*map(distribute, given, [mesh] * 4, placements))
+            for each, whole in zip(found, wanted, strict=True):
+                assert_close(each.detach(), whole.detach(), (mesh, rows, count, placements[0]))
+        if rows > 5 and mode != "max":
+            assert max(counted.by_rank.values()) <= 2 * 3 * 6, placements[0]
+
+
+def drawn_of_rows(rng, mesh):
+    """Placements that shard dim 0 on each mesh dim."""
+    return [rng.choice([Shard(0), _StridedShard(0, split_factor=2)]) for _ in mesh]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_mask_fills_the_elements_that_a_rank_has(in_place):
+    """In the order of all elements. The mask and what it takes are whole, and x stays as it is."""
+    rng = random.Random(in_place)
+
+    def computed(x, mask, source):
+        x, source = (each.detach().requires_grad_() for each in (x, source))
+        y = x * 1
+        found = y.masked_scatter_(mask, source) if in_place else y.masked_scatter(mask, source)
+        found.square().sum().backward()
+        return [found, x.grad, source.grad]
+
+    for mesh in [(4,), (2, 3), (2, 2, 2)]:
+        shape = rng.choice([(6, 7), (2, 3, 8), (13,)])
+        cuts = [Shard(d) for d in range(len(shape))]
+        cuts += [Replicate(), _StridedShard(0, split_factor=2)]
+        of_mask = shape if rng.random() < 0.5 else (1, *shape[1:])
+        with plain():
+            x = torch.randn(shape, dtype=torch.float64)
+            mask, source = torch.rand(of_mask) < 0.5, torch.randn(90, dtype=torch.float64)
+            wanted = computed(x, mask, source)
+        with ranks_of(mesh), cute_sharding.enabled():
+            placements = [rng.choice(cuts) for _ in mesh]
+            whole = [Replicate()] * len(mesh)
+            given = [distribute(x, mesh, placements)]
+            given += [distribute(each, mesh, whole) for each in (mask, source)]
+            with Received() as counted:
+                result = given[0].masked_scatter(*given[1:])
+            assert list(result.placements) == placements and not counted.collectives
+            for each, one in zip(computed(*given), wanted, strict=True):
+                assert_close(each.detach(), one.detach(), (mesh, shape, placements))
+            with pytest.raises(RuntimeError, match="source"):
+                short = distribute(source[:0], mesh, whole)
+                given[0].masked_scatter(given[1] | True, short)
+
+
 MODE = "donot_use_mm_for_euclid_dist"
 
 
@@ -361,6 +438,7 @@ def test_each_fold_is_in_the_table():
     assert {fold.name for fold in folds} == {*FOLDS, *ATTENTION}
     assert {fold.name for fold in folds if not fold.states} == {
         "nll_loss_backward",
+        "masked_scatter",
         "flash_attention_backward",
         "flash_attention_for_cpu_backward",
     }
