@@ -12,17 +12,21 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import count
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.replaced import dispatch, op_schemas
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
+    Partial,
     Placement,
     Replicate,
     Shard,
     StridedShard,
+    TensorMeta,
     as_replica,
     dtensor_of,
     is_dtensor,
 )
+from cute_sharding.dtensor.run.groups import on_each_rank
 from cute_sharding.dtensor.run.op_plan import OpPlan
 from cute_sharding.dtensor.run.placements import without
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
@@ -102,7 +106,8 @@ def _redistribute(tensor: Any, placements: Sequence[Placement]) -> Any:
 #
 # No shape of the operands tells the sizes, so the propagator has no specs of the results. Each
 # device runs the op on whole operands, and has the same results as every other: replicas. torch
-# raises, also if the operands are replicas.
+# raises, also if the operands are replicas. ``bincount`` needs only the greatest number of all, and
+# then counts what each device has.
 #
 # ``x[mask]`` is two ops: the numbers of the masked rows, which depend on the whole mask, and these
 # rows of ``x``, of which other dims stay sharded. That is how torch runs it on one device.
@@ -124,6 +129,12 @@ def of_values(question: Question) -> OpPlan | None:
     schema = question.schema
     if schema.op._schema.is_mutable:
         return None
+    if question.name == _COUNTING and not is_tracing() and question.specs[0].shape.numel():
+        # The weights lie as what is counted.
+        placements = without((Partial,), question.specs[0].placements)
+        needs = op_schemas.replaced_specs(schema, lambda _: placements)
+        count(question.name, "signature")
+        return OpPlan(schema, None, needs, by_plan=True, finishes=_counted)
     count(question.name, "gate")
     whole = op_schemas.replaced_specs(schema, lambda spec: (Replicate(),) * spec.mesh.ndim)
     return OpPlan(schema, None, whole, by_plan=True, finishes=_on_whole_operands)
@@ -139,6 +150,34 @@ def _on_whole_operands(
         args, kwargs = tree_map(_without_values, (args, kwargs))
         results = op(*args, **kwargs)
     return tree_map(lambda leaf: as_replica(leaf, mesh) if _is_tensor(leaf) else leaf, results)
+
+
+_COUNTING = "bincount.default"
+
+
+def _counted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, found: Any) -> Any:
+    """Counts of what each device has, of as many bins on all; their sum is pending."""
+    x, mesh = args[0], info.compute_mesh
+    if not mesh._is_current_rank_part_of_mesh():
+        return _on_whole_operands(op, args, kwargs, info, found)
+    placements = without((Partial,), x.placements)
+    weights, bins = (*args[1:], *(None, 0)[len(args) - 1 :])
+    weights, bins = kwargs.get("weights", weights), kwargs.get("minlength", bins)
+    x = _redistribute(x, placements)
+    least, most = (int(each) for each in x.aminmax())
+    if least < 0:
+        return op(torch.full((1,), least))  # which raises, on all ranks
+    given = [x, *([] if weights is None else [_redistribute(weights, placements)])]
+    is_short = weights is not None and weights.dtype is torch.float32
+    dtype = torch.int64 if weights is None else torch.float32 if is_short else torch.float64
+
+    def of_rank(_: int, *locals_: torch.Tensor) -> torch.Tensor:
+        return op(*locals_, minlength=max(bins, most + 1)).to(dtype)
+
+    local = on_each_rank(of_rank, *[each._local_tensor for each in given])
+    pending = tuple([Replicate() if isinstance(p, Replicate) else Partial() for p in placements])
+    meta = TensorMeta(torch.Size((max(bins, most + 1),)), (1,), dtype)
+    return dtensor_of(local, DTensorSpec(mesh, pending, meta), requires_grad=False)
 
 
 def _without_values(leaf: Any) -> Any:

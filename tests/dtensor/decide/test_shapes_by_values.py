@@ -11,6 +11,7 @@ from simulation import assert_holds, distribute, finished, mesh_of, plain, ranks
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import cute_sharding
+from benchmarks.received import Received
 
 MESHES = [(1,), (4,), (2, 2), (2, 1, 2)]
 
@@ -31,6 +32,12 @@ PROGRAMS = {
     "argwhere": (torch.argwhere, lambda: [floats(3, 2, 5) > 0]),
     "where": (lambda x: torch.where(x)[1], lambda: [ints(7, 4) > 1]),
     "bincount": (torch.bincount, lambda: [ints(9), ints(9)]),
+    "bincount of none": (torch.bincount, lambda: [ints(0), ints(0)]),
+    "bincount, weights": (
+        lambda x, weights: x.bincount(weights.detach()),
+        lambda: [ints(9), floats(9).abs()],
+    ),
+    "bincount, more bins": (lambda x: x.bincount(minlength=7), lambda: [ints(5) + 1]),
     "repeat_interleave": (
         lambda x, counts: x.repeat_interleave(counts, 0),
         lambda: [floats(7, 3), ints(7)],
@@ -116,6 +123,19 @@ def test_other_dims_than_those_of_the_mask_stay_sharded():
         x = distribute(floats(6, 5), (2,), [Shard(0)])
         mask = distribute(ints(5) > 0, (2,), [Shard(0)])
         assert x[:, mask].placements == (Shard(0),)
+
+
+def test_counts_are_of_what_each_rank_has():
+    with ranks_of((4,)), cute_sharding.enabled(), Received() as received:
+        with plain():
+            whole = torch.arange(400) % 5
+            expected = whole.bincount()
+        found = distribute(whole, (4,), [Shard(0)]).bincount()
+        assert found.placements == (Partial(),)
+        assert_holds(finished(found), expected)
+        with pytest.raises(RuntimeError, match="non-negative"):
+            distribute(whole - 1, (4,), [Shard(0)]).bincount()
+        assert max(received.by_rank.values()) < 40
 
 
 def test_what_is_pending_is_finished_first():
