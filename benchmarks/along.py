@@ -161,10 +161,39 @@ CASES = tuple(
             "(x[None] < y[:, None]).sum(1)",
             {"x": "512*", "y": "64"},
         ),
+        (
+            "renorm",
+            "x.renorm(2, 0, 1.0)",
+            "x * jnp.minimum(1, 1 / jnp.linalg.norm(x, axis=1, keepdims=True))",
+            {"x": ROWS},
+        ),
+        (
+            "cdist",
+            "torch.cdist(x, y)",
+            "jnp.sqrt(((x[:, None] - y[None]) ** 2).sum(2))",
+            {"x": "16 64*", "y": "24 64*"},
+        ),
+        ("median", "x.median(1)[0]", "jnp.sort(x, 1)[:, 255]", {"x": ROWS}),
+        ("cumsum, one dim", "x.cumsum(0)", "jnp.cumsum(x)", {"x": "4096*"}),
+        (
+            "embedding_bag",
+            "F.embedding_bag(t, x, o)",
+            "x[t].mean(0, keepdims=True)",
+            {"x": "512* 64", "t": "35<512", "o": "1<1"},
+        ),
+        (
+            "masked_scatter",
+            "x.masked_scatter(y.detach() > 0, z)",
+            "jnp.where(y > 0, z.reshape(-1)[jnp.clip(jnp.cumsum((y > 0).reshape(-1)) - 1, 0)]"
+            ".reshape(x.shape), x)",
+            {"x": ROWS, "y": ROWS, "z": "64 512"},
+        ),
         ("bincount", "t.bincount(minlength=16)", "jnp.bincount(t, length=16)", {"t": "512*<16"}),
         ("flip", "x.flip(1)", "jnp.flip(x, 1)", {"x": ROWS}),
         ("roll", "x.roll(1, 1)", "jnp.roll(x, 1, 1)", {"x": ROWS}),
         ("diff", "x.diff(dim=1)", "jnp.diff(x, axis=1)", {"x": ROWS}),
+        ("pad", "F.pad(x, (1, 1))", "jnp.pad(x, ((0, 0), (1, 1)))", {"x": ROWS}),
+        ("cat", "torch.cat([x, y], 1)", "jnp.concatenate([x, y], 1)", {"x": ROWS, "y": ROWS}),
         ("tril", "x.tril()", "jnp.tril(x)", {"x": ROWS}),
         (
             "conv1d",
@@ -180,6 +209,18 @@ CASES = tuple(
             {"x": IMAGE, "w": "4 4 3 3"},
         ),
         (
+            "conv1d, dilated",
+            "F.conv1d(x, w, dilation=2, padding=2)",
+            "lax.conv_general_dilated(x, w, (1,), [(2, 2)], rhs_dilation=(2,))",
+            {"x": "2 4 512*", "w": "4 4 3"},
+        ),
+        (
+            "conv3d",
+            "F.conv3d(x, w, padding=1)",
+            "conv(x, w, 1)",
+            {"x": "1 2 16* 8 8", "w": "2 2 3 3 3"},
+        ),
+        (
             "conv_transpose2d",
             "F.conv_transpose2d(x, w, stride=2)",
             "lax.conv_transpose(x, w, (2, 2), 'VALID', dimension_numbers=('NCHW', 'OIHW', 'NCHW'))",
@@ -188,6 +229,12 @@ CASES = tuple(
         ("max_pool2d", "F.max_pool2d(x, 2)", "pool(x, 2, 2)", {"x": IMAGE}),
         ("max_pool2d, overlapping", "F.max_pool2d(x, 3, 1)", "pool(x, 3, 1)", {"x": IMAGE}),
         ("avg_pool2d", "F.avg_pool2d(x, 2)", "pool(x, 2, 2, 0.0, lax.add) / 4", {"x": IMAGE}),
+        (
+            "adaptive_avg_pool2d",
+            "F.adaptive_avg_pool2d(x, 16)",
+            "pool(x, 4, 4, 0.0, lax.add) / 16",
+            {"x": IMAGE},
+        ),
         (
             "interpolate, nearest",
             "F.interpolate(x, scale_factor=2)",
@@ -325,7 +372,8 @@ def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) ->
             y = made[0] if isinstance(made, tuple) else made
             ones = distribute_tensor(torch.ones(y.shape), mesh, [Replicate()] * mesh.ndim)
             ones = brought(ones, made_at[0] if made_at else [()] * y.ndim)
-            made = torch.autograd.grad(y, [x for x in given.values() if x.requires_grad], ones)
+            leaves = [x for x in given.values() if x.requires_grad]
+            made = torch.autograd.grad(y, leaves, ones, materialize_grads=True)
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         for x, where in zip(results, dims or [[()] * x.ndim for x in results]):
             brought(x, where)

@@ -454,7 +454,12 @@ def state_moves(
             op, k = state
             shape = tuple(results[k] or ())
             lying = _like_operands(signature, targets, signature.results[k])
-        before = tuple([op if fold else part for fold, part in zip(folds, lying)])
+        combined: Part = op
+        if op == "gather":  # one behind the other
+            shape = prod([n for n, fold in zip(mesh, folds) if fold]), *shape
+            lying = tuple([(p[0] + 1, *p[1:]) if isinstance(p, tuple) else p for p in lying])
+            combined = 0, 1
+        before = tuple([combined if fold else part for fold, part in zip(folds, lying)])
         after = tuple([None if fold else part for fold, part in zip(folds, lying)])
         found.append((Operand(shape, before, folding.itemsize(x.itemsize)), after))
     return found

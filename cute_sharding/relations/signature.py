@@ -89,8 +89,9 @@ COPIES = Linear((0,), COPIED, alone=True)
 COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
 
 
-# The reduction that combines a state over folded names: with one number for each row of the first
-# operand with folded dims; or, with a result's position, for each element of this result.
+# The reduction that combines a state over folded names, or "gather": each device gets the states of
+# all. It has one number for each row of the first operand with folded dims; or, with a result's
+# position, for each element of this result.
 State: TypeAlias = "str | tuple[str, int]"
 
 
@@ -98,10 +99,9 @@ class Folding(NamedTuple):
     """How an op folds the rows of a dim.
 
     Attributes:
-        name: of the functions that fold and finish (dtensor/run/folds.py and attention.py).
-        states: the reductions that combine its states, in order, each with one number for each row
-            of the first operand with folded dims; or, as a pair with a result's position, for each
-            element of this result.
+        name: of the functions that fold and finish (in dtensor/run: folds.py, gathered.py and
+            attention.py).
+        states: in order.
         indexed: with each number of a state travels the number of its row.
         exact: the op compares numbers and computes none: it folds integers as well.
         rows: the names, beside the folded ones, of which the functions must know which rows a

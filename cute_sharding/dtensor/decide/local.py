@@ -29,6 +29,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS, States
+from cute_sharding.dtensor.run.gathered import GATHERED
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.halos import HALOS, Asked, Windows, WindowsAlong
 from cute_sharding.dtensor.run.numbered import ByNumber, Chain, Pick, as_number, chain_of_dim
@@ -256,7 +257,7 @@ def _placed(
 # Ops along sharded dims that exchange states, and others whose functions know which rows a device
 # has (``run/folds.py``, ``run/attention.py``).
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {**FOLDS, **ATTENTION}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {**FOLDS, **GATHERED, **ATTENTION}
 
 
 def by_folds(

@@ -238,6 +238,11 @@ class Question:
         return self.is_pending and OF_TORCH.get(self.name, _UNKNOWN).leaves_pending
 
     @property
+    def counts(self) -> bool:
+        """Whether the op counts numbers, up to the greatest."""
+        return OF_TORCH.get(self.name, _UNKNOWN).counts
+
+    @property
     def smooths_labels(self) -> bool:
         """Whether label smoothing runs this op between log_softmax and the loss."""
         return OF_TORCH.get(self.name, _UNKNOWN).smooths_labels

@@ -217,7 +217,7 @@ def _keep_choice(
         )
         for kind, (state, to) in zip(folding.states, moved):
             now.append(sign * state.itemsize * received_for(state, to, mesh, network))
-            shapes.append(_shape_of_state(kind, signature, specs, made))
+            shapes.append(_shape_of_state(kind, signature, specs, made, state.shape))
             numbers.append(state.shape)
     for meta, number, one, two in zip(made, _numbers(metas) or (), chosen.results, other.results):
         if number:
@@ -231,14 +231,21 @@ def _keep_choice(
 
 
 def _shape_of_state(
-    state: State, signature: Signature, specs: Sequence[DTensorSpec], made: Sequence[Any]
+    state: State,
+    signature: Signature,
+    specs: Sequence[DTensorSpec],
+    made: Sequence[Any],
+    numbers: Sequence[int],
 ) -> tuple[Any, ...]:
-    """The shape of a state, in symbols."""
-    if not isinstance(state, str):
-        return tuple(made[state[1]].shape)
+    """The shape of a state, in symbols; ``numbers``: in numbers."""
     i = signature.of_fold
     parts = (None,) * specs[i].mesh.ndim
-    return state_of(signature, tuple(specs[i].shape), parts, tuple(specs[i].mesh.shape))[0]
+    found = (
+        state_of(signature, tuple(specs[i].shape), parts, tuple(specs[i].mesh.shape))[0]
+        if isinstance(state, str)
+        else tuple(made[state[1]].shape)
+    )
+    return (*numbers[: len(numbers) - len(found)], *found)  # in front: of how many devices
 
 
 def _keep_order(

@@ -129,7 +129,7 @@ def of_values(question: Question) -> OpPlan | None:
     schema = question.schema
     if schema.op._schema.is_mutable:
         return None
-    if question.name == _COUNTING and not is_tracing() and question.specs[0].shape.numel():
+    if question.counts and not is_tracing() and question.specs[0].shape.numel():
         # The weights lie as what is counted.
         placements = without((Partial,), question.specs[0].placements)
         needs = op_schemas.replaced_specs(schema, lambda _: placements)
@@ -152,19 +152,16 @@ def _on_whole_operands(
     return tree_map(lambda leaf: as_replica(leaf, mesh) if _is_tensor(leaf) else leaf, results)
 
 
-_COUNTING = "bincount.default"
-
-
 def _counted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, found: Any) -> Any:
     """Counts of what each device has, of as many bins on all; their sum is pending."""
     x, mesh = args[0], info.compute_mesh
     if not mesh._is_current_rank_part_of_mesh():
         return _on_whole_operands(op, args, kwargs, info, found)
     placements = without((Partial,), x.placements)
-    weights, bins = (*args[1:], *(None, 0)[len(args) - 1 :])
-    weights, bins = kwargs.get("weights", weights), kwargs.get("minlength", bins)
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     x = _redistribute(x, placements)
-    least, most = (int(each) for each in x.aminmax())
+    least, most = map(int, x.aminmax())
     if least < 0:
         return op(torch.full((1,), least))  # which raises, on all ranks
     given = [x, *([] if weights is None else [_redistribute(weights, placements)])]

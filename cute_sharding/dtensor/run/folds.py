@@ -26,6 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
+    Shard,
     TensorMeta,
     cut_of,
 )
@@ -86,28 +87,40 @@ class States:
         return prod([self.shape[d] for d in self.dims])
 
     @cached_property
-    def _ends(self) -> dict[tuple[str, torch.dtype, int], list[DTensorSpec]]:
+    def _ends(self) -> dict[tuple[str, torch.dtype, int, int], list[DTensorSpec]]:
         """What :meth:`ends` has given: each call of an op asks again, and specs keep their hash."""
         return {}
 
-    def ends(self, op: str, dtype: torch.dtype, together: int = 1) -> list[DTensorSpec]:
-        """How a state lies that ``op`` combines, and how it lies then; ``together``: several."""
-        found = self._ends.get((op, dtype, together))
+    def ends(
+        self, op: str, dtype: torch.dtype, together: int = 1, columns: int = 0
+    ) -> list[DTensorSpec]:
+        """How a state lies that ``op`` combines, and how it lies then; ``together``: several. For
+        "gather", how the states of all devices lie, one behind the other, and where they are
+        needed; ``together``: of one device; ``columns``: of a last dim that is theirs alone.
+        """
+        key = op, dtype, together, columns
+        found = self._ends.get(key)
         if found is None:
-            found = self._ends[op, dtype, together] = self._made_ends(op, dtype, together)
+            found = self._ends[key] = self._made_ends(*key)
         return found
 
-    def _made_ends(self, op: str, dtype: torch.dtype, together: int) -> list[DTensorSpec]:
-        shape = self.of_state if together == 1 else (together, *self.of_state)
+    def _made_ends(
+        self, op: str, dtype: torch.dtype, together: int, columns: int
+    ) -> list[DTensorSpec]:
+        is_gathered = op == "gather"
+        parts = together * prod([self.mesh.size(m) for m in self.over if is_gathered])
+        in_front = (parts,) if is_gathered or together > 1 else ()
+        shape = (*in_front, *self.of_state, *((columns,) if columns else ()))
         meta = TensorMeta(torch.Size(shape), row_major(shape), dtype)
-        rows = [_behind(p, int(together > 1)) for p in self.placements]
+        rows = [_behind(p, len(in_front)) for p in self.placements]
+        before = Shard(0) if is_gathered else Partial(op)
         return [
             DTensorSpec(
                 self.mesh,
                 tuple([of if m in self.over else p for m, p in enumerate(rows)]),
                 meta,
             )
-            for of in (Partial(op), Replicate())
+            for of in (before, Replicate())
         ]
 
     def all(self, op: str, *states: torch.Tensor) -> list[torch.Tensor]:
@@ -118,6 +131,30 @@ class States:
         ends = self.ends(op, state.dtype, together)
         combined = redistribute_local_tensor(state, *ends, counted=False)
         return list(combined.unbind()) if together > 1 else [combined]
+
+    def of_each(self, *states: torch.Tensor) -> list[torch.Tensor]:
+        """The states of all devices, one device behind the other in a dim in front, in which each
+        device has as many. They travel in one, as bytes.
+        """
+        dtypes, count = [state.dtype for state in states], states[0].shape[0]
+        if len(states) == 1:
+            ends = self.ends("gather", dtypes[0], count)
+            return [redistribute_local_tensor(states[0], *ends, counted=False)]
+
+        def bytes_of(_: int, *states: torch.Tensor) -> torch.Tensor:
+            parts = [each.contiguous().unsqueeze(-1).view(torch.uint8) for each in states]
+            return torch.cat(parts, -1)
+
+        width = sum([dtype.itemsize for dtype in dtypes])
+        ends = self.ends("gather", torch.uint8, count, width)
+        given = redistribute_local_tensor(on_each_rank(bytes_of, *states), *ends, counted=False)
+
+        def apart(_: int, given: torch.Tensor) -> list[torch.Tensor]:
+            parts = given.split([dtype.itemsize for dtype in dtypes], -1)
+            copies = [each.clone(memory_format=torch.contiguous_format) for each in parts]
+            return [each.view(dtype).squeeze(-1) for each, dtype in zip(copies, dtypes)]
+
+        return all_on_each_rank(apart, given)
 
     def folded(self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
         """The local state: the sum of the function's values over the folded dims, in a wider dtype

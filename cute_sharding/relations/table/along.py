@@ -206,11 +206,25 @@ ROWS: tuple[Row, ...] = (
         along("x -> x", signs="()"),
         fold=Folding("safe_softmax", ("max", "sum")),
     ),
-    Row(("cumprod.default", "logcumsumexp.default"), along("x -> x")),
-    Row(("cumsum.default",), along("x -> x"), linear=(0,)),
+    Row(("cumprod.default",), along("x -> x")),
+    Row(
+        ("cumsum.default",),
+        along("x -> x", signs="()"),
+        linear=(0,),
+        fold=Folding("cumsum", ("gather",), exact=True),
+    ),
+    Row(
+        ("logcumsumexp.default",),
+        along("x -> x", signs="()"),
+        fold=Folding("logcumsumexp", ("gather",)),
+    ),
     Row(("cummax.default", "cummin.default"), along("x -> x, x")),
     Row(("sort.default", "sort.stable"), along("x -> x, x", default=-1)),
-    Row(("topk.default",), along("x -> x/[k], x/[k]", 2, -1)),
+    Row(
+        ("topk.default",),
+        along("x -> x/[k], x/[k]", 2, -1, signs="()"),
+        fold=Folding("topk", (("gather", 0),), indexed=True, exact=True),
+    ),
     Row(
         ("median.dim", "nanmedian.dim", "mode.default"),
         along("x -> x/?, x/?", default=-1),

@@ -81,7 +81,7 @@ def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
     return rule
 
 
-def filled_in_order(x: Shape, mask: Shape, source: Shape) -> str:
+def filled_in_order(x: Shape, mask: Shape, source: Shape) -> str | None:
     """The mask and the elements that it takes in their order are whole: so each device knows which
     of them are its own. An x that is broadcast is whole too.
 

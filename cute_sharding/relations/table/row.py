@@ -116,6 +116,7 @@ class Row:
             reduction of the operand, and torch leaves them pending; they are the same everywhere.
         smooths_labels: of torch's ops, whether F.cross_entropy with label_smoothing lets the op
             write to a pending sum.
+        counts: of torch's ops, whether the op counts numbers, up to the greatest.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -151,6 +152,7 @@ class Row:
     carries_any_cut: bool = False
     leaves_pending: bool = False
     smooths_labels: bool = False
+    counts: bool = False
 
     # Whether result elements are operand elements or sums of them: then the op has a relation, from
     # which the rest follows. Its rule computes with the numbers among the arguments; in a compiled

@@ -68,6 +68,7 @@ ROWS: tuple[OfTorch, ...] = (
         smooths_labels=True,
         note="cross_entropy with label smoothing calls it on a Partial",
     ),
+    OfTorch(("bincount.default",), counts=True, note="each device counts its own numbers"),
     OfTorch(
         ("miopen_batch_norm.default",),
         writes=("running_mean", "running_var"),

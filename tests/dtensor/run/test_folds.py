@@ -21,6 +21,7 @@ import cute_sharding
 from benchmarks.received import Received
 from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS
+from cute_sharding.dtensor.run.gathered import GATHERED
 from cute_sharding.relations.table import SIGNATURES
 
 OPS = {
@@ -388,6 +389,55 @@ def test_bags_take_the_rows_that_a_rank_has(mode, padding):
             assert max(counted.by_rank.values()) <= 2 * 3 * 6, placements[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("name", ["cumsum", "logcumsumexp", "topk", "smallest"])
+def test_scans_and_greatest_rows_gather_no_rows(name, dtype):
+    """But states: of each piece of rows, which strided shards have several of, or the greatest of
+    each rank.
+    """
+    if name == "logcumsumexp" and dtype in (torch.int64, torch.bfloat16):
+        return
+    rng = random.Random(f"{name} {dtype}")
+
+    def computed(x):
+        match name:
+            case "cumsum":
+                return x.cumsum(1)
+            case "logcumsumexp":
+                return x.logcumsumexp(1)
+            case _:
+                return x.topk(min(3, x.shape[1]), 1, name == "topk")[0]
+
+    for mesh in [(4,), (2, 3), (2, 2, 2), (8,)]:
+        for columns in (64, rng.choice([1, 5, 61])):
+            placements = drawn(rng, mesh)
+            case = name, mesh, columns, placements
+            with plain():
+                torch.manual_seed(columns)
+                x = (torch.randn(2, columns) * 5).to(dtype)
+                wanted = computed(x)
+                exact = computed(x.double()) if dtype.is_floating_point else wanted
+            with ranks_of(mesh), cute_sharding.enabled(), Received() as counted:
+                given = distribute(x, mesh, placements)
+                found = computed(given)
+                most = max(counted.by_rank.values(), default=0)
+                local = found.full_tensor()._local_tensors[0]
+                if name == "smallest":
+                    _, at = given.topk(min(3, columns), 1, False)
+                    back = given.full_tensor().gather(1, at.full_tensor())._local_tensors[0]
+                    assert torch.equal(back, local), case
+            assert local.dtype == wanted.dtype
+            if dtype.is_floating_point:
+                with plain():
+                    slack = torch.finfo(dtype).eps * exact.abs().max() * 4
+                    errors = [(each.double() - exact).abs().max() for each in (local, wanted)]
+                    assert errors[0] <= 2 * errors[1] + slack, case
+            else:
+                assert torch.equal(local, wanted), case
+            if columns == 64 and all(type(p) is not _StridedShard for p in placements):
+                assert most <= 2 * 8 * 3 * 12, case
+
+
 def drawn_of_rows(rng, mesh):
     """Placements that shard dim 0 on each mesh dim."""
     return [rng.choice([Shard(0), _StridedShard(0, split_factor=2)]) for _ in mesh]
@@ -435,7 +485,7 @@ MODE = "donot_use_mm_for_euclid_dist"
 def test_each_fold_is_in_the_table():
     """And says what its states are, unless it exchanges none."""
     folds = {row.fold for row in SIGNATURES.values() if row.fold.name}
-    assert {fold.name for fold in folds} == {*FOLDS, *ATTENTION}
+    assert {fold.name for fold in folds} == {*FOLDS, *GATHERED, *ATTENTION}
     assert {fold.name for fold in folds if not fold.states} == {
         "nll_loss_backward",
         "masked_scatter",
