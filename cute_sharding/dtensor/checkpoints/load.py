@@ -363,7 +363,7 @@ class Loading:
         if staying.part.copies(this) > sum(x is not None for x in staying.into):
             self._exchange(staying, found[len(moving.reads) :])
 
-    def _reading(self, part: LoadPart) -> _Reading:
+    def _reading(self, part: LoadPart) -> _PartRead:
         """What this rank reads in a part."""
         targets = {k: self._targets.get(number) for k, number in enumerate(part.results)}
         onto = {k: target.buffer for k, target in targets.items() if target is not None}
@@ -374,9 +374,9 @@ class Loading:
             result, start = in_place.get(k, (-1, 0))
             size = sum(part.reads[k].sizes)
             into.append(onto[result].view(-1).narrow(0, start, size) if k in in_place else None)
-        return _Reading(part, numbers, into, onto)
+        return _PartRead(part, numbers, into, onto)
 
-    def _exchange(self, reading: _Reading, read: Sequence[torch.Tensor]) -> None:
+    def _exchange(self, reading: _PartRead, read: Sequence[torch.Tensor]) -> None:
         refit = reading.part.refit
         operands = [
             torch.empty(0, dtype=dtype_of(each.dtype), device=self._device)
@@ -390,7 +390,7 @@ class Loading:
         self.collectives += refit.collectives
 
 
-class _Reading(NamedTuple):
+class _PartRead(NamedTuple):
     """What this rank reads in a part.
 
     Attributes:

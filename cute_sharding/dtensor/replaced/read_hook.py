@@ -1,7 +1,8 @@
 """Reads of a DTensor's local tensor (torch/distributed/tensor/_api.py) by any reader: C++ for an
 op, autograd's functions for a redistribution, a compiled program.
 
-The attribute alone is replaced, and only while :meth:`Reads.watch` asks for it: every op reads it.
+The attribute alone is replaced, and only while :meth:`WatchedReads.watch` asks for it: every op
+reads it.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.patch import Installed
 
-__all__ = ["Reads"]
+__all__ = ["WatchedReads"]
 
 _lock = RLock()
 
 
-class Reads:
+class WatchedReads:
     """Calls ``check(local tensor)`` before a local tensor is read, until ``check`` returns False.
     In force from when it is made until ``installed`` is undone.
     """
 
-    in_force: Reads | None = None
+    in_force: WatchedReads | None = None
 
     def __init__(
         self, installed: Installed, check: Callable[[torch.Tensor], bool], watches: bool
     ) -> None:
         self._installed, self._check, self._watches = installed, check, False
-        Reads.in_force = self
+        WatchedReads.in_force = self
         installed.before_undo(self._end)
         if watches:
-            Reads.watch()
+            WatchedReads.watch()
 
     def _end(self) -> None:
-        Reads.in_force = None
+        WatchedReads.in_force = None
 
     @classmethod
     def watch(cls) -> None:

@@ -24,7 +24,7 @@ from cute_sharding.dtensor.replaced import (
     op_schemas,
     tensor_specs,
 )
-from cute_sharding.dtensor.replaced.read_hook import Reads
+from cute_sharding.dtensor.replaced.read_hook import WatchedReads
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Placement,
@@ -129,7 +129,7 @@ class MovedView:
     def outdate(self, writer: str, line: observing.Line | None) -> None:
         self.written = writer, line
         _STALE.add(weakref.ref(self, _STALE.discard))
-        Reads.watch()
+        WatchedReads.watch()
 
     def check_read(self) -> None:
         """

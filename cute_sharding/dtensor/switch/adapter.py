@@ -47,7 +47,7 @@ from cute_sharding.dtensor.replaced import (
     used,
 )
 from cute_sharding.dtensor.replaced.patch import Installed, require
-from cute_sharding.dtensor.replaced.read_hook import Reads
+from cute_sharding.dtensor.replaced.read_hook import WatchedReads
 from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.op_plan import answered
 from cute_sharding.dtensor.run.ops import LIVE, before_program, check_read, has_stale, reach
@@ -273,7 +273,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         if settings.movement:
             taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
             composites.install_composites(installed, taken_apart, slices_together)
-        Reads(installed, check_read, has_stale())
+        WatchedReads(installed, check_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, lenient_local_map)
         for row, wrap in wrappers.METHODS.items():
             installed.replace(row, wrap)

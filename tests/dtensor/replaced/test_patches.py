@@ -19,7 +19,7 @@ import cute_sharding
 from cute_sharding.dtensor.replaced import compiler_patches, op_schemas, patches, used
 from cute_sharding.dtensor.replaced.compiler import Tracing
 from cute_sharding.dtensor.replaced.patch import Installed, calling
-from cute_sharding.dtensor.replaced.read_hook import Reads
+from cute_sharding.dtensor.replaced.read_hook import WatchedReads
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.relations.table import SIGNATURES
 
@@ -47,7 +47,7 @@ def enable_everything():
     for row in ROWS:
         importlib.import_module(row.module)
     cute_sharding.enable(redistribution=True, movement=True)
-    Reads.watch()
+    WatchedReads.watch()
 
 
 # -- the rows --------------------------------------------------------------------------------------
