@@ -157,12 +157,12 @@ def powers(norm: NormPartial, tensor: torch.Tensor) -> torch.Tensor:
     square of 300 is no number of 16 bits.)
     """
     is_short = tensor.dtype in (torch.float16, torch.bfloat16)
-    return norm._pre_reduce_transform(tensor.float() if is_short else tensor)
+    return (tensor.float() if is_short else tensor) ** norm.norm_type
 
 
 def root(norm: NormPartial, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The norm, of the sum of its powers."""
-    return norm._post_reduce_transform(tensor).to(dtype)
+    return (tensor ** (1 / norm.norm_type)).to(dtype)
 
 
 def cut_of(placement: Placement) -> tuple[int, Any] | None:
