@@ -327,7 +327,7 @@ class TakesLong(BaseException):
     """No answer within the limit. Not an ``Exception``, which PyTorch's derivation would catch."""
 
 
-def _tried(measure: Callable[..., Cost], *given: Any, limit: float = 0.0) -> Cost | str:
+def _tried(measure: Callable[..., Cost | str], *given: Any, limit: float = 0.0) -> Cost | str:
     """What is measured, or what is raised; within ``limit`` seconds, if one is given."""
 
     def stop(*_: Any) -> None:
@@ -343,7 +343,7 @@ def _tried(measure: Callable[..., Cost], *given: Any, limit: float = 0.0) -> Cos
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) -> Cost:
+def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) -> Cost | str:
     """``dims``: where JAX has the results; ``made_at``: where it has those of the forward."""
     import torch
     import torch.nn.functional as F
@@ -370,6 +370,8 @@ def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) ->
         made = eval(case.torch, {"torch": torch, "F": F, **given})
         if gradient:
             y = made[0] if isinstance(made, tuple) else made
+            if not y.requires_grad:
+                return "no gradient"
             ones = distribute_tensor(torch.ones(y.shape), mesh, [Replicate()] * mesh.ndim)
             ones = brought(ones, made_at[0] if made_at else [()] * y.ndim)
             leaves = [x for x in given.values() if x.requires_grad]
@@ -559,7 +561,7 @@ def cell(found: Any) -> str:
     if found is None:
         return ""
     if isinstance(found, str):
-        return "takes long" if found.startswith("TakesLong") else "raises"
+        return {"no gradient": "", "TakesLong": "takes long"}.get(found.split(":")[0], "raises")
     received, collectives, *_ = found
     return f"{received:,} B in {collectives}" if collectives else "0"
 
