@@ -19,6 +19,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "checkpoints": ("--width", "32", "--layers", "1", "--repeat", "1", "--only", "fsdp to fsdp"),
     "compiled": ("--only", "split to heads"),
     "first_step": ("--repeat", "1"),
+    "folds": ("--megabytes", "1", "--repeats", "1"),
     "host": ("--calls", "1"),
     "movement": ("--megabytes", "0.1", "--repeats", "1"),
     "ops": ("--only", "add", "--samples", "1"),

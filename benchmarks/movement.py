@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +34,16 @@ WORLD = 4
 
 
 class Pattern(NamedTuple):
-    """What is run, on a tensor of that shape (of 2**24 elements) and those placements."""
+    """What is run, on a tensor of that shape (of 2**24 elements) and those placements, and on the
+    tensors that ``beside`` makes for it, before time is taken.
+    """
 
     name: str
     shape: tuple[int, ...]
     placement: Placement
-    run: Callable[[DTensor], Any]
+    run: Callable[..., Any]
+    beside: Callable[[DTensor], tuple[DTensor, ...]] = lambda x: ()
+    dtype: torch.dtype = torch.float32
 
 
 def _rotated(x: DTensor) -> DTensor:
@@ -128,18 +133,19 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-# What a process keeps between calls: the pattern and its tensor.
+# What a process keeps between calls: the pattern and its tensors.
 _now: dict[str, Any] = {}
 
 
-def _begin(name: str, megabytes: float) -> int | str:
+def _begin(module: str, name: str, megabytes: float) -> int | str:
     """The bytes that this rank receives, or the error that PyTorch raises."""
-    pattern = next(each for each in PATTERNS if each.name == name)
+    pattern = next(each for each in import_module(module).PATTERNS if each.name == name)
     x = _local(pattern, init_device_mesh("cpu", (WORLD,)), megabytes)
-    _now.update(run=pattern.run, x=x)
+    given = x, *pattern.beside(x)
+    _now.update(run=pattern.run, given=given)
     try:
         with Received() as received:
-            _waited(pattern.run(x))
+            _waited(pattern.run(*given))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return received.bytes
@@ -151,7 +157,7 @@ def _time_once() -> tuple[float, int]:
     before = _peak()
     dist.barrier()
     begin = time.perf_counter()
-    _waited(_now["run"](_now["x"]))
+    _waited(_now["run"](*_now["given"]))
     return time.perf_counter() - begin, _peak() - before
 
 
@@ -164,14 +170,16 @@ def _local(pattern: Pattern, mesh: DeviceMesh, megabytes: float) -> DTensor:
     local = list(shape)
     local[d] //= WORLD
     size, stride = torch.Size(shape), tuple([prod(shape[k + 1 :]) for k in range(len(shape))])
-    given = torch.rand(local)
+    given = torch.rand(local, dtype=pattern.dtype)
     placements = [pattern.placement]
     return DTensor.from_local(given, mesh, placements, run_check=False, shape=size, stride=stride)
 
 
-def _compare(pattern: Pattern, sides: Sequence[Side], options: Any) -> list[Measured | None]:
+def _compare(
+    module: str, pattern: Pattern, sides: Sequence[Side], options: Any
+) -> list[Measured | None]:
     """What each side takes; None where PyTorch raises."""
-    received = [side.call(_begin, pattern.name, options.megabytes) for side in sides]
+    received = [side.call(_begin, module, pattern.name, options.megabytes) for side in sides]
     assert not isinstance(received[1][0], str), (pattern.name, received[1])
     found: list[list[tuple[float, int]]] = [[], []]
     for _ in range(options.repeats):
@@ -198,23 +206,33 @@ def _line(name: str, stock: Measured | None, ours: Measured) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def compare(
+    module: str, patterns: Sequence[Pattern], flags: Mapping[str, str], description: str
+) -> None:
+    """Prints a line for each of a module's patterns."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--megabytes", type=float, default=64, help="of each tensor")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=[], help="patterns with such words")
     options = parser.parse_args()
     print(f"{'':32}{'seconds':>17}{'MB received':>19}{'MB more held':>19}")
     print(f"{'':32}{'torch':>8}{'here':>9}{'torch':>10}{'here':>9}{'torch':>10}{'here':>9}")
     ratios = []
-    flags = {"USE_CUTE_VIEW_PROPAGATION": "1", "USE_CUTE_MOVEMENT": "1"}
     with torch_alone(WORLD) as torchs, with_flags(flags, WORLD) as here:
-        for pattern in PATTERNS:
-            stock, ours = _compare(pattern, (torchs, here), options)
+        for pattern in patterns:
+            if options.only and not any(word in pattern.name for word in options.only):
+                continue
+            stock, ours = _compare(module, pattern, (torchs, here), options)
             assert ours is not None
             if stock is not None:
                 ratios.append(ours.seconds / stock.seconds)
             print(_line(pattern.name, stock, ours), flush=True)
     print(f"time here / torch: geometric mean {geometric_mean(ratios):.3f}, most {max(ratios):.3f}")
+
+
+def main() -> None:
+    flags = {"USE_CUTE_VIEW_PROPAGATION": "1", "USE_CUTE_MOVEMENT": "1"}
+    compare("benchmarks.movement", PATTERNS, flags, __doc__)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.placed import Placed, received
-from cute_sharding.exchange.step import Stage, Step
+from cute_sharding.exchange.step import Reduction, Stage, Step
 
 
 class MemoryLimitError(ValueError):
@@ -79,6 +79,16 @@ class Plan(ABC):
     def seconds(self) -> float:
         """The time of the steps by the network model."""
         return sum(stage.seconds(self.network) for stage in self.stages)
+
+    @cached_property
+    def all_reduces(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The op and the mesh dims of each step, if all are all-reduces of the whole local tensor;
+        otherwise none.
+        """
+        steps = [step for step in self.steps if isinstance(step, Reduction) and step.is_of_whole]
+        if len(steps) != len(self.stages):
+            return ()
+        return tuple([(step.op, step.mesh_dims) for step in steps])
 
     @property
     def collectives(self) -> int:

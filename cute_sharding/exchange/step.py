@@ -703,6 +703,11 @@ class Reduction(Step):
         return not {*self.target.cut}.isdisjoint(self.mesh_dims)
 
     @cached_property
+    def is_of_whole(self) -> bool:
+        """Whether it is an all-reduce of the whole local tensor, and divides nothing."""
+        return not self.scatters and self.source == self.target and self.divisor == 1
+
+    @cached_property
     def even(self) -> bool:
         """Whether all devices of a group get equally much, as a native reduce-scatter requires."""
         return self._are_even(self.target)

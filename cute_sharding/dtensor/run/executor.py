@@ -220,7 +220,9 @@ def keep_part(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
-    return communication.all_reduce(keep_part(step, local, mesh), op, group, async_op=async_op)
+    if step.source != step.target:
+        local = keep_part(step, local, mesh)
+    return communication.all_reduce(local, op, group, async_op=async_op)
 
 
 def _scatter(

@@ -40,7 +40,7 @@ from cute_sharding.dtensor.run.numbered import (
     own_rows,
 )
 from cute_sharding.dtensor.run.placements import placement_of
-from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.run.redistribute import combined
 from cute_sharding.layout.layout import row_major
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -128,9 +128,8 @@ class States:
         together, state = len(states), states[0]
         if together > 1:
             state = on_each_rank(lambda _, *xs: torch.stack(xs), *states)
-        ends = self.ends(op, state.dtype, together)
-        combined = redistribute_local_tensor(state, *ends, counted=False)
-        return list(combined.unbind()) if together > 1 else [combined]
+        state = combined(state, *self.ends(op, state.dtype, together))
+        return list(state.unbind()) if together > 1 else [state]
 
     def of_each(self, *states: torch.Tensor) -> list[torch.Tensor]:
         """The states of all devices, one device behind the other in a dim in front, in which each
@@ -171,10 +170,10 @@ class States:
         """The greatest number of each row; without rows minus infinity."""
 
         def of_rank(_: int, x: torch.Tensor) -> torch.Tensor:
-            if any(x.shape[d] == 0 for d in self.dims):
-                shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
-                return x.new_full(shape, -torch.inf, dtype=wider(x.dtype))
-            return wide(x.amax(self.dims, keepdim=True))
+            if x.numel() or all(x.shape[d] for d in self.dims):
+                return wide(x.amax(self.dims, keepdim=True))
+            shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
+            return x.new_full(shape, -torch.inf, dtype=wider(x.dtype))
 
         return on_each_rank(of_rank, x)
 
@@ -183,7 +182,7 @@ class States:
     ) -> torch.Tensor:
         """A result of this device's own rows, from operands and combined states."""
         dtype = self.dtype(result)
-        return on_each_rank(lambda _, *xs: function(*xs).to(dtype), *tensors)
+        return on_each_rank(lambda _, *xs: _of_dtype(function(*xs), dtype), *tensors)
 
     def dtype(self, result: int) -> torch.dtype:
         """The dtype of a result."""
@@ -211,7 +210,11 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     """The tensor with at least 32 bits a number. (An operand that meets a state, which has as many,
     needs no copy of its own: the result of the two has them.)
     """
-    return x.to(wider(x.dtype))
+    return _of_dtype(x, wider(x.dtype))
+
+
+def _of_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 # -- along dims ------------------------------------------------------------------------------------
@@ -886,7 +889,7 @@ def _of_weights(
         shape = (fold.shape[1],)
         meta = TensorMeta(torch.Size(shape), row_major(shape), sums.dtype)
         before, after = (DTensorSpec(fold.mesh, tuple(end), meta) for end in ends)
-        sums = redistribute_local_tensor(sums, before, after, counted=False)
+        sums = combined(sums, before, after)
     return on_each_rank(lambda _, sums: sums.to(fold.dtype(k)), sums)
 
 

@@ -16,6 +16,7 @@ from cute_sharding.dtensor.compiled.symbols import symbols_of, to_sizes, to_symi
 from cute_sharding.dtensor.replaced import (
     communication,
     dispatch_modes,
+    observing,
     redistribution_hook,
     symints,
     tensor_specs,
@@ -35,9 +36,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     root,
 )
 from cute_sharding.dtensor.run.executor import looks_at_sizes, run
-from cute_sharding.dtensor.run.groups import PLAIN, Means, groups_at_hand, means
+from cute_sharding.dtensor.run.groups import PLAIN, Means, group_of, groups_at_hand, means
 from cute_sharding.dtensor.run.in_graphs import run_opaque, run_steps
-from cute_sharding.dtensor.run.packing import lay_out
+from cute_sharding.dtensor.run.packing import check_shape, lay_out
 from cute_sharding.dtensor.run.placements import (
     chains_of_placements,
     chains_of_spec,
@@ -136,6 +137,26 @@ def redistribute_local_tensor(
         moved = _done(found, local, current, target, async_op=async_op)
     # torch gives a redistribution's gradient the strides of the input, not of ``target``.
     return local if moved is local else lay_out(moved, current.tensor_meta)
+
+
+def combined(state: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
+    """The states of all devices, combined: :func:`redistribute_local_tensor` of a state that an op
+    has made, which is not counted, since the op is. Eagerly, and if nobody watches, a plan of
+    all-reduces runs as these alone.
+    """
+    if (
+        type(state) is torch.Tensor
+        and communication.is_plain(state)
+        and not observing.are_there()
+        and dispatch_modes.active_debug_mode() is None
+    ):
+        plan, mesh = planned_for(current, target).plan, current.mesh
+        if plan.all_reduces:
+            state = check_shape(plan.steps[0], state, mesh)
+            for op, dims in plan.all_reduces:
+                state = communication.all_reduce(state, op, group_of(mesh, dims))
+            return state
+    return redistribute_local_tensor(state, current, target, counted=False)
 
 
 def planned_for(
