@@ -357,9 +357,10 @@ def distances(
 
 # -- searches --------------------------------------------------------------------------------------
 # The greatest number of each row and where it is: of equal ones the first, and no number (NaN)
-# before all. Numbers are compared as integers in the same order, so that backends agree on all of
-# them. A number of up to 32 bits and its place travel as one integer; of wider ones, first the
-# numbers, then the first place of those that are equal.
+# before all: on a device as the op itself finds it. Between devices, numbers are compared as integers
+# in the same order, so that backends agree on all of them. A number of up to 32 bits and its place
+# travel as one integer; of wider ones, first the numbers, then the first place of those that are
+# equal.
 
 _PLACES = 31  # bits of a place beside a number
 _NO_NUMBER = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}  # after all numbers
@@ -401,14 +402,14 @@ def _search(fold: States, x: torch.Tensor, *, least: bool) -> tuple[torch.Tensor
 
     def own(rank: int, x: torch.Tensor) -> list[torch.Tensor]:
         sizes = [1 if d in fold.dims else n for d, n in enumerate(x.shape)]
-        number = _in_order(x, least=least).to(torch.int64)
         count = prod([x.shape[d] for d in fold.dims])
-        flat = number.permute(*outer, *fold.dims).reshape(*[x.shape[d] for d in outer], count)
         if count == 0:
-            none = flat.new_full(sizes, -1 << (63 if is_wide else 62))
+            none = x.new_full(sizes, -1 << (63 if is_wide else 62), dtype=torch.int64)
             return [none, torch.full_like(none, rows)]
-        top, at = flat.max(-1)  # of equal ones maybe not the first
-        at = (flat == top.unsqueeze(-1)).to(torch.uint8).argmax(-1) if count > 1 else at
+        flat = x.permute(*outer, *fold.dims).reshape(*[x.shape[d] for d in outer], count)
+        flat = flat.to(torch.uint8) if x.dtype == torch.bool else flat
+        at = flat.argmin(-1) if least else flat.argmax(-1)
+        top = _in_order(flat.gather(-1, at.unsqueeze(-1)), least=least).to(torch.int64)
         placed = torch.zeros_like(at)
         for d in reversed(fold.dims):
             numbers = numbers_of(at % x.shape[d], shape[d], chains[d], place(fold.mesh, rank))
@@ -460,12 +461,13 @@ def aminmax(
     def own(_: int, x: torch.Tensor) -> list[torch.Tensor]:
         both = []
         for least in (True, False):
-            found = _in_order(x, least=least)
-            if any(found.shape[d] == 0 for d in fold.dims):
-                sizes = [1 if d in fold.dims else n for d, n in enumerate(found.shape)]
-                both.append(found.new_full(sizes, torch.iinfo(found.dtype).min))
+            if any(x.shape[d] == 0 for d in fold.dims):
+                sizes = [1 if d in fold.dims else n for d, n in enumerate(x.shape)]
+                none = _in_order(x.new_empty(0))
+                both.append(none.new_full(sizes, torch.iinfo(none.dtype).min))
             else:
-                both.append(found.amax(fold.dims, keepdim=True))
+                found = (x.amin if least else x.amax)(fold.dims, keepdim=True)
+                both.append(_in_order(found, least=least))
         return both
 
     found = zip((True, False), fold.all("max", *all_on_each_rank(own, x)))
