@@ -182,7 +182,7 @@ class OnDevice(NamedTuple):
         own, inner = self.dims[0], shape[len(shape) - self.spatial + 1 :]
         if len(self.dims) > 1 or own.of.dim != -self.spatial or own.begins is None:
             return None
-        return own.begins * prod(inner) if own.begins >= 0 else None
+        return own.begins * prod(inner)
 
     def whole(self, shape: Sequence[int]) -> list[int]:
         """The shape of a tensor with all rows."""
@@ -378,7 +378,14 @@ def _in_whole(
 ) -> torch.Tensor:
     shift = own.shift(x.shape)
     if shift is not None:
-        return indices + shift
+        indices.add_(shift)
+        if shift < 0:  # the first windows read padding: see Own.numbers
+            one = own.dims[0]
+            inner, dim = prod(x.shape[x.ndim + one.of.dim + 1 :]), one.of.dim
+            count = -(one.begins // max(one.step, 1))
+            first = indices.narrow(dim, 0, min(count, one.counts[1]))
+            first.copy_(torch.where(first < 0, first.remainder(dilation[dim] * inner), first))
+        return indices
     return own.renumbered(
         indices,
         x.shape,
