@@ -88,8 +88,15 @@ PATTERNS = (
         "columns by number, gather",
         ROWS,
         COLUMNS,
-        lambda x, t: x.gather(1, t[:, None]),
+        lambda x, t: x.gather(1, t[:, None]).redistribute(placements=[Replicate()]),
         _beside(_numbers(0, 1)),
+    ),
+    Pattern(
+        "rows written, index_add",
+        ROWS,
+        Shard(0),
+        lambda x, t, y: x.index_add(0, t, y),
+        _beside(_numbers(512, 0), lambda x: (torch.ones(512, x.shape[1]), Replicate())),
     ),
     Pattern(
         "conv2d, over height",

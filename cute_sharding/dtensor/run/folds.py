@@ -357,8 +357,8 @@ def distances(
 
 # -- searches --------------------------------------------------------------------------------------
 # The greatest number of each row and where it is: of equal ones the first, and no number (NaN)
-# before all: on a device as the op itself finds it. Between devices, numbers are compared as integers
-# in the same order, so that backends agree on all of them. A number of up to 32 bits and its place
+# before all. A device finds its own as the op does. Those of devices are compared as integers in
+# the same order, so that backends agree on all of them. A number of up to 32 bits and its place
 # travel as one integer; of wider ones, first the numbers, then the first place of those that are
 # equal.
 
