@@ -46,7 +46,6 @@ __all__ = [
     "is_ascending",
     "is_fake",
     "is_first_rank",
-    "is_plain",
     "rank_lists",
     "ranks_along",
     "reduce_scatter",
@@ -246,7 +245,7 @@ def all_to_all(
     *,
     async_op: bool = False,
 ) -> torch.Tensor:
-    if not is_plain(buffer):
+    if not _is_plain(buffer):
         with of_this_rank():
             result = funcol.all_to_all_single(buffer, receives, sends, group)
         return result if async_op else wait_for(result)
@@ -259,7 +258,7 @@ def all_to_all(
 def all_gather(
     tensor: torch.Tensor, group: Any, dim: int = 0, *, async_op: bool = False
 ) -> torch.Tensor:
-    if not is_plain(tensor):
+    if not _is_plain(tensor):
         result = funcol.all_gather_single(tensor, dim, group)
         return result if async_op else wait_for(result)
     parts, outer = group.size(), tensor.shape[:dim]
@@ -274,7 +273,7 @@ def all_gather(
 def reduce_scatter(
     tensor: torch.Tensor, op: str, group: Any, dim: int = 0, *, async_op: bool = False
 ) -> torch.Tensor:
-    if dim or not is_plain(tensor):
+    if dim or not _is_plain(tensor):
         result = funcol.reduce_scatter_single(tensor, op, dim, group)
         return result if async_op else wait_for(result)
     with _below_autograd():
@@ -287,7 +286,7 @@ def reduce_scatter(
 def all_reduce(
     tensor: torch.Tensor, op: str, group: Any, *, async_op: bool = False
 ) -> torch.Tensor:
-    if not is_plain(tensor):
+    if not _is_plain(tensor):
         result = funcol.all_reduce(tensor, op, group)
         return result if async_op else wait_for(result)
     with _below_autograd():
@@ -299,7 +298,7 @@ def _result_of(result: torch.Tensor, async_op: bool) -> torch.Tensor:
     return funcol.AsyncCollectiveTensor(result) if async_op else waited_in_graph(result)
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the program is neither traced nor run as all ranks in one process, and autograd does
     not record the tensor.
     """

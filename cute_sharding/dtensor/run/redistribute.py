@@ -141,15 +141,11 @@ def redistribute_local_tensor(
 
 def combined(state: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
     """The states of all devices, combined: :func:`redistribute_local_tensor` of a state that an op
-    has made, which is not counted, since the op is. Eagerly, and if nobody watches, a plan of
-    all-reduces runs as these alone.
+    has made, which is not counted, since the op is. A plan of all-reduces runs as these alone, on a
+    plain tensor that nobody watches.
     """
-    if (
-        type(state) is torch.Tensor
-        and communication.is_plain(state)
-        and not observing.are_there()
-        and dispatch_modes.active_debug_mode() is None
-    ):
+    is_watched = observing.are_there() or dispatch_modes.active_debug_mode() is not None
+    if type(state) is torch.Tensor and not is_watched:
         plan, mesh = planned_for(current, target).plan, current.mesh
         if plan.all_reduces:
             state = check_shape(plan.steps[0], state, mesh)
