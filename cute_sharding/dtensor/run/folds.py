@@ -40,7 +40,7 @@ from cute_sharding.dtensor.run.numbered import (
     own_rows,
 )
 from cute_sharding.dtensor.run.placements import placement_of
-from cute_sharding.dtensor.run.redistribute import combined
+from cute_sharding.dtensor.run.redistribute import combined, redistribute_local_tensor
 from cute_sharding.layout.layout import row_major
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -758,35 +758,46 @@ def batch_norm_backward_of_cudnn(
 # each group; it has all groups, or, if none is on several devices, its own.
 
 
-def _groups(fold: States, x: torch.Tensor, device: Sequence[int]) -> tuple[torch.Tensor, int]:
-    """For each of the device's channels its group among those of its states, and their number."""
+def _groups(fold: States, x: torch.Tensor) -> torch.Tensor:
+    """For each of the device's channels its group among those of its states."""
     channels, groups = as_number(fold.shape[1]), as_number(fold.of_state[1])
     chain = chain_of_dim(1, fold.placements, fold.mesh)
-    own = torch.arange(x.shape[1], device=x.device)
-    if any(m not in fold.over for *_, m in chain):
-        return own // (channels // groups), x.shape[1] * groups // channels
-    return numbers_of(own, channels, chain, device) // (channels // groups), groups
+
+    def of_rank(rank: int, x: torch.Tensor) -> torch.Tensor:
+        own = torch.arange(x.shape[1], device=x.device)
+        if _are_all_here(fold):
+            own = numbers_of(own, channels, chain, place(fold.mesh, rank))
+        return own // (channels // groups)
+
+    return on_each_rank(of_rank, x)
 
 
-def _sum_of_groups(fold: States, function: Callable[..., Any], *tensors: Any) -> torch.Tensor:
-    """The local state: for each image and group the sum of the function's values."""
+def _are_all_here(fold: States) -> bool:
+    """Whether a device has states of all groups; otherwise only of those of its own channels."""
+    return all(m in fold.over for *_, m in chain_of_dim(1, fold.placements, fold.mesh))
 
-    def of_rank(rank: int, *xs: Any) -> torch.Tensor:
-        found = function(rank, *xs)
+
+def _sum_of_groups(
+    fold: States, at: torch.Tensor, function: Callable[..., Any], *tensors: Any
+) -> torch.Tensor:
+    """The local state: for each image and group the sum of the function's values, which gets the
+    channels' groups, and these tensors.
+    """
+    channels, groups = as_number(fold.shape[1]), as_number(fold.of_state[1])
+
+    def of_rank(_: int, at: Any, *xs: Any) -> torch.Tensor:
+        found = function(at, *xs)
         inner = tuple(range(2, found.ndim))
-        found = (
-            found.sum(inner, dtype=wider(found.dtype)) if inner else found.to(wider(found.dtype))
-        )
-        at, count = _groups(fold, found, place(fold.mesh, rank))
+        found = found.sum(inner, dtype=wider(found.dtype)) if inner else wide(found)
+        count = groups if _are_all_here(fold) else found.shape[1] * groups // channels
         sums = found.new_zeros(found.shape[0], count).index_add_(1, at, found)
         return sums.reshape(*sums.shape, *[1] * (len(fold.shape) - 2))
 
-    return on_each_rank(of_rank, *tensors)
+    return on_each_rank(of_rank, at, *tensors)
 
 
-def _of_its_group(fold: States, state: Any, x: Any, rank: int) -> torch.Tensor:
+def _of_its_group(state: Any, x: Any, at: torch.Tensor) -> torch.Tensor:
     """For each channel of x the state of its group."""
-    at, _ = _groups(fold, x, place(fold.mesh, rank))
     shape = [*state.shape[:2], *[1] * (x.ndim - 2)]
     return state.reshape(shape)[:, at]
 
@@ -794,29 +805,29 @@ def _of_its_group(fold: States, state: Any, x: Any, rank: int) -> torch.Tensor:
 def group_norm(
     fold: States, x: torch.Tensor, weight: Any, bias: Any, *given: Any
 ) -> tuple[torch.Tensor, ...]:
-    rows, eps = prod(fold.shape[1:]) / fold.of_state[1], given[-1]
-    (total,) = fold.all("sum", _sum_of_groups(fold, lambda _, x: x, x))
+    rows, eps, at = prod(fold.shape[1:]) / fold.of_state[1], given[-1], _groups(fold, x)
+    (total,) = fold.all("sum", _sum_of_groups(fold, at, lambda _, x: x, x))
     mean = total / rows
 
-    def deviation(rank: int, x: Any, mean: Any) -> torch.Tensor:
-        return (x - _of_its_group(fold, mean, x, rank)).square_()
+    def deviation(at: Any, x: Any, mean: Any) -> torch.Tensor:
+        return (x - _of_its_group(mean, x, at)).square_()
 
-    (squares,) = fold.all("sum", _sum_of_groups(fold, deviation, x, mean))
+    (squares,) = fold.all("sum", _sum_of_groups(fold, at, deviation, x, mean))
     scale = on_each_rank(lambda _, squares: (squares / rows + eps).rsqrt(), squares)
 
-    def finish(rank: int, x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
+    def finish(at: Any, x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
         given = [_of_channels(each, x) for each in others]
-        found = x - _of_its_group(fold, mean, x, rank)
-        found = found.mul_(_of_its_group(fold, scale, x, rank))
+        found = x - _of_its_group(mean, x, at)
+        found = found.mul_(_of_its_group(scale, x, at))
         found = found if weight is None else found.mul_(given.pop(0))
-        return (found if bias is None else found.add_(given.pop(0))).to(fold.dtype(0))
+        return found if bias is None else found.add_(given.pop(0))
 
     others = [each for each in (weight, bias) if each is not None]
 
     def flat(k: int, state: torch.Tensor) -> torch.Tensor:
         return on_each_rank(lambda _, s: s.reshape(s.shape[:2]).to(fold.dtype(k)), state)
 
-    return on_each_rank(finish, x, mean, scale, *others), flat(1, mean), flat(2, scale)
+    return fold.finish(finish, at, x, mean, scale, *others), flat(1, mean), flat(2, scale)
 
 
 def group_norm_backward(
@@ -824,11 +835,12 @@ def group_norm_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     mask, rows = given[-1], prod(fold.shape[1:]) / fold.of_state[1]
     weights = () if weight is None else (weight,)
+    at = _groups(fold, x)
     operands = grad, x, mean, scale, *weights
 
-    def centred(rank: int, x: Any, mean: Any, scale: Any) -> torch.Tensor:
-        found = x - wide(_of_its_group(fold, mean, x, rank))
-        return found.mul_(_of_its_group(fold, scale, x, rank))
+    def centred(at: Any, x: Any, mean: Any, scale: Any) -> torch.Tensor:
+        found = x - wide(_of_its_group(mean, x, at))
+        return found.mul_(_of_its_group(scale, x, at))
 
     def own(grad: Any, *weight: Any) -> torch.Tensor:
         return wide(grad) * _of_channels(weight[0], grad) if weight else wide(grad)
@@ -837,23 +849,24 @@ def group_norm_backward(
     if mask[0]:
         sums = fold.all(
             "sum",
-            _sum_of_groups(fold, lambda _, grad, *weight: own(grad, *weight), grad, *weights),
+            _sum_of_groups(fold, at, lambda _, grad, *weight: own(grad, *weight), grad, *weights),
             _sum_of_groups(
                 fold,
-                lambda rank, grad, x, mean, scale, *weight: (
-                    own(grad, *weight) * centred(rank, x, mean, scale)
+                at,
+                lambda at, grad, x, mean, scale, *weight: (
+                    own(grad, *weight) * centred(at, x, mean, scale)
                 ),
                 *operands,
             ),
         )
 
-        def finish(rank: int, one: Any, other: Any, grad: Any, x: Any, *given: Any) -> Any:
+        def finish(at: Any, one: Any, other: Any, grad: Any, x: Any, *given: Any) -> Any:
             mean, scale, *weight = given
-            one, other = (_of_its_group(fold, each, x, rank) / rows for each in (one, other))
-            found = own(grad, *weight) - one - centred(rank, x, mean, scale) * other
-            return (found * _of_its_group(fold, scale, x, rank)).to(fold.dtype(0))
+            one, other = (_of_its_group(each, x, at) / rows for each in (one, other))
+            found = own(grad, *weight) - one - centred(at, x, mean, scale) * other
+            return found * _of_its_group(scale, x, at)
 
-        dx = on_each_rank(finish, *sums, *operands)
+        dx = fold.finish(finish, at, *sums, *operands)
 
     def over_images(x: torch.Tensor) -> torch.Tensor:
         return x.sum([d for d in range(x.ndim) if d != 1], dtype=wider(x.dtype))
@@ -863,12 +876,13 @@ def group_norm_backward(
         _of_weights(
             fold,
             1,
-            lambda rank, grad, x, mean, scale: over_images(grad * centred(rank, x, mean, scale)),
+            lambda at, grad, x, mean, scale: over_images(grad * centred(at, x, mean, scale)),
+            at,
             *operands[:4],
         )
         if mask[1]
         else None,
-        _of_weights(fold, 2, lambda _, grad: over_images(grad), grad) if mask[2] else None,
+        _of_weights(fold, 2, over_images, grad) if mask[2] else None,
     )
 
 
@@ -878,7 +892,7 @@ def _of_weights(
     """The gradient of weights of channels: the sum of the function's values, of all elements of an
     image; over images it is left pending.
     """
-    sums = on_each_rank(function, *tensors)
+    sums = on_each_rank(lambda _, *xs: function(*xs), *tensors)
     cuts = list(map(cut_of, fold.placements))
     ends = [
         [
