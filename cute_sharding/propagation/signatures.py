@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product, starmap
+from itertools import chain, product, starmap
 from math import floor, prod
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -190,7 +190,8 @@ def assign(
         reduce: the reduction that a cut of a contracted name leaves pending; None: contracted
             names must not be cut.
         linear: the operands whose pending reductions may stay; positions: of sums and averages.
-        filled: the names of which every device must have rows; True: all names.
+        filled: the names of which every device must have rows; True: all names but those whose rows
+            read several.
         spare: whether, of sharded operands, mesh dims that cannot keep any cut may cut a free name
             instead, if fewer elements are received then: each device receives a part and not the
             whole.
@@ -288,6 +289,17 @@ class _Question:
         return found
 
     @cached_property
+    def filled_names(self) -> frozenset[str]:
+        """The names of which every device must have rows. (If it is all names, then not those whose
+        rows read several: a device without windows computes one of zeros.)
+        """
+        if isinstance(self.filled, frozenset):
+            return self.filled
+        tensors = (*self.signature.operands, *self.signature.results)
+        every = frozenset(chain(*tensors)) if self.filled else frozenset()
+        return every - self.signature.in_halos.keys()
+
+    @cached_property
     def shapes(self) -> Sequence[tuple[int, ...] | None]:
         """The shapes of the results; None for one that is left out."""
         if self.made:
@@ -340,8 +352,9 @@ def _search(
             else some
             for some, n in zip(options, mesh)
         ]
-        filled = cheapest(replace(question, filled=True), wider)
-        found = min(found, filled, key=itemgetter(0))
+        filled = question.filled_names | replace(question, filled=True).filled_names
+        moved = cheapest(replace(question, filled=filled), wider)
+        found = min(found, moved, key=itemgetter(0))
     return found
 
 
@@ -643,7 +656,7 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
     blocks of equal size, or weights by share; a maximum, for example, needs blocks with rows.
     """
     signature, sizes, mesh = question.signature, question.sizes, question.mesh
-    reduce, filled = question.reduce, question.filled
+    reduce = question.reduce
     names = _contracted(signature, choices)
     if not (reduce == "sum" or (reduce == "avg" and question.shares)):
         rows = [_rows(name, sizes, choices, mesh) for name in names]
@@ -652,15 +665,9 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
             return False
         if reduce == "avg" and any(len(some) > 1 for some in rows):
             return False
-    filled_names = {
-        choice.name
-        for choice in choices
-        if choice.name is not None
-        and (filled is True or (filled and choice.name in filled))
-        and choice.name not in signature.in_halos  # a device without windows computes one of zeros
-    }
+    cut = {choice.name for choice in choices if choice.name is not None}
     if not question.assume_rows and any(
-        0 in _rows(name, sizes, choices, mesh) for name in filled_names
+        0 in _rows(name, sizes, choices, mesh) for name in cut & question.filled_names
     ):
         return False
     for name, read in signature.in_halos.items():

@@ -169,15 +169,20 @@ def _assign(
 
 
 def _may_fold(folding: Folding, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether an op may fold: real numbers that mesh dims shard from left to right. On a mesh of
-    one device, torch's stand-in for any mesh, only what holds without an exchange may be said:
-    torch then runs the op that was taken apart as one, on local tensors.
-    """
+    """Whether an op may fold: real numbers that mesh dims shard from left to right."""
     dtypes, meta = _dtypes(specs), specs[0].tensor_meta
-    if specs[0].mesh.size() == 1 or meta is None or are_read_as_order(specs):
+    if _is_stand_in(specs) or meta is None or are_read_as_order(specs):
         return False
     is_real = not any(dtype.is_complex for dtype in dtypes)
     return is_real and (folding.exact or meta.dtype.is_floating_point)
+
+
+def _is_stand_in(specs: Sequence[DTensorSpec]) -> bool:
+    """Whether the mesh has one device, as torch's stand-in for any mesh. Of such specs only what
+    holds without an exchange may be said: torch then runs the op that was taken apart as one, on
+    local tensors.
+    """
+    return specs[0].mesh.size() == 1
 
 
 def _itemsize(meta: Any) -> int:
@@ -402,7 +407,7 @@ def _signature(
         raise ValueError(f"results of shapes {results} are not what {signature} says")
     if (signature.folded or row.fold.rows) and not _may_fold(row.fold, specs):
         signature = signature.without_folds(row.fold.rows)
-    if not halos or are_read_as_order(specs):
+    if not halos or are_read_as_order(specs) or _is_stand_in(specs):
         signature = signature.without_halos(signature.in_halos)
     return signature
 

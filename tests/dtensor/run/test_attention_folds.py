@@ -114,6 +114,16 @@ def test_values_and_gradients_are_those_of_one_device(kind, dtype):
             check(shapes, mesh, drawn_placements(rng, mesh), kind, dtype, rng)
 
 
+@pytest.mark.parametrize("h", [1, 2, 4])
+@pytest.mark.parametrize("mesh", [(3,), (2, 3), (8,)], ids=str)
+def test_each_device_has_heads_that_share_keys(mesh, h):
+    """On none the kernel divides by zero, which ends the process."""
+    rng, placements = random.Random(h), [[S1] * len(mesh)] * 3
+    for groups in (2, 4):
+        shapes = [(2, h * groups, 6, 8), (2, h, 6, 8), (2, h, 6, 8)]
+        check(shapes, mesh, placements, "causal", torch.float64, rng)
+
+
 # -- what is received ------------------------------------------------------------------------------
 
 

@@ -198,6 +198,19 @@ def test_values_and_gradients_are_those_of_one_device(name, seed):
     check(name, seed)
 
 
+@pytest.mark.parametrize("name", list(OPS))
+def test_in_inference_mode(name):
+    """A DTensor then meets composite ops, such as ``conv2d``, whose parts torch tries on a mesh of
+    one device, and then runs the whole.
+    """
+    for seed in range(12):
+        (about, _, mesh, placements), function, tensors, wanted = case(name, seed)
+        with ranks_of(mesh), cute_sharding.enabled(), torch.inference_mode():
+            found = function(*(distribute(x, mesh, p) for x, p in zip(tensors, placements)))
+            for one, other in zip(found if isinstance(found, tuple) else [found], wanted):
+                assert_close(one, other, about)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_the_nearest_rows_are_those_that_one_device_takes(mode):
     """PyTorch finds them in floating point, to whose last bit that depends on the scale."""
