@@ -332,6 +332,7 @@ PROGRAMS = {
     "index_fill": (lambda x, i: x.index_fill(1, i, 2.0), (4, 6, 3), index(3, below=6)),
     "index_fill of one": (lambda x: x.index_fill(0, torch.tensor(2), 2.0), (4, 6)),
     "bucketize": (lambda x, at: torch.bucketize(x, at.sort().values), (4, 6), (5,)),
+    "bucketize a number": (lambda at: torch.bucketize(0.25, at.sort().values), (5,)),
     "logsigmoid": (F.logsigmoid, (5, 6)),
     "diag_embed": (lambda x: torch.diag_embed(x, 1, 0, 2), (3, 4, 5)),
     "diagonal_copy": (lambda x: torch.diagonal_copy(x, 1, 0, 2), (3, 4, 5)),

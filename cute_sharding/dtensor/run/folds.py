@@ -658,7 +658,9 @@ def _running(
         if before is None:
             return None
         return on_each_rank(
-            lambda _, before, now: before.lerp(now.to(before.dtype), momentum), before, now
+            lambda _, before, now: now.to(before.dtype) * momentum + before * (1 - momentum),
+            before,
+            now,
         )
 
     unbiased = on_each_rank(lambda _, squares: squares / freedom, squares)

@@ -261,7 +261,8 @@ ROWS: tuple[Row, ...] = (
     Row(("take.default",), taken),
     Row(("index.Tensor",), indexed, "sum", linear=(0,), counts_back=True),
     Row(("index_put.default", "index_put_.default"), index_put, counts_back=True),
-    Row(("bucketize.Tensor", "bucketize.Scalar"), "...?, boundary -> ...", "sum"),
+    Row(("bucketize.Tensor",), "..., boundary -> ...", "sum"),
+    Row(("bucketize.Scalar",), "boundary ->", "sum"),
     Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched, "sum"),
     Row(
         ("masked_scatter.default", "masked_scatter_.default"),

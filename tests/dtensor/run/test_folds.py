@@ -175,6 +175,19 @@ def test_norms_of_images_are_those_of_one_device(name):
                     assert error <= 2 * of_one + slack, (name, mesh, shape, groups, places)
 
 
+def test_running_statistics_of_infinity():
+    """With momentum 1 nothing is left of the statistics before, as infinity less infinity."""
+    with plain():
+        full = torch.randn(6, 3).index_fill(1, torch.tensor([1]), -torch.inf)
+        wanted = [torch.zeros(3), torch.ones(3)]
+        F.batch_norm(full, *wanted, None, None, True, 1.0)
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(full, (4,), [Shard(0)])
+        found = [distribute(each, (4,), [Replicate()]) for each in (torch.zeros(3), torch.ones(3))]
+        F.batch_norm(x, *found, None, None, True, 1.0)
+        check_alike(found[:1], wanted[:1], "infinity")
+
+
 def test_batch_norms_of_other_forms_and_backends_are_the_same():
     """Kernels of a GPU do not run, since the batch is folded on each device."""
     aten, mesh, eps = torch.ops.aten, (4,), 1e-5
