@@ -298,12 +298,12 @@ class Question:
         then computed from local sizes: a sum divided by the rows of a batch, a mean of blocks of
         different sizes. For a view, torch tries the rule on a few devices, which may take blocks of
         some rows for those of others, and passes on sizes of the whole. And for uneven operands the
-        results' blocks are not those of their placements. And along some dims the ops of the
-        decomposition fold, where torch's rule gathers.
+        results' blocks are not those of their placements. And for some ops the search for a rule
+        takes minutes.
         """
         if not (self.is_sharded or self.is_pending) or not self.is_composite:
             return False
-        if self._folds_in_parts:
+        if OF_TORCH.get(self.name, _UNKNOWN).in_parts:
             return True
         if self.is_pending or any(is_uneven(spec) or is_of_views(spec) for spec in self.specs):
             return not self._runs_whole
@@ -316,16 +316,6 @@ class Question:
         except op_schemas.DataDependentOutputException:
             return True
         return () in shapes
-
-    @property
-    def _folds_in_parts(self) -> bool:
-        """Whether the ops that torch replaces the op by fold along a sharded dim."""
-        row = OF_TORCH.get(self.name)
-        return row is not None and any(
-            cut is not None and cut[0] - len(spec.shape) in row.folded_in_parts
-            for spec in self.specs
-            for cut in map(tensor_specs.cut_of, spec.placements)
-        )
 
     @property
     def _runs_whole(self) -> bool:

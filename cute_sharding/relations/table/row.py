@@ -92,8 +92,9 @@ class Row:
         has_function: torch's dispatcher may have a function of its own for the op, which it calls
             without asking the propagator.
         made_of: the ops that torch replaces the op by, before a DTensor meets it.
-        folded_in_parts: the dims, counted from the last, along which those ops fold that torch
-            replaces the op by.
+        in_parts: whether the op is always taken apart as torch does it except in inference mode.
+            torch would derive a rule from rules that it derives for the parts, which may take
+            minutes, and gathers where parts fold.
         makes_constants: whether torch replaces the op by ops of which some make tensors of numbers,
             before a DTensor meets it.
         note: a remark for readers of the table.
@@ -141,7 +142,7 @@ class Row:
     has_function: bool = False
     made_of: str = ""
     makes_constants: bool = False
-    folded_in_parts: tuple[int, ...] = ()
+    in_parts: bool = False
     note: str = ""
     wants_whole_dims: bool = False
     reads: int | None = None

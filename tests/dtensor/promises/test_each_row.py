@@ -35,8 +35,10 @@ ELSEWHERE = {
     "native_batch_norm_backward.default": WRITTEN_STATISTICS,
     "rrelu_with_noise.default": "dtensor/decide/test_drawn_numbers.py::"
     "test_what_is_noted_beside_a_result_is_drawn_with_it",
-    "scaled_dot_product_attention.default": "dtensor/run/test_attention_folds.py::"
-    "test_a_step_of_decoding_receives_its_states",
+    "scaled_dot_product_attention.default": "dtensor/decide/test_composites.py::"
+    "test_ops_whose_parts_are_composite_are_taken_apart",
+    "_scaled_dot_product_attention_math.default": "dtensor/decide/test_composites.py::"
+    "test_ops_whose_parts_are_composite_are_taken_apart",
     "batch_norm_backward.default": OTHER_DEVICES,
     **dict.fromkeys(
         (
