@@ -100,26 +100,23 @@ def by_shares(
     signature: Signature,
     found: Assignment,
 ) -> OpPlan:
-    """The plan for a mean. If its average is left pending, each device counts by its share: of rows
-    with weights, or of elements, if blocks are not known to have as many.
+    """The plan for a mean. If it is left pending, each device counts by its share: an average of
+    rows is pending; or a sum, where equal blocks would leave an average.
     """
     schema, op = plan.schema, plan.kernel or plan.schema.op
-    mesh_dims = _left_pending(found, "avg")
+    mesh_dims = _left_pending(found, "avg" if shares == "rows" else "sum")
     mesh = specs[0].mesh
     if not mesh_dims:
         return plan
-    devices = prod(mesh.size(m) for m in mesh_dims)
     if shares == "rows":
         total = partial(_add_up, mesh=mesh, mesh_dims=mesh_dims)
+        devices = prod(mesh.size(m) for m in mesh_dims)
         return replace(plan, kernel=partial(_by_weights, op, total, devices))
-    sizes = [n for spec in specs for n in spec.shape]
-    if not (found.differ or any(isinstance(n, torch.SymInt) for n in sizes)):
-        return plan
     dims = _dims_of_elements(signature)
     places = [at for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
     n = prod([specs[i].shape[d] for i, d in dims])
     counted = [(places[i], d) for i, d in dims]
-    return replace(plan, kernel=partial(_by_elements, op, counted, n, devices))
+    return replace(plan, kernel=partial(_by_elements, op, counted, n))
 
 
 def _dims_of_elements(signature: Signature) -> list[tuple[int, int]]:
@@ -138,15 +135,12 @@ def _by_elements(
     op: Callable[..., torch.Tensor],
     dims: Sequence[tuple[int, int]],
     n: Any,
-    devices: int,
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """The part of a device in an average of ``n`` elements over ``devices``; ``dims`` count its
-    own elements.
-    """
+    """The part of a device in a mean of ``n`` elements; ``dims`` count its own elements."""
     mean = op(*args, **kwargs)
-    counted = share(prod([args[at].shape[d] for at, d in dims]) * devices, n, mean)
+    counted = share(prod([args[at].shape[d] for at, d in dims]), n, mean)
     return (mean * counted).to(mean.dtype).masked_fill(counted == 0, 0)
 
 

@@ -133,7 +133,7 @@ def _assign(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Assignment:
-    decide = partial(
+    assigned = partial(
         assign,
         signature,
         operands,
@@ -149,17 +149,27 @@ def _assign(
         weighs_picks=bool(signature.picked) and not row.picks_as_torch,
         exchanges=not _is_symbolic(specs),
     )
+    is_symbolic = _is_symbolic(specs)
+
+    def decide(reduce: str | None, spare: bool, **others: Any) -> Assignment:
+        found = assigned(reduce=reduce, spare=spare, **others)
+        if row.shares == "elements" and reduce == "avg" and (found.differ or is_symbolic):
+            # Each device scales its mean by its share of all elements (by_shares), and a sum of
+            # these is left pending.
+            return decide("sum", spare, **others)
+        return found
+
     reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
     # What an op writes to would have to be moved back.
     spare = not schema.op._schema.is_mutable
-    if not _is_symbolic(specs):
-        return decide(reduce=reduce, spare=spare)
+    if not is_symbolic:
+        return decide(reduce, spare)
     compared: list[Assignment] = []
     any_size = reduce in ("sum", "avg") or row.empty
-    found = always = decide(reduce=reduce if any_size else None, spare=False, compared=compared)
+    found = always = decide(reduce if any_size else None, False, compared=compared)
     for assume_rows in (True, False):
         others: list[Assignment] = []
-        other = decide(reduce=reduce, spare=spare, assume_rows=assume_rows, compared=others)
+        other = decide(reduce, spare, assume_rows=assume_rows, compared=others)
         if other == always or _have_rows(specs, other.operands):
             found, compared = other, others
             break

@@ -332,24 +332,6 @@ def test_a_number_is_added_in_place_to_each_part(name, kind):
         assert_close(result, expected, (name, kind))
 
 
-@pytest.mark.parametrize("sizes", [(8, 6), (7, 6), (5, 3), (1, 4)])
-def test_means_of_blocks_of_any_sizes_are_averages(sizes):
-    """As those of equal blocks are; so that torch's ``rms_norm``, which adds to one in place, is
-    finished once.
-    """
-    with ranks_of(MESH), cute_sharding.enabled(), Received() as received:
-        with plain():
-            full = torch.randn(sizes, dtype=torch.float64)
-        x = distribute(full, MESH, [Shard(0), Replicate()])
-        mean = x.mean(0, keepdim=True)
-        assert mean.placements[0] == Partial("avg")
-        result = mean.add_(1e-5).rsqrt() * x
-        with plain():
-            expected = full.mean(0, keepdim=True).add_(1e-5).rsqrt() * full
-        assert_close(result, expected, sizes)
-        assert sum(received.collectives.values()) <= 2  # the mean, and assert_close
-
-
 @pytest.mark.parametrize("kind", ["sum", "avg", "max"])
 @pytest.mark.parametrize("name", [name for name, tensors in ADDITIONS if tensors == 2])
 def test_of_additions(name, kind):
