@@ -380,9 +380,9 @@ def _in_whole(
     if shift is not None:
         indices.add_(shift)
         if shift < 0:  # the first windows read padding: see Own.numbers
-            one = own.dims[0]
-            inner, dim = prod(x.shape[x.ndim + one.of.dim + 1 :]), one.of.dim
-            count = -(one.begins // max(one.step, 1))
+            one, dim = own.dims[0], own.dims[0].of.dim
+            inner = prod(x.shape[x.ndim + dim + 1 :])
+            count = -(shift // (inner * max(one.step, 1)))
             first = indices.narrow(dim, 0, min(count, one.counts[1]))
             first.copy_(torch.where(first < 0, first.remainder(dilation[dim] * inner), first))
         return indices

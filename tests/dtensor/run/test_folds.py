@@ -3,8 +3,10 @@ shapes and placements, and what they receive.
 """
 
 import random
+import sys
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from functorch.compile import make_boxed_func
 from op_programs import assert_close
 from simulation import distribute, plain, ranks_of
 from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import cute_sharding
 from benchmarks.received import Received
@@ -23,6 +27,8 @@ from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS
 from cute_sharding.dtensor.run.gathered import GATHERED
 from cute_sharding.relations.table import SIGNATURES
+
+PACKAGE = str(Path(cute_sharding.__file__).parent)
 
 OPS = {
     "softmax": lambda x, *_: x.softmax(1),
@@ -505,3 +511,55 @@ def test_each_fold_is_in_the_table():
         "flash_attention_backward",
         "flash_attention_for_cpu_backward",
     }
+
+
+class Passes(TorchDispatchMode):
+    """Counts the ops on local tensors of so many elements, other than views."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.ops = size, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if type(x) is torch.Tensor]
+        if not func.is_view and any(x.numel() >= self.size and not x.is_meta for x in tensors):
+            self.ops.append(func)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("function", "passes"),
+    [
+        (lambda x: x.argmax(1), 2),
+        (lambda x: x.min(1), 2),
+        (lambda x: torch.aminmax(x, dim=1), 2),
+        (lambda x: x.softmax(1), 7),
+        (lambda x: x.logsumexp(1), 4),
+    ],
+    ids=["argmax", "min", "aminmax", "softmax", "logsumexp"],
+)
+def test_a_rank_reads_its_rows_a_few_times(function, passes):
+    x = sharded((8, 64), [Shard(1)])
+    with Passes(x.to_local().numel()) as counted:
+        function(x)
+    assert 0 < len(counted.ops) <= passes, counted.ops
+
+
+def test_a_warm_fold_is_little_but_its_kernels_and_collectives():
+    """Few functions of the package: how states are combined is not found out again."""
+    x, calls = sharded((8, 64), [Shard(1)]), []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append(frame.f_code.co_name)
+
+    for _ in range(3):
+        x.softmax(1)
+    before = sys.getprofile()
+    sys.setprofile(note)
+    x.softmax(1)
+    sys.setprofile(before)
+    assert 0 < len(calls) < 110, Counter(calls)
