@@ -99,8 +99,7 @@ class Folding(NamedTuple):
     """How an op folds the rows of a dim.
 
     Attributes:
-        name: of the functions that fold and finish (in dtensor/run: folds.py, gathered.py and
-            attention.py).
+        name: of the function that folds and finishes (dtensor/run/folds/).
         states: in order.
         indexed: with each number of a state travels the number of its row.
         exact: the op compares numbers and computes none: it folds integers as well.

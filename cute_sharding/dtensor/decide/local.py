@@ -27,9 +27,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     picked_rows,
 )
-from cute_sharding.dtensor.run.attention import ATTENTION
-from cute_sharding.dtensor.run.folds import FOLDS, States
-from cute_sharding.dtensor.run.gathered import GATHERED
+from cute_sharding.dtensor.run.folds import FOLDS
+from cute_sharding.dtensor.run.folds.states import States
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.halos import HALOS, Asked, Windows, WindowsAlong
 from cute_sharding.dtensor.run.numbered import ByNumber, Chain, Pick, as_number, chain_of_dim
@@ -249,9 +248,7 @@ def _placed(
 
 # -- folds -----------------------------------------------------------------------------------------
 # Ops along sharded dims that exchange states, and others whose functions know which rows a device
-# has (``run/folds.py``, ``run/attention.py``).
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {**FOLDS, **GATHERED, **ATTENTION}
+# has (``run/folds/``).
 
 
 def by_folds(
@@ -290,7 +287,7 @@ def by_folds(
     itemsize = 4 if spec.tensor_meta is None else spec.tensor_meta.dtype.itemsize
     if not symints.is_symbolic(*shape):
         count_received(name, partial(_received_of_states, fold, folding, itemsize))
-    return replace(plan, kernel=partial(_FUNCTIONS[folding.name], fold))
+    return replace(plan, kernel=partial(FOLDS[folding.name], fold))
 
 
 def _dims_of_several(mesh: Any, placements: Sequence[Placement]) -> list[int]:

@@ -15,6 +15,8 @@ same on all ranks: it must not depend on anything that one rank alone knows.
 - :mod:`.executor`: the steps of a plan on one mesh; :mod:`.across_meshes`: from one mesh to another
 - :mod:`.together`: steps of several tensors' plans, run at once
 - :mod:`.moving`: a movement, also of windows, folds and diagonals of rows
+- :mod:`.folds`: ops along a sharded dim that exchange states
+- :mod:`.halos`: ops on windows; :mod:`.numbered`: rows by their numbers
 - :mod:`.op_plan`: what a call of an op does, as one value; ops that skip torch's fast path; results
   without dims, which are never left pending
 - :mod:`.ops`: runs an op of movements and views in place of torch's local op; slices and views that

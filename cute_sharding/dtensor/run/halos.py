@@ -21,7 +21,7 @@ import torch
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.op_schemas import overload
-from cute_sharding.dtensor.run.folds import wide
+from cute_sharding.dtensor.run.folds.states import wide
 from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.in_graphs import moved_in_graph
 from cute_sharding.dtensor.run.moving import Movement, numbers_of, places_of

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from benchmarks.received import Received
-from cute_sharding.dtensor.run.attention import meeting
+from cute_sharding.dtensor.run.folds.attention import meeting
 
 R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
 MASKS = {

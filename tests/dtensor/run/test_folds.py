@@ -23,9 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import cute_sharding
 from benchmarks.received import Received
-from cute_sharding.dtensor.run.attention import ATTENTION
 from cute_sharding.dtensor.run.folds import FOLDS
-from cute_sharding.dtensor.run.gathered import GATHERED
 from cute_sharding.relations.table import SIGNATURES
 
 PACKAGE = str(Path(cute_sharding.__file__).parent)
@@ -504,7 +502,7 @@ MODE = "donot_use_mm_for_euclid_dist"
 def test_each_fold_is_in_the_table():
     """And says what its states are, unless it exchanges none."""
     folds = {row.fold for row in SIGNATURES.values() if row.fold.name}
-    assert {fold.name for fold in folds} == {*FOLDS, *GATHERED, *ATTENTION}
+    assert {fold.name for fold in folds} == {*FOLDS}
     assert {fold.name for fold in folds if not fold.states} == {
         "nll_loss_backward",
         "masked_scatter",

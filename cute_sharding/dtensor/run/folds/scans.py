@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.run.folds import States, wider
+from cute_sharding.dtensor.run.folds.states import States, wider
 from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.numbered import as_number, chain_of_dim, numbers_of
 from cute_sharding.sharding.rows import Device, each_turn, rows_held
@@ -173,7 +173,7 @@ def topk(
 
 
 # By the names in the rows of the table.
-GATHERED: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: partial(_scanned, scan) for name, scan in _SCANS.items()},
     "topk": topk,
 }

@@ -27,7 +27,7 @@ import torch
 
 from cute_sharding.dtensor.replaced import symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.dtensor.run.folds import States, wide, wider
+from cute_sharding.dtensor.run.folds.states import States, wide, wider
 from cute_sharding.dtensor.run.groups import all_on_each_rank, place
 from cute_sharding.dtensor.run.numbered import as_number, chain_of_dim
 from cute_sharding.sharding.rows import Run, each_turn, rows_held
@@ -428,7 +428,7 @@ def flash_attention_backward(fold: States, *given: Any, **how: Any) -> tuple[tor
 
 
 # By the names in the rows of the table.
-ATTENTION: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_for_cpu": attention,
     "flash_attention_for_cpu_backward": attention_backward,
     "flash_attention": flash_attention,
