@@ -392,6 +392,10 @@ def _weigh(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assig
     itemsizes = question.itemsizes or (1,) * len(results)
     halos = _halos_received(question, targets, results)
     received += sum([itemsize * n for _, itemsize, n in halos])
+    if states:
+        i, turns = signature.of_fold, question.folding.turns
+        own = local_elements(operands[i].shape, cuts_of(targets[i]), mesh) if turns else 0
+        later += turns * operands[i].itemsize * own
     # The gradient adds to as many rows of others as are read here.
     later += sum([itemsize * n for i, itemsize, n in halos if i < len(operands)])
     pending = sum(isinstance(part, str) for parts in results for part in parts)

@@ -103,6 +103,8 @@ class Folding(NamedTuple):
         states: in order.
         indexed: with each number of a state travels the number of its row.
         exact: the op compares numbers and computes none: it folds integers as well.
+        least: the bytes of a state's number, at least.
+        turns: how often the gradient turns the rows around, which sends each.
         rows: the names, beside the folded ones, of which the functions must know which rows a
             device has. Their shards may move to other dims, as those of whole dims may.
     """
@@ -111,11 +113,13 @@ class Folding(NamedTuple):
     states: tuple[State, ...] = ()
     indexed: bool = False
     exact: bool = False
+    least: int = 4
+    turns: int = 0
     rows: frozenset[str] = frozenset()
 
     def itemsize(self, of_operand: int) -> int:
         """The bytes of a state's number, for an operand whose numbers have so many."""
-        number = max(of_operand, 4)
+        number = max(of_operand, self.least)
         return 2 * number if self.indexed else number
 
 

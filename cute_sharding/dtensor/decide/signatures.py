@@ -133,6 +133,7 @@ def _assign(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Assignment:
+    is_real = any(dtype.is_floating_point for dtype in _dtypes(specs))  # and may have a gradient
     assigned = partial(
         assign,
         signature,
@@ -145,7 +146,7 @@ def _assign(
         network=network_in_force(),
         results=_numbers(metas),
         itemsizes=list(map(_itemsize, as_list(metas))),
-        folding=row.fold,
+        folding=row.fold if is_real else row.fold._replace(turns=0),
         weighs_picks=bool(signature.picked) and not row.picks_as_torch,
         exchanges=not _is_symbolic(specs),
     )
