@@ -154,7 +154,8 @@ def _assign(
 
     def decide(reduce: str | None, spare: bool, **others: Any) -> Assignment:
         found = assigned(reduce=reduce, spare=spare, **others)
-        if row.shares == "elements" and reduce == "avg" and (found.differ or is_symbolic):
+        differ = found.differ or (is_symbolic and not _are_blocks_equal(specs, found.operands))
+        if row.shares == "elements" and reduce == "avg" and differ:
             # Each device scales its mean by its share of all elements (by_shares), and a sum of
             # these is left pending.
             return decide("sum", spare, **others)
@@ -177,6 +178,16 @@ def _assign(
     for other in compared:
         _keep_choice(specs, operands, metas, signature, row.fold, other, found)
     return found
+
+
+def _are_blocks_equal(specs: Sequence[DTensorSpec], operands: Sequence[tuple[Part, ...]]) -> bool:
+    """Whether the cuts divide the dims of operands, with guards that they do."""
+    parts: dict[tuple[int, int], int] = {}
+    for i, (spec, cuts) in enumerate(zip(specs, operands)):
+        for m, cut in enumerate(cuts):
+            if isinstance(cut, tuple):
+                parts[i, cut[0]] = parts.get((i, cut[0]), 1) * cut[1] * spec.mesh.size(m)
+    return all(symints.is_truly(specs[i].shape[d] % n == 0) for (i, d), n in parts.items())
 
 
 def _may_fold(folding: Folding, specs: Sequence[DTensorSpec]) -> bool:
