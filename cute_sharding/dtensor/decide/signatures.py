@@ -154,8 +154,11 @@ def _assign(
 
     def decide(reduce: str | None, spare: bool, **others: Any) -> Assignment:
         found = assigned(reduce=reduce, spare=spare, **others)
-        differ = found.differ or (is_symbolic and not _are_blocks_equal(specs, found.operands))
-        if row.shares == "elements" and reduce == "avg" and differ:
+        if (
+            row.shares == "elements"
+            and reduce == "avg"
+            and (found.differ or (is_symbolic and not _are_blocks_equal(specs, found.operands)))
+        ):
             # Each device scales its mean by its share of all elements (by_shares), and a sum of
             # these is left pending.
             return decide("sum", spare, **others)
