@@ -168,12 +168,14 @@ def _counted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, 
     is_short = weights is not None and weights.dtype is torch.float32
     dtype = torch.int64 if weights is None else torch.float32 if is_short else torch.float64
 
+    count = max(bins, most + 1) if bins >= 0 else bins  # which raises, on all ranks
+
     def of_rank(_: int, *locals_: torch.Tensor) -> torch.Tensor:
-        return op(*locals_, minlength=max(bins, most + 1)).to(dtype)
+        return op(*locals_, minlength=count).to(dtype)
 
     local = on_each_rank(of_rank, *[each._local_tensor for each in given])
     pending = tuple([Replicate() if isinstance(p, Replicate) else Partial() for p in placements])
-    meta = TensorMeta(torch.Size((max(bins, most + 1),)), (1,), dtype)
+    meta = TensorMeta(torch.Size((count,)), (1,), dtype)
     return dtensor_of(local, DTensorSpec(mesh, pending, meta), requires_grad=False)
 
 

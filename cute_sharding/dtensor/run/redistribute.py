@@ -107,9 +107,8 @@ def redistribute_local_tensor(
 
     Pending reductions of torch's own Partial are part of the plan, and so are norms, as sums of
     powers. Those of other placements (a masked embedding's) run first, by the placement's own
-    method. Every rank refuses specs
-    that are wrong before anything is sent; a local tensor with another shape than its spec gives is
-    refused by its rank.
+    method. Every rank refuses specs that are wrong before anything is sent; a local tensor with
+    another shape than its spec gives is refused by its rank.
 
     Raises:
         NotImplementedError: the meshes differ while a graph is traced, or a masked embedding's

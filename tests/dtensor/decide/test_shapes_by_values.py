@@ -135,6 +135,8 @@ def test_counts_are_of_what_each_rank_has():
         assert_holds(finished(found), expected)
         with pytest.raises(RuntimeError, match="non-negative"):
             distribute(whole - 1, (4,), [Shard(0)]).bincount()
+        with pytest.raises(RuntimeError, match="minlength"):
+            distribute(whole, (4,), [Shard(0)]).bincount(minlength=-1)
         assert max(received.by_rank.values()) < 40
 
 

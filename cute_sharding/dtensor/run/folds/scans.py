@@ -18,6 +18,7 @@ import torch
 from cute_sharding.dtensor.run.folds.states import States, wider
 from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.numbered import as_number, chain_of_dim, numbers_of
+from cute_sharding.exchange import Mesh
 from cute_sharding.sharding.rows import Device, each_turn, rows_held
 
 # -- scans -----------------------------------------------------------------------------------------
@@ -44,16 +45,9 @@ class Pieces(NamedTuple):
 
 def _pieces(fold: States, dim: int, device: Device, rows: Any) -> Pieces:
     """The pieces that a device has, which has so many ``rows``."""
-    sizes = [fold.mesh.size(m) for m in fold.over]
+    sizes = tuple([fold.mesh.size(m) for m in fold.over])
     chain = chain_of_dim(dim, fold.placements, fold.mesh)
-
-    def number(coordinates: Sequence[int]) -> int:
-        found = 0
-        for size, at in zip(sizes, coordinates):
-            found = found * size + at
-        return found
-
-    here = number([device[m] for m in fold.over])
+    here = Mesh.numbered(sizes).rank(tuple([device[m] for m in fold.over]))
     if all(factor == 1 for factor, *_ in chain):  # one piece each, in the order of the devices
         return Pieces(1, None, ((rows, here),))
     n = as_number(fold.shape[dim])
