@@ -1,0 +1,5 @@
+"""Whole programs: what their ops can do, and the plan that no op could choose alone.
+
+Nothing here imports torch. A :class:`.program.Program` comes from a recorder, and :func:`solve`
+finds how it runs at the least price.
+"""

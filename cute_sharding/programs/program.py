@@ -1,0 +1,116 @@
+"""A program as a value: what each op can do, and how its values may lie between ops."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+# How a value lies: all placements on its mesh. What it says is the recorder's affair; here two of
+# them are equal or not.
+Placing: TypeAlias = Hashable
+
+
+class Price(NamedTuple):
+    """What an exchange or an op costs: the bytes that the busiest device receives, and the number
+    of collectives; or the seconds by a network, whichever a plan weighs.
+
+    >>> Price(8, 1).plus(Price(4, 2))
+    Price(received=12, collectives=3, seconds=0.0)
+    """
+
+    received: int = 0
+    collectives: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: Price) -> Price:
+        """Both."""
+        return Price(*[a + b for a, b in zip(self, other)])
+
+
+class Way(NamedTuple):
+    """One of the ways in which an op can run.
+
+    Attributes:
+        operands: how each operand lies when the op runs.
+        results: how each result then lies.
+        price: of what the op itself exchanges, such as states of a fold.
+    """
+
+    operands: tuple[Placing, ...]
+    results: tuple[Placing, ...]
+    price: Price = Price()
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of a program.
+
+    Attributes:
+        operands: the numbers of the values that it reads; one may be read twice.
+        results: the numbers of the values that it makes.
+        ways: what it can do. The first is what it does without a plan.
+        kind: ops of one kind take the same way, as ops do that a run cannot tell apart.
+        as_lies: positions of operands that are read as they lie, since the op writes to them or
+            returns a view of them.
+        what: the op's name and its line, for people.
+    """
+
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    ways: tuple[Way, ...]
+    kind: Hashable = None
+    as_lies: frozenset[int] = frozenset()
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Ops in the order in which they run, and what it costs to bring their values elsewhere.
+
+    Attributes:
+        ops: each value is made by one op, or given.
+        given: how the values lie that no op makes: weights and inputs.
+        moves: for each kind of value, what it costs to bring it from one placing to another; what
+            is not listed is not possible. From a placing to itself it costs nothing.
+        kinds: for each value its kind, a key of ``moves``.
+        fixed: values that stay as their op makes them, such as views and what is written in place;
+            no value that is given moves either. Others may be brought elsewhere as soon as they
+            are made.
+        sizes: for each kind of value, the bytes that the fullest device holds in each placing.
+
+    A value is brought elsewhere where it is made, once and for good; and, for an op that needs it
+    otherwise, as a copy that all later readers share.
+    """
+
+    ops: tuple[Op, ...]
+    given: Mapping[int, Placing]
+    moves: Mapping[Hashable, Mapping[tuple[Placing, Placing], Price]]
+    kinds: Mapping[int, Hashable]
+    fixed: frozenset[int] = frozenset()
+    sizes: Mapping[Hashable, Mapping[Placing, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """How a program runs at the least price.
+
+    Attributes:
+        ways: for each op the number of its way.
+        lies: for each value how it lies after it is made, and brought elsewhere if it is.
+        made: for each value that an op makes, how the op makes it.
+        copies: for each value the placings of its copies.
+        price: of all.
+        least: no choice has a lower one; as :func:`solve` weighs prices.
+        weight: of ``price``, as :func:`solve` weighs it; equal to ``least`` if this is the optimum.
+        peak: the bytes that the fullest device holds at most, of all values at once.
+    """
+
+    ways: tuple[int, ...]
+    lies: Mapping[int, Placing]
+    made: Mapping[int, Placing]
+    copies: Mapping[int, tuple[Placing, ...]]
+    price: Price
+    least: float
+    weight: float
+    peak: int = 0
