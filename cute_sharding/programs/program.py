@@ -25,7 +25,11 @@ class Price(NamedTuple):
 
     def plus(self, other: Price) -> Price:
         """Both."""
-        return Price(*[a + b for a, b in zip(self, other)])
+        return Price(
+            self.received + other.received,
+            self.collectives + other.collectives,
+            self.seconds + other.seconds,
+        )
 
 
 class Way(NamedTuple):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product, starmap
 from math import floor, prod
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.network import Chosen, Network
 from cute_sharding.exchange.placed import Placed, local_elements, received, rows_of_devices
-from cute_sharding.exchange.plan import received_by
+from cute_sharding.exchange.plan import collectives, received_by
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.step import of_blocks
 from cute_sharding.propagation.solver import Cost, least
@@ -73,8 +74,20 @@ def received_for(
     >>> received_for(Operand((8, 8), ((1, 1),)), (None,), (4,))
     48
     """
+    return moved_for(operand, target, mesh, chosen)[0]
+
+
+@remembered
+def moved_for(
+    operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...], chosen: Chosen = None
+) -> tuple[int, int]:
+    """:func:`received_for`, and in how many collectives.
+
+    >>> moved_for(Operand((8, 8), ("sum", (1, 1))), (None, None), (2, 4))
+    (64, 2)
+    """
     if operand.parts == target:
-        return 0
+        return 0, 0
     source = _placed(operand.shape, operand.parts, mesh)
     wanted = _placed(operand.shape, target, mesh)
     wanted = replace(
@@ -82,8 +95,10 @@ def received_for(
     )
     network = Network.of_programs(mesh, chosen)
     if source.pending == wanted.pending and network.is_flat:  # one exchange of what is missing
-        return received(operand.shape, source.chains, wanted.chains, mesh)
-    return received_by(plan_steps(source, wanted, network))
+        elements = received(operand.shape, source.chains, wanted.chains, mesh)
+        return elements, int(elements > 0)
+    steps = plan_steps(source, wanted, network)
+    return received_by(steps), collectives(steps)
 
 
 def _placed(shape: tuple[int, ...], parts: Sequence[Part], mesh: tuple[int, ...]) -> Placed:
@@ -223,13 +238,112 @@ def assign(
     >>> found.results, found.received  # all of a quarter of the rows
     ((((0, 1), (0, 1)),), 8)
     """
-    linear = _with_positions(linear, len(operands))
-    question = _Question(
+    question = _asked(
+        signature,
+        operands,
+        mesh,
+        reduce=reduce,
+        linear=linear,
+        filled=filled,
+        shares=shares,
+        empty=empty,
+        assume_rows=assume_rows,
+        network=network,
+        results=results,
+        itemsizes=itemsizes,
+        folding=folding,
+        weighs_picks=weighs_picks,
+        exchanges=exchanges,
+    )
+    if compared is not None:
+        return _search(question, spare, compared)[1]
+    return _assign(question, spare)[1]
+
+
+def assignments(
+    signature: Signature,
+    operands: Sequence[Operand],
+    mesh: Sequence[int],
+    *,
+    factors: Mapping[str, Collection[int]] = MappingProxyType({}),
+    pending: Sequence[Collection[str]] = (),
+    reduce: str | None = "sum",
+    **how: Any,
+) -> Iterator[Assignment]:
+    """Every assignment, wherever the operands lie: for a plan of more than this op.
+
+    Args:
+        factors: for names, the split factors by which they may be cut beside 1.
+        pending: for each mesh dim, the reductions that may stay pending.
+        how: as in :func:`assign`.
+
+    >>> from cute_sharding.relations import parse
+    >>> matmul, x = parse("m k, k n -> m n", (2, 2)), Operand((8, 8), (None,))
+    >>> for found in assignments(matmul, [x, x], (4,)):
+    ...     print(*found.operands, "->", *found.results)
+    ((0, 1),) (None,) -> ((0, 1),)
+    ((1, 1),) ((0, 1),) -> ('sum',)
+    (None,) ((1, 1),) -> ((1, 1),)
+    (None,) (None,) -> (None,)
+    """
+    question = _asked(signature, operands, mesh, reduce=reduce, **how)
+    read = [
+        name
+        for i, names in enumerate(question.signature.operands)
+        if i not in question.signature.unread
+        for name in names
+    ]
+    cuts = [
+        _Choice(name, factor)
+        for name in dict.fromkeys(read)
+        if _may_be_cut(question.signature, name, reduce) and question.sizes.get(name, 1) > 1
+        for factor in sorted({1, *factors.get(name, ())})
+    ]
+    linear = question.linear
+    who = [ALL] if linear.together else list(linear.operands or ())
+    options = []
+    for m, n in enumerate(mesh):
+        kept = [op for op in (pending[m] if m < len(pending) else ()) if op in linear.kept]
+        left = [_Choice(pending=i, op=op) for i in who for op in kept]
+        options.append([*cuts, *left, _Choice()] if n > 1 else [_Choice()])
+    for choices in product(*options):
+        found = _weigh(question, choices)
+        if found is not None:
+            yield found[1]
+
+
+def _may_be_cut(signature: Signature, name: str, reduce: str | None) -> bool:
+    return (
+        name != ONE
+        and name not in signature.whole
+        and (reduce is not None or not signature.contracted(name))
+    )
+
+
+def _asked(
+    signature: Signature,
+    operands: Sequence[Operand],
+    mesh: Sequence[int],
+    *,
+    linear: Linear | Sequence[int] = (),
+    results: Sequence[tuple[int, ...] | None] | None = None,
+    itemsizes: Sequence[int] = (),
+    reduce: str | None = "sum",
+    filled: bool | frozenset[str] = False,
+    shares: bool = False,
+    empty: bool = False,
+    assume_rows: bool = False,
+    network: Chosen = None,
+    folding: Folding = NOT_FOLDED,
+    weighs_picks: bool = False,
+    exchanges: bool = True,
+) -> _Question:
+    return _Question(
         signature.fitted([operand.shape for operand in operands]),
         tuple(operands),
         tuple(mesh),
         reduce,
-        linear,
+        _with_positions(linear, len(operands)),
         filled,
         shares,
         empty,
@@ -241,9 +355,6 @@ def assign(
         weighs_picks,
         exchanges,
     )
-    if compared is not None:
-        return _search(question, spare, compared)[1]
-    return _assign(question, spare)[1]
 
 
 def _with_positions(linear: Linear | Sequence[int], count: int) -> Linear:
@@ -643,11 +754,7 @@ def _options(
                 found[_Choice(pending=ALL, op=part)] = None
         elif part is not None:
             name = names[part[0]]
-            if (
-                name != ONE
-                and name not in signature.whole
-                and (reduce is not None or not signature.contracted(name))
-            ):
+            if _may_be_cut(signature, name, reduce):
                 found[_Choice(name, part[1])] = None
                 if name in signature.in_halos:
                     found[_Choice(name)] = None

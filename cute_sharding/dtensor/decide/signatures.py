@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,6 +45,7 @@ from cute_sharding.propagation.signatures import (
     Operand,
     Part,
     assign,
+    assignments,
     owed_for,
     received_for,
     state_moves,
@@ -73,30 +74,16 @@ def by_signature(
     """The op's plan by its signature. None if it has none for these arguments, or if placements are
     of kinds that no signature carries. Without ``halos``, dims that are read in windows are whole.
     """
-    if not are_understood(specs):
-        return None
-    shapes = symints.numbers_at_hand([tuple(spec.shape) for spec in specs])
-    factors = symints.factors_at_hand(specs)
-    if shapes is None or factors is None:
-        return None
-    args, kwargs = op_schemas.arguments_with(schema, shapes)
-    if row.is_moved:
-        args, kwargs = symints.with_numbers(args, kwargs)
-    pattern = row.pattern(*args, **kwargs)
-    metas = None if pattern is None else op_schemas.output_metas(schema)
-    if pattern is None or metas is None:
-        return None
-    operands = [
-        Operand(shape, parts_of(spec.placements), _itemsize(spec.tensor_meta))
-        for spec, shape in zip(specs, shapes)
-    ]
-    made = shapes_of_results(metas)
     try:
-        signature = _signature(row, pattern, specs, operands, made, halos=halos)
-        found = _assign(row, schema, specs, metas, signature, operands, args, kwargs)
+        asked = _read(row, schema, specs, halos=halos)
+        if asked is None:
+            return None
+        found = _assign(asked)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
+    signature, metas, shapes = asked.signature, asked.metas, [each.shape for each in asked.operands]
+    args, kwargs, factors, made = asked.args, asked.kwargs, asked.factors, shapes_of_results(metas)
     last = last_of(specs)
     needed = [placements_of(parts, factors, last) for parts in found.operands]
     wanted = _kept_where_sized(signature, specs, needed)
@@ -123,33 +110,122 @@ def by_signature(
     return plan.prepared(in_their_place(schema, signature, others))
 
 
-def _assign(
+class _Asked(NamedTuple):
+    """An op whose row has a signature for these operands.
+
+    Attributes:
+        args, kwargs: with shapes in place of tensors.
+        factors: the split factors of specs, by their present numbers.
+        metas: of the results.
+    """
+
+    row: Row
+    schema: OpSchema
+    specs: Sequence[DTensorSpec]
+    signature: Signature
+    operands: Sequence[Operand]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    factors: dict[int, Any]
+    metas: Any
+
+    @property
+    def reduce(self) -> str | None:
+        reduction = self.row.reduction(*self.args, **self.kwargs)
+        return _reduction(self.row, reduction, self.signature, self.specs)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The arguments of :func:`.signatures.assign` beside the reduction."""
+        row, specs, metas = self.row, self.specs, self.metas
+        is_real = any(dtype.is_floating_point for dtype in _dtypes(specs))  # it may have a gradient
+        return {
+            "linear": _linear(row.commuting(*self.args, **self.kwargs), specs, metas),
+            "filled": row.has_rows(*self.args, **self.kwargs),
+            "shares": row.shares is not None,
+            "empty": row.empty,
+            "network": network_in_force(),
+            "results": _numbers(metas),
+            "itemsizes": list(map(_itemsize, as_list(metas))),
+            "folding": row.fold if is_real else row.fold._replace(turns=0),
+            "weighs_picks": bool(self.signature.picked) and not row.picks_as_torch,
+            "exchanges": not _is_symbolic(specs),
+        }
+
+
+def _read(
+    row: Row, schema: OpSchema, specs: Sequence[DTensorSpec], *, halos: bool
+) -> _Asked | None:
+    """The op by its row; None if it has no signature for these arguments, or if placements are of
+    kinds that no signature carries.
+
+    Raises:
+        ValueError: the operands do not fit the signature, or are not known to.
+    """
+    if not are_understood(specs):
+        return None
+    shapes = symints.numbers_at_hand([tuple(spec.shape) for spec in specs])
+    factors = symints.factors_at_hand(specs)
+    if shapes is None or factors is None:
+        return None
+    args, kwargs = op_schemas.arguments_with(schema, shapes)
+    if row.is_moved:
+        args, kwargs = symints.with_numbers(args, kwargs)
+    pattern = row.pattern(*args, **kwargs)
+    metas = None if pattern is None else op_schemas.output_metas(schema)
+    if pattern is None or metas is None:
+        return None
+    operands = [
+        Operand(shape, parts_of(spec.placements), _itemsize(spec.tensor_meta))
+        for spec, shape in zip(specs, shapes)
+    ]
+    made = shapes_of_results(metas)
+    signature = _signature(row, pattern, specs, operands, made, halos=halos)
+    return _Asked(row, schema, specs, signature, operands, args, kwargs, factors, metas)
+
+
+def placements_allowed(
     row: Row,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
-    metas: Any,
-    signature: Signature,
-    operands: Sequence[Operand],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> Assignment:
-    is_real = any(dtype.is_floating_point for dtype in _dtypes(specs))  # and may have a gradient
-    assigned = partial(
-        assign,
-        signature,
-        operands,
-        tuple(specs[0].mesh.shape),
-        linear=_linear(row.commuting(*args, **kwargs), specs, metas),
-        filled=row.has_rows(*args, **kwargs),
-        shares=row.shares is not None,
-        empty=row.empty,
-        network=network_in_force(),
-        results=_numbers(metas),
-        itemsizes=list(map(_itemsize, as_list(metas))),
-        folding=row.fold if is_real else row.fold._replace(turns=0),
-        weighs_picks=bool(signature.picked) and not row.picks_as_torch,
-        exchanges=not _is_symbolic(specs),
-    )
+    factors: Sequence[Mapping[int, Collection[int]]],
+    pending: Sequence[Collection[str]],
+) -> Iterator[list[tuple[Placement, ...]]]:
+    """All placements of its operands for which the op's signature needs no redistribution, wherever
+    they lie now: those of each operand.
+
+    Args:
+        factors: for each operand, the split factors by which each dim may be cut beside 1.
+        pending: for each mesh dim, the reductions that may be pending.
+    """
+    try:
+        asked = _read(row, schema, specs, halos=True)
+    except ValueError:
+        return
+    if asked is None:
+        return
+    by_name: dict[str, set[int]] = {}
+    for names, some in zip(asked.signature.operands, factors):
+        for d, each in some.items():
+            by_name.setdefault(names[d], set()).update(each)
+    mesh = tuple(specs[0].mesh.shape)
+    for found in assignments(
+        asked.signature,
+        asked.operands,
+        mesh,
+        factors=by_name,
+        pending=pending,
+        reduce=asked.reduce,
+        **asked.how,
+    ):
+        yield [placements_of(parts, asked.factors) for parts in found.operands]
+
+
+def _assign(asked: _Asked) -> Assignment:
+    row, schema, specs, metas = asked.row, asked.schema, asked.specs, asked.metas
+    signature, operands = asked.signature, asked.operands
+    mesh = tuple(specs[0].mesh.shape)
+    assigned = partial(assign, signature, operands, mesh, **asked.how)
     is_symbolic = _is_symbolic(specs)
 
     def decide(reduce: str | None, spare: bool, **others: Any) -> Assignment:
@@ -164,7 +240,7 @@ def _assign(
             return decide("sum", spare, **others)
         return found
 
-    reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
+    reduce = asked.reduce
     # What an op writes to would have to be moved back.
     spare = not schema.op._schema.is_mutable
     if not is_symbolic:

@@ -1,0 +1,130 @@
+"""From what ran to a :class:`~cute_sharding.programs.program.Program`: every way of every op, and
+what it costs to bring values from one of them to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from cute_sharding.dtensor.programs.recording import Kind, Recorded
+from cute_sharding.dtensor.programs.ways import (
+    Counting,
+    Placements,
+    move_price,
+    standard,
+    ways_of,
+)
+from cute_sharding.dtensor.replaced.local_tensors import tree_map
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.programs.program import Op, Price, Program, Way
+
+
+def program_of(
+    recorded: Recorded, counting: Counting, what: Callable[[Any], str] = str
+) -> Program:
+    """What ran, as a program of tensors.
+
+    Args:
+        counting: counts what is received while an op runs.
+        what: the text for a line.
+    """
+    asked = _Asked(recorded, counting)
+    ways = [asked.ways(kind) for kind in recorded.kinds]
+    ops, fixed, given = [], set[int](), dict[int, Any]()
+    specs = {number: spec for number, spec in recorded.given.items()}
+    for kind in recorded.kinds:
+        specs.update(zip(kind.results, kind.made))  # type: ignore[arg-type]
+    made = set[int]()
+    for call in recorded.calls:
+        kind = recorded.kinds[call.kind]
+        if kind.as_lies:
+            fixed.update(call.results)
+        made.update(call.results)
+        ops.append(
+            Op(
+                call.operands,
+                call.results,
+                ways[call.kind],
+                call.kind,
+                kind.as_lies,
+                f"{kind.func} at {what(call.line)}",
+            )
+        )
+    values = {t: recorded.numbers[t] for t in range(len(recorded.numbers))}
+    for t, number in values.items():
+        if t not in made:
+            given[t] = tuple(specs[number].placements)
+    ops += [
+        Op((t,), (), (Way((tuple(recorded.lay[t].placements),), ()),), ("asked", t), frozenset((0,)))
+        for t in sorted(recorded.asked)
+    ]
+    kinds = {t: _kind_of(specs[number]) for t, number in values.items()}
+    moves = _moves(ops, given, kinds, {_kind_of(spec): spec for spec in specs.values()})
+    return Program(tuple(ops), given, moves, kinds, frozenset(fixed))
+
+
+class _Asked:
+    """The ways of kinds; layers that repeat are asked once."""
+
+    def __init__(self, recorded: Recorded, counting: Counting) -> None:
+        self._counting = counting
+        self._known: dict[Hashable, tuple[Way, ...]] = {}
+        # For each value the placements in which it may lie.
+        self._candidates: dict[int, dict[Placements, None]] = {
+            number: {tuple(spec.placements): None} for number, spec in recorded.given.items()
+        }
+
+    def ways(self, kind: Kind) -> tuple[Way, ...]:
+        candidates = [[*self._candidates[number]] for number in kind.operands]
+        arguments = tree_map(_told, (kind.args, kind.kwargs))
+        key = (kind.func, repr(arguments), tuple(map(tuple, candidates)))
+        if key not in self._known:
+            own = Way(
+                tuple([tuple(spec.placements) for spec in kind.specs]),
+                tuple([tuple(spec.placements) for spec in kind.made]),
+            )
+            self._known[key] = tuple(ways_of(kind, candidates, self._counting)) or (own,)
+        found = self._known[key]
+        for i, (number, spec) in enumerate(zip(kind.results, kind.made)):
+            if number is not None:
+                made = dict.fromkeys([way.results[i] for way in found])
+                if not kind.as_lies:
+                    made |= dict.fromkeys(standard(spec))
+                self._candidates[number] = made  # type: ignore[assignment]
+        return found
+
+
+def _told(leaf: Any) -> Any:
+    return _kind_of(leaf) + (text(leaf.placements),) if isinstance(leaf, DTensorSpec) else leaf
+
+
+def _kind_of(spec: DTensorSpec) -> tuple[Hashable, ...]:
+    """Values for which moves cost the same."""
+    meta: Any = spec.tensor_meta
+    return tuple(spec.shape), str(meta.dtype), tuple(spec.mesh.shape), spec.mesh.mesh_dim_names
+
+
+def _moves(
+    ops: Iterable[Op], given: Any, kinds: Any, specs: dict[Hashable, DTensorSpec]
+) -> dict[Hashable, dict[Any, Price]]:
+    sources: dict[Hashable, dict[Any, None]] = {}
+    targets: dict[Hashable, dict[Any, None]] = {}
+    for t, placements in given.items():
+        sources.setdefault(kinds[t], {})[placements] = None
+    for op in ops:
+        for way in op.ways:
+            for t, placements in zip(op.operands, way.operands):
+                targets.setdefault(kinds[t], {})[placements] = None
+            for t, placements in zip(op.results, way.results):
+                sources.setdefault(kinds[t], {})[placements] = None
+    return {
+        kind: {
+            (before, after): price
+            for before in {**sources.get(kind, {}), **some}
+            for after in some
+            if before != after and (price := move_price(specs[kind], before, after)) is not None
+        }
+        for kind, some in targets.items()
+    }

@@ -1,0 +1,93 @@
+"""Which value of a program a DTensor is, and which op of it a call is.
+
+Values are numbered by what they are made of: a value that is given has a number for its spec, and
+the result of an op a number for the op, its arguments and the numbers of its operands. So a call is
+recognized by itself, without a position in a program that could be lost: in another order, once
+more for a checkpoint, on one rank alone, or beside ops that no plan knows. What a call does is then
+the same on all ranks, since it depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+from weakref import ref
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.run.placements import text
+
+# An op with its arguments: the number of each DTensor, and other arguments as they are.
+Key: TypeAlias = "tuple[Hashable, ...]"
+
+# Arguments by which calls are not told apart: where a dry run has other ones than a run.
+_UNTOLD = (torch.device, torch.layout, torch.Generator)
+
+
+class Numbers:
+    """The numbers of the DTensors that are alive."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Any, int]] = {}
+
+    def get(self, tensor: DTensor) -> int | None:
+        """The number of a tensor; None if it has none."""
+        found = self._of.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def put(self, tensor: DTensor, number: int) -> None:
+        """Number a tensor, for as long as it is alive."""
+        place, of = id(tensor), self._of
+
+        def forget(dead: Any) -> None:
+            found = of.get(place)
+            if found is not None and found[0] is dead:
+                del of[place]
+
+        of[place] = ref(tensor, forget), number
+
+
+def key_of(func: Any, args: Sequence[Any], kwargs: Any, number: Callable[[DTensor], Any]) -> Key:
+    """What tells a call from all others: ``number`` of each DTensor, and all other arguments that
+    are no plain tensors.
+    """
+    named = [(name, _told(value, number)) for name, value in kwargs.items()] if kwargs else ()
+    return func, tuple([_told(arg, number) for arg in args]), tuple(named)
+
+
+def _told(arg: Any, number: Callable[[DTensor], Any]) -> Hashable:
+    if isinstance(arg, torch.Tensor):
+        return number(arg) if isinstance(arg, DTensor) else None
+    if isinstance(arg, (list, tuple)):
+        return tuple([_told(each, number) for each in arg])
+    if isinstance(arg, _UNTOLD):
+        return None
+    if isinstance(arg, float):
+        return repr(arg)  # nan is not equal to itself, and 1.0 would be 1
+    return arg
+
+
+def given_key(tensor: DTensor) -> Key:
+    """What tells a value that is given from others: its spec."""
+    spec = tensor._spec
+    mesh = spec.mesh
+    return (
+        tuple(spec.shape),
+        str(tensor.dtype),
+        text(spec.placements),
+        tuple(mesh.shape),
+        mesh.mesh_dim_names or (),
+    )
+
+
+def is_same(func: Any, operand: DTensor, result: Any) -> bool:
+    """Whether the result of a view is its operand as another tensor, as what autograd makes of a
+    tensor that it has saved.
+    """
+    return (
+        len(func._schema.arguments) == 1
+        and func._schema._is_view_op()
+        and isinstance(result, DTensor)
+        and result._spec == operand._spec
+    )

@@ -1,0 +1,211 @@
+"""Runs a program as a plan says: brings values to the placements that it names, before ops run and
+after. A mode of torch does it, the official way to stand in front of ops; nothing is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.bookkeeping.settings import in_force
+from cute_sharding.dtensor.decide.redistributions import redistribute
+from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
+from cute_sharding.dtensor.programs.recording import dtensors_in
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.local_tensors import tree_map
+from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
+from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
+from cute_sharding.dtensor.run.placements import of_text, text
+from cute_sharding.programs.plan import PlannedOp, StepPlan
+
+
+@contextmanager
+def planned(plan: StepPlan) -> Iterator[None]:
+    """Run the program inside the ``with`` block as the plan says.
+
+    Raises:
+        RuntimeError: the package is switched off, by whose rules a step is planned.
+    """
+    if in_force() is None:
+        raise RuntimeError(
+            "a plan is made for the rules of this package, and they are switched off: call "
+            "cute_sharding.enable(redistribution=True, movement=True), or set USE_CUTE_SHARDING=1"
+        )
+    with Planned(plan):
+        yield
+
+
+class _Entry(NamedTuple):
+    results: tuple[int | None, ...]
+    reads: tuple[str | None, ...]
+    keeps: tuple[bool, ...]
+    gives: tuple[str | None, ...]
+    brings: bool
+
+
+class Planned(TorchDispatchMode):
+    """Brings the values of a program to where a plan wants them."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        super().__init__()
+        self._given = dict(zip(plan.given, plan.numbers))
+        self._entries = {_key(op): _entry(op) for op in plan.ops}
+        self._values = Numbers()
+        self._copies: dict[Any, tuple[Any, int, DTensor]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if DTensor not in types or is_tracing():
+            return func(*args, **kwargs)
+        entry = self._entries.get(key_of(func, args, kwargs, self._number))
+        if entry is None:
+            result = func(*args, **kwargs)
+            first = args[0] if args else None
+            if isinstance(first, DTensor) and is_same(func, first, result):
+                self._values.put(result, self._number(first))
+            return result
+        if any(entry.reads):
+            args, kwargs = self._read(entry, args, kwargs)
+        result = func(*args, **kwargs)
+        if any(entry.gives):
+            given = iter(entry.gives)
+            result = tree_map(
+                lambda x: _brought(x, next(given)) if isinstance(x, DTensor) else x, result
+            )
+        for x, number in zip(dtensors_in(result), entry.results):
+            if number is not None:
+                self._values.put(x, number)
+        return result
+
+    def _number(self, x: DTensor) -> int:
+        number = self._values.get(x)
+        if number is None:
+            number = self._given.get(given_key(x), -1)
+            self._values.put(x, number)
+        return number
+
+    def _read(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        wanted = iter(zip(entry.reads, entry.keeps))
+
+        def read(x: Any) -> Any:
+            if not isinstance(x, DTensor):
+                return x
+            placements, keeps = next(wanted)
+            return x if placements is None else self._copy(x, placements, keeps)
+
+        return tree_map(read, (args, kwargs))
+
+    def _copy(self, x: DTensor, placements: str, keeps: bool) -> DTensor:
+        """The tensor in other placements: as it was brought there before, if it has not changed."""
+        if text(x._spec.placements) == placements:
+            return x
+        local = x._local_tensor
+        if local.is_inference():
+            return _brought(x, placements)
+        storage = local.untyped_storage()
+        key = (
+            storage._cdata,
+            local.storage_offset(),
+            tuple(local.shape),
+            local.stride(),
+            local.dtype,
+            text(x._spec.placements),
+            tuple(x.shape),
+            placements,
+        )
+        found = self._copies.get(key)
+        if found is not None and found[0]() is storage and found[1] == local._version:
+            if not keeps:
+                del self._copies[key]
+            return found[2]
+        copy = _brought(x, placements)
+        if keeps:
+            copies = self._copies
+
+            def forget(dead: Any) -> None:
+                kept = copies.get(key)
+                if kept is not None and kept[0] is dead:
+                    del copies[key]
+
+            self._copies[key] = ref(storage, forget), local._version, copy
+        return copy
+
+
+def _brought(x: DTensor, placements: str | None) -> DTensor:
+    """The tensor, redistributed."""
+    if placements is None or text(x._spec.placements) == placements:
+        return x
+    to = of_text(placements, x.ndim)
+    spec = placed_as(x._spec, to)
+    local = redistribute(x._local_tensor, x._spec, spec, answered=True)
+    return DTensor(local, spec, requires_grad=False)
+
+
+def _entry(op: PlannedOp) -> _Entry:
+    return _Entry(
+        tuple(op.results), tuple(op.reads), tuple(op.keeps), tuple(op.gives), op.changes
+    )
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+
+def planned_op(key: Key, **others: Any) -> PlannedOp:
+    """A call as a plan writes it."""
+    func, arguments, named = key
+    return PlannedOp(
+        op=str(func),
+        arguments=_written(arguments),
+        named={name: _written(value) for name, value in named},  # type: ignore[attr-defined]
+        **others,
+    )
+
+
+def _key(op: PlannedOp) -> Key:
+    func = overload(op.op)
+    return (
+        func,
+        _read_again(op.arguments),
+        tuple([(name, _read_again(value)) for name, value in op.named.items()]),
+    )
+
+
+def overload(name: str) -> Any:
+    """The op of any library with this name; None if there is none."""
+    library, _, rest = name.partition(".")
+    packet, _, which = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, library, None), packet, None), which, None)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [*map(_written, value)]
+    if isinstance(value, (torch.dtype, torch.memory_format)):
+        return {"torch": str(value).removeprefix("torch.")}
+    return value
+
+
+def _read_again(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_read_again, value))
+    if isinstance(value, dict):
+        return getattr(torch, value["torch"])
+    return value
+
+
+def placements_text(placements: Sequence[Placement] | None) -> str | None:
+    """Placements as a plan writes them."""
+    return None if placements is None else text(placements)

@@ -1,0 +1,251 @@
+"""The ops of a program that runs on DTensors, forward and backward, and what it fixes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
+from cute_sharding.dtensor.replaced.local_tensors import tree_map
+from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode, line_of_program
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+
+# What a program asks of a DTensor by its placements. It gets them as they are without a plan.
+_ASKS = ("redistribute", "to_local", "full_tensor")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Calls that are the same op on values of the same numbers.
+
+    Attributes:
+        key: what tells them from others.
+        func: the op.
+        args, kwargs: of the first call, with specs in place of DTensors.
+        operands: the numbers of its operands, in the order of its arguments.
+        specs: theirs.
+        as_lies: positions of operands that it writes to, or of which it returns views.
+        results: the numbers of its results; None for what is no DTensor, or an operand that it
+            writes to.
+        made: the specs of its results.
+    """
+
+    key: Key
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    operands: tuple[int, ...]
+    specs: tuple[DTensorSpec, ...]
+    as_lies: frozenset[int]
+    results: tuple[int | None, ...]
+    made: tuple[DTensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kind.
+
+    Attributes:
+        kind: its number.
+        operands, results: which tensors, counted in the order in which they are seen.
+        line: of the program; of a gradient the line that asks for it.
+    """
+
+    kind: int
+    operands: tuple[int, ...]
+    results: tuple[int | None, ...]
+    line: Line | None
+
+
+@dataclass
+class Recorded:
+    """A program that ran.
+
+    Attributes:
+        kinds: the kinds of its calls.
+        calls: in order.
+        given: the numbers of values that no call makes -> their specs.
+        numbers: for each tensor the number of its value.
+        asked: tensors whose placements the program asks for.
+        lay: the specs of those tensors.
+        keys: what tells values that are given from others -> their numbers.
+    """
+
+    kinds: list[Kind] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    given: dict[int, DTensorSpec] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+    asked: set[int] = field(default_factory=set)
+    lay: dict[int, DTensorSpec] = field(default_factory=dict)
+    keys: dict[Key, int] = field(default_factory=dict)
+
+
+class Recording(TorchDispatchMode):
+    """Records the ops on DTensors inside the ``with`` block.
+
+    Attributes:
+        recorded: what ran so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded = Recorded()
+        self._values, self._tensors = Numbers(), Numbers()
+        self._kinds: dict[Key, int] = {}
+        self._counted = 0  # values
+        self._asking: Any = None
+        self._is_in_op = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> Recording:
+        self._asking = _asking(self._note_asked)
+        self._asking.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._asking.__exit__(*raised)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(issubclass(kind, DTensor) for kind in types):
+            return func(*args, **kwargs)
+        operands = dtensors_in((args, kwargs))
+        asked = [(self._number(x), self._tensor(x)) for x in operands]
+        specs = [x._spec for x in operands]
+        key = key_of(func, args, kwargs, self._number)
+        given, named = tree_map(_spec_of, (tuple(args), dict(kwargs)))
+        self._is_in_op = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._is_in_op = False
+        if len(operands) == 1 and is_same(func, operands[0], result):
+            self._values.put(result, asked[0][0])
+            self._tensors.put(result, asked[0][1])
+            return result
+        made = dtensors_in(result)
+        kind = self._kinds.get(key)
+        if kind is None:
+            numbers = tuple([None if _is_one_of(x, operands) else self._new() for x in made])
+            kind = self._kinds[key] = len(self.recorded.kinds)
+            self.recorded.kinds.append(
+                Kind(
+                    key,
+                    func,
+                    given,
+                    named,
+                    tuple([number for number, _ in asked]),
+                    tuple(specs),
+                    as_lies(func, args, kwargs),
+                    numbers,
+                    tuple([x._spec for x in made]),
+                )
+            )
+        results = []
+        for x, number in zip(made, self.recorded.kinds[kind].results):
+            if number is None:  # written in place: the same value for a plan, but other elements
+                number = self._values.get(x)
+            results.append(self._tensor_made(x, number))
+        line = line_of_program(sys._getframe(1))
+        self.recorded.calls.append(
+            Call(kind, tuple([tensor for _, tensor in asked]), tuple(results), line)
+        )
+        return result
+
+    def _note_asked(self, tensor: DTensor) -> None:
+        if not self._is_in_op:
+            number = self._tensor(tensor)
+            self.recorded.asked.add(number)
+            self.recorded.lay[number] = tensor._spec
+
+    def _new(self) -> int:
+        self._counted += 1
+        return self._counted - 1
+
+    def _number(self, x: DTensor) -> int:
+        number = self._values.get(x)
+        if number is None:
+            key = given_key(x)
+            number = self.recorded.keys.get(key)
+            if number is None:
+                number = self.recorded.keys[key] = self._new()
+                self.recorded.given[number] = x._spec
+            self._values.put(x, number)
+        return number
+
+    def _tensor(self, x: DTensor) -> int:
+        found = self._tensors.get(x)
+        return self._tensor_made(x, self._number(x)) if found is None else found
+
+    def _tensor_made(self, x: DTensor, number: int | None) -> int:
+        assert number is not None
+        self.recorded.numbers.append(number)
+        self._values.put(x, number)
+        self._tensors.put(x, len(self.recorded.numbers) - 1)
+        return len(self.recorded.numbers) - 1
+
+
+def dtensors_in(tree: Any) -> list[DTensor]:
+    """The DTensors in arguments or results."""
+    if isinstance(tree, DTensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [x for each in tree for x in dtensors_in(each)]
+
+
+def as_lies(func: Any, args: Any, kwargs: Any) -> frozenset[int]:
+    """The positions, among the DTensors of the arguments, of those that the op writes to or returns
+    views of.
+    """
+    found, position = set[int](), 0
+    for i, argument in enumerate(func._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        count = len(dtensors_in(value))
+        if argument.alias_info is not None:
+            found.update(range(position, position + count))
+        position += count
+    return frozenset(found)
+
+
+def _is_one_of(x: DTensor, operands: list[DTensor]) -> bool:
+    return any(x is operand for operand in operands)
+
+
+def _spec_of(leaf: Any) -> Any:
+    return leaf._spec if isinstance(leaf, DTensor) else leaf
+
+
+@contextmanager
+def _asking(note: Callable[[DTensor], None]) -> Iterator[None]:
+    """Tell ``note`` of the DTensors whose placements the program asks for, outside of ops."""
+    stock = {name: getattr(DTensor, name) for name in _ASKS}
+
+    def telling(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def asks(self: DTensor, *args: Any, **kwargs: Any) -> Any:
+            note(self)
+            return method(self, *args, **kwargs)
+
+        return asks
+
+    for name, method in stock.items():
+        setattr(DTensor, name, telling(method))
+    try:
+        yield
+    finally:
+        for name, method in stock.items():
+            setattr(DTensor, name, method)

@@ -1,0 +1,192 @@
+"""The ways in which a recorded op can run. What an op does on placements is asked of the rules, and
+what it then receives is counted while it runs on tensors without elements: so a plan knows of an op
+what will happen, and nothing is worked out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import product
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.bookkeeping.settings import in_force, network_in_force
+from cute_sharding.dtensor.decide.question import Question
+from cute_sharding.dtensor.decide.signatures import placements_allowed
+from cute_sharding.dtensor.door.cuts import parts_of
+from cute_sharding.dtensor.door.held import local_shape
+from cute_sharding.dtensor.programs.recording import Kind, dtensors_in
+from cute_sharding.dtensor.replaced import op_schemas
+from cute_sharding.dtensor.replaced.local_tensors import tree_map
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    MaskPartial,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    are_known,
+    cut_of,
+    placed_as,
+)
+from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
+from cute_sharding.programs.program import Price, Way
+from cute_sharding.propagation.signatures import Operand, moved_for
+
+Placements = tuple[Placement, ...]
+# Counts what is received while something runs: called before it, it returns what has the price
+# after it.
+Counting = Callable[[], AbstractContextManager[Callable[[], Price]]]
+
+# The most combinations of placements of several operands that are tried for an op that no signature
+# describes.
+TRIED = 256
+
+
+def standard(spec: DTensorSpec) -> list[Placements]:
+    """The placements of a tensor as replicas and plain shards."""
+    dims = [Shard(d) for d, n in enumerate(spec.shape) if n > 1]
+    return [tuple(found) for found in product(*[[Replicate(), *dims]] * spec.mesh.ndim)]
+
+
+def ways_of(
+    kind: Kind, candidates: Sequence[Sequence[Placements]], counting: Counting
+) -> list[Way]:
+    """The ways of an op; the first is what it does without a plan.
+
+    Args:
+        candidates: for each operand the placements in which it may lie.
+        counting: counts what is received.
+    """
+    found: dict[tuple[Placements, ...], Way] = {}
+    for given in _operands(kind, candidates):
+        way = _way(kind, given, counting)
+        if way is not None:
+            found.setdefault(way.operands, way)  # type: ignore[arg-type]
+    return list(found.values())
+
+
+def _operands(
+    kind: Kind, candidates: Sequence[Sequence[Placements]]
+) -> Iterator[tuple[Placements, ...]]:
+    """The placements of operands that are tried, those that it has without a plan first."""
+    own = tuple([tuple(spec.placements) for spec in kind.specs])
+    yield own
+    allowed = False
+    question = _question(kind, kind.specs)
+    if question.row is not None:
+        factors = [_factors(some) for some in candidates]
+        pending = _pending(candidates)
+        for found in placements_allowed(
+            question.row, question.schema, kind.specs, factors, pending
+        ):
+            allowed = True
+            if all(found[i] in candidates[i] for i in kind.as_lies):
+                yield tuple(found)
+    if allowed:
+        return
+    if len({len(spec.shape) for spec in kind.specs}) == 1 and len(kind.specs) > 1:
+        for placements in candidates[0]:  # all alike
+            if all(_fits(placements, spec) for spec in kind.specs):
+                yield (placements,) * len(kind.specs)
+    free = [i for i, some in enumerate(candidates) if i in kind.as_lies] or [0]
+    for i in free if kind.specs else ():
+        for placements in candidates[i]:
+            yield (*own[:i], placements, *own[i + 1 :])
+
+
+def _fits(placements: Placements, spec: DTensorSpec) -> bool:
+    return all(cut is None or spec.shape[cut[0]] > 1 for cut in [cut_of(p) for p in placements])
+
+
+def _factors(candidates: Sequence[Placements]) -> dict[int, set[int]]:
+    """The split factors by which candidates cut each dim."""
+    found: dict[int, set[int]] = {}
+    for placements in candidates:
+        for cut in map(cut_of, placements):
+            if cut is not None:
+                found.setdefault(cut[0], set()).add(int(cut[1]))
+    return found
+
+
+def _pending(candidates: Sequence[Sequence[Placements]]) -> list[set[str]]:
+    """For each mesh dim the reductions that are pending in some candidate."""
+    meshes = [zip(*some) for some in candidates if some]
+    return [
+        {p.reduce_op for some in by_operand for p in some if type(p) is Partial}
+        for by_operand in zip(*meshes)
+    ]
+
+
+def _question(kind: Kind, specs: Sequence[DTensorSpec]) -> Question:
+    settings = in_force()
+    assert settings is not None, "a plan is made with the package switched on"
+    given = iter(specs)
+    args, kwargs = tree_map(
+        lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
+        (kind.args, kind.kwargs),
+    )
+    schema = OpSchema(kind.func, args, kwargs, op_schemas.schema_info(kind.func))
+    return Question(schema, tuple(specs), op_schemas.stock_propagation(), settings)
+
+
+def _way(kind: Kind, given: Sequence[Placements], counting: Counting) -> Way | None:
+    """The op on operands in these placements; if it would redistribute some, on those that it
+    wants. None if it cannot run.
+    """
+    specs = [placed_as(spec, placements) for spec, placements in zip(kind.specs, given)]
+    try:
+        for _ in range(2):
+            schema = _question(kind, specs).schema
+            answer = op_schemas.propagation()(schema)
+            wanted = answer.redistribute_schema
+            plan = (wanted and plan_of(wanted)) or of_torch(answer, schema)
+            to = op_schemas.specs_of(plan.wanted)
+            if plan.takes_all or len(to) != len(specs):
+                break
+            if any(tuple(to[i].placements) != tuple(specs[i].placements) for i in kind.as_lies):
+                break
+            if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(to, specs)):
+                break
+            specs = [placed_as(a, tuple(b.placements)) for a, b in zip(specs, to)]
+        return _measured(kind, specs, counting)
+    except Exception:
+        return None
+
+
+def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> Way | None:
+    given = iter(map(stand_in, specs))
+    args, kwargs = tree_map(
+        lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
+        (kind.args, kind.kwargs),
+    )
+    with torch._C._AutoDispatchBelowAutograd(), counting() as price:
+        result = kind.func(*args, **kwargs)
+    made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
+    return Way(tuple([tuple(spec.placements) for spec in specs]), made, price())
+
+
+def stand_in(spec: DTensorSpec) -> DTensor:
+    """A DTensor without elements."""
+    meta = spec.tensor_meta
+    local = torch.empty(local_shape(spec), dtype=meta.dtype, device=spec.mesh.device_type)
+    return DTensor(local, spec, requires_grad=False)
+
+
+def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Price | None:
+    """What a redistribution of a tensor receives; None if it cannot be had."""
+    both = (*before, *after)
+    if any(isinstance(p, MaskPartial) for p in after) or not all(
+        are_known((p,)) or isinstance(p, MaskPartial) for p in both
+    ):
+        return None
+    for a, b in zip(before, after):
+        if isinstance(b, Partial) and (not isinstance(a, Partial) or a.reduce_op != b.reduce_op):
+            return None
+    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
+    operand = Operand(shape, parts_of(before), spec.tensor_meta.dtype.itemsize)
+    received, steps = moved_for(operand, parts_of(after), mesh, network_in_force())
+    return Price(received * operand.itemsize, steps)

@@ -1,0 +1,170 @@
+"""The plan of a step, as a value: where each op's operands and results are brought."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a step receives.
+
+    Attributes:
+        received: the bytes that the busiest rank of each collective receives, summed.
+        collectives: their number.
+    """
+
+    received: int
+    collectives: int
+
+
+@dataclass(frozen=True)
+class PlannedOp:
+    """An op of a step on values of the step.
+
+    Attributes:
+        op: its name, such as "aten.mm.default".
+        arguments: its arguments, a value as its number; ``{"torch": name}`` is an attribute of
+            torch, such as a dtype.
+        named: its keyword arguments.
+        results: the numbers of its results; None for an operand that it writes to.
+        reads: for each operand the placements to which it is brought before the op runs; None: as
+            it lies.
+        keeps: for each operand whether what it is brought to is kept for a later op.
+        gives: for each result the placements to which it is brought; None: as the op makes it.
+        line: the line of the program, ``file:number``.
+        calls: how often a step runs it.
+    """
+
+    op: str
+    arguments: Sequence[Any]
+    named: Mapping[str, Any]
+    results: Sequence[int | None]
+    reads: Sequence[str | None]
+    keeps: Sequence[bool]
+    gives: Sequence[str | None]
+    line: str
+    calls: int
+
+    @property
+    def changes(self) -> bool:
+        """Whether it brings anything anywhere."""
+        return any(self.reads) or any(self.gives)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How a step runs at the least price: which values are brought where. ``print`` shows it, and
+    :func:`cute_sharding.planned` runs a program by it.
+
+    Whatever a plan says, results are right: it only says to which placements DTensors are
+    redistributed on the way. An op that it does not know is decided op by op.
+
+    Attributes:
+        program: the function that was planned.
+        mesh, names: the number of devices of each mesh dim, and their names.
+        given: for each value that no op makes its shape, dtype, placements, mesh and names.
+        numbers: the numbers of these values.
+        ops: the ops.
+        totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
+            in dry runs; and the "bound", below which no plan of these ops gets.
+    """
+
+    program: str
+    mesh: tuple[int, ...]
+    names: tuple[str, ...] | None
+    given: tuple[tuple[Any, ...], ...]
+    numbers: tuple[int, ...]
+    ops: tuple[PlannedOp, ...]
+    totals: Mapping[str, Totals]
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file, as JSON that a person can read and change."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> StepPlan:
+        """A plan that :meth:`save` has written.
+
+        Raises:
+            ValueError: the file is no such plan, or of another version.
+        """
+        return cls.of_json(Path(path).read_text(), str(path))
+
+    def to_json(self) -> str:
+        """The plan as text, one op a line."""
+        found = asdict(self) | {"version": VERSION}
+        ops = found.pop("ops")
+        head = json.dumps(found, indent=1)[:-2]
+        lines = ",\n  ".join(json.dumps(op) for op in ops)
+        return f'{head},\n "ops": [\n  {lines}\n ]\n}}'
+
+    @classmethod
+    def of_json(cls, text: str, where: str = "the text") -> StepPlan:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: the text is no such plan, or of another version.
+        """
+        try:
+            found = json.loads(text)
+            version = found.pop("version")
+            ops = tuple([PlannedOp(**op) for op in found.pop("ops")])
+            totals = {name: Totals(**of) for name, of in found.pop("totals").items()}
+            given = tuple(map(_frozen, found.pop("given")))
+            mesh, names = tuple(found.pop("mesh")), found.pop("names")
+            numbers = tuple(found.pop("numbers"))
+            plan = cls(
+                mesh=mesh,
+                names=names and tuple(names),
+                given=given,
+                numbers=numbers,
+                ops=ops,
+                totals=totals,
+                **found,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{where} is no plan of a step ({error}): write one with plan.save(path)"
+            ) from None
+        if version != VERSION:
+            raise ValueError(
+                f"{where} is a plan of version {version}, and this release reads version "
+                f"{VERSION}: plan the step again"
+            )
+        return plan
+
+    def __str__(self) -> str:
+        sizes = ", ".join(
+            f"{name}={n}" if name else str(n)
+            for name, n in zip(self.names or ("",) * len(self.mesh), self.mesh)
+        )
+        lines = [f"{self.program}, one step on mesh ({sizes})", ""]
+        for name, of in self.totals.items():
+            lines.append(f"{name:>12}  {of.received:>14,} bytes in {of.collectives:,} collectives")
+        lines.append("")
+        for op in self.ops:
+            if op.changes:
+                lines.append(f"{op.line}  {op.op}{_times(op.calls)}")
+                for i, text in enumerate(op.reads):
+                    if text:
+                        kept = ", kept for later" if op.keeps[i] else ""
+                        lines.append(f"    reads operand {i} as {text}{kept}")
+                for i, text in enumerate(op.gives):
+                    if text:
+                        lines.append(f"    gives result {i} as {text}")
+        return "\n".join(lines)
+
+
+def _times(n: int) -> str:
+    return f", {n} times" if n > 1 else ""
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
