@@ -29,6 +29,7 @@ LAYERS = [
     "exchange",
     "propagation",
     "models",
+    "programs",
     "dtensor",
     "tools",
 ]

@@ -25,10 +25,9 @@ class Price(NamedTuple):
 
     def plus(self, other: Price) -> Price:
         """Both."""
+        received, collectives, seconds = other
         return Price(
-            self.received + other.received,
-            self.collectives + other.collectives,
-            self.seconds + other.seconds,
+            self.received + received, self.collectives + collectives, self.seconds + seconds
         )
 
 
