@@ -3,3 +3,8 @@
 Nothing here imports torch. A :class:`.program.Program` comes from a recorder, and :func:`solve`
 finds how it runs at the least price.
 """
+
+from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, Way
+from cute_sharding.programs.solve import solve
+
+__all__ = ["Op", "Placing", "Price", "Program", "Solved", "Way", "solve"]
