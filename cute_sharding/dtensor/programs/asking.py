@@ -21,9 +21,7 @@ from cute_sharding.dtensor.run.placements import text
 from cute_sharding.programs.program import Op, Price, Program, Way
 
 
-def program_of(
-    recorded: Recorded, counting: Counting, what: Callable[[Any], str] = str
-) -> Program:
+def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str] = str) -> Program:
     """What ran, as a program of tensors.
 
     Args:
@@ -57,7 +55,13 @@ def program_of(
         if t not in made:
             given[t] = tuple(specs[number].placements)
     ops += [
-        Op((t,), (), (Way((tuple(recorded.lay[t].placements),), ()),), ("asked", t), frozenset((0,)))
+        Op(
+            (t,),
+            (),
+            (Way((tuple(recorded.lay[t].placements),), ()),),
+            ("asked", t),
+            frozenset((0,)),
+        )
         for t in sorted(recorded.asked)
     ]
     kinds = {t: _kind_of(specs[number]) for t, number in values.items()}

@@ -155,9 +155,7 @@ def _brought(x: DTensor, placements: str | None) -> DTensor:
 
 
 def _entry(op: PlannedOp) -> _Entry:
-    return _Entry(
-        tuple(op.results), tuple(op.reads), tuple(op.keeps), tuple(op.gives), op.changes
-    )
+    return _Entry(tuple(op.results), tuple(op.reads), tuple(op.keeps), tuple(op.gives), op.changes)
 
 
 # -- in words --------------------------------------------------------------------------------------
