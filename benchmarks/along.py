@@ -17,18 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.beside_jax import answer, mesh_of, placed, received_of
 
 
 class Case(NamedTuple):
@@ -387,13 +383,11 @@ def _of_torch(case: Case, mesh: Any, gradient: bool, dims: Any, made_at: Any) ->
 
 def jaxs(cases: Sequence[Case], mesh: tuple[int, ...]) -> Iterator[tuple[str, list[Any]]]:
     """What JAX's compiler makes of each case, without and with its gradient."""
-    devices = f" --xla_force_host_platform_device_count={prod(mesh)}"
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
+    axes = tuple(f"m{m}" for m in range(len(mesh)))
+    device_mesh = mesh_of(mesh, axes)
     import jax
 
-    axes = tuple(f"m{m}" for m in range(len(mesh)))
-    auto = (jax.sharding.AxisType.Auto,) * len(mesh)
-    device_mesh, scope = jax.make_mesh(mesh, axes, axis_types=auto), _scope()
+    scope = _scope()
     for case in cases:
         shapes = _shapes(case, device_mesh)
         function = eval(f"lambda {', '.join(case.operands)}: {case.jax}", scope)
@@ -404,28 +398,18 @@ def jaxs(cases: Sequence[Case], mesh: tuple[int, ...]) -> Iterator[tuple[str, li
             yield case.name, [forward, "no gradient"]
             continue
         spec = [tuple(axes[m] for m in over) for over in forward.results[0]]
-        weights = _placed(made, device_mesh, spec)
+        weights = placed(made.shape, made.dtype, device_mesh, spec)
         gradient = _tried(_of_jax, _gradient(function, floats), [weights, *shapes], axes)
         yield case.name, [forward, gradient]
 
 
-def _placed(x: Any, device_mesh: Any, spec: Sequence[Any]) -> Any:
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    sharding = NamedSharding(device_mesh, PartitionSpec(*spec))
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
 def _shapes(case: Case, device_mesh: Any) -> list[Any]:
     """The operands, with their shardings."""
-    import jax
-
     found = []
     for shape, at, bound in map(sizes, case.operands.values()):
-        x = jax.ShapeDtypeStruct(shape, "float32" if bound is None else "int32")
+        dtype = "float32" if bound is None else "int32"
         spec = [device_mesh.axis_names if d == at else None for d in range(len(shape))]
-        found.append(_placed(x, device_mesh, spec))
+        found.append(placed(shape, dtype, device_mesh, spec))
     return found
 
 
@@ -500,61 +484,7 @@ def _mesh_dims(some: Any, axes: Sequence[str]) -> tuple[int, ...]:
     return tuple(axes.index(name) for name in names)
 
 
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
-_COLLECTIVE = re.compile(
-    r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
-    r"(?:-start)?\((.*)$",
-    re.M,
-)
-
-
-def received_of(program: str) -> tuple[int, int]:
-    """The bytes that a device receives in a compiled program of XLA, and its collectives."""
-    total, count = 0.0, 0
-    for made, op, rest in _COLLECTIVE.findall(program):
-        n = sum(
-            _BYTES.get(dtype, 4) * prod(int(size) for size in dims.split(",") if size)
-            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", made)
-        )
-        parts = _group_size(rest)
-        count += 1
-        total += {
-            "all-reduce": 2 * n * (parts - 1) / parts,
-            "all-gather": n * (parts - 1) / parts,
-            "all-to-all": n * (parts - 1) / parts,
-            "reduce-scatter": n * (parts - 1),
-            "collective-permute": n,
-        }[op]
-    return round(total), count
-
-
-def _group_size(text: str) -> int:
-    """The devices of one group, in any of XLA's three ways to write the groups."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
-        axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        return prod(int(axes[name]) for name in re.findall(r"'(\w+)'", found[2]))
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", text):
-        return int(found[2])
-    found = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
-    return len(found[1].split(",")) if found else 1
-
-
 # -- the table -------------------------------------------------------------------------------------
-
-
-def told(side: str, arguments: Sequence[str], python: str, to: Any = None) -> dict[str, list[Any]]:
-    """What a side says, in a process of its own."""
-    done = subprocess.run(
-        [python, "-m", "benchmarks.along", "--side", side, *arguments],
-        cwd=ROOT,
-        input=json.dumps(to or {}),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("USE_CUTE_")},
-        timeout=1800,
-        check=True,
-    )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def cell(found: Any) -> str:
@@ -586,14 +516,15 @@ def main() -> None:
         return
     arguments = ["--mesh", *map(str, mesh), "--limit", str(given.limit)]
     arguments += ["--only", *given.only] if given.only else []
-    jax = told("jax", arguments, given.jax) if given.jax else {}
+    told = partial(answer, "along", arguments=arguments)
+    jax = told(side="jax", python=given.jax) if given.jax else {}
     to = {
         name: [None if isinstance(each, str) else each[2] for each in both]
         for name, both in jax.items()
     }
     sides = {
-        "PyTorch": told("torch", arguments, sys.executable, to),
-        "here": told("ours", arguments, sys.executable, to),
+        "PyTorch": told(side="torch", given=to),
+        "here": told(side="ours", given=to),
         **({"JAX": jax} if jax else {}),
     }
     heads = [f"{name}{more}" for more in ("", ", gradient") for name in sides]
