@@ -7,6 +7,7 @@
 - :mod:`cute_sharding.propagation`: placements carried through them.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.models`: many tensors at once.
+- :mod:`cute_sharding.programs`: whole programs, and the plan that no op could choose alone.
 - :mod:`cute_sharding.dtensor`: the adapter of torch's DTensor.
 - :mod:`cute_sharding.tools`: what people look at: pictures of all that, what a program sends line
   by line, what a step would receive and hold, and the command line.
@@ -22,7 +23,8 @@ In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
 ``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
-``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``. Or no code at all:
+``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``,
+``plan_step(step, mesh)``, ``with planned(plan): ...``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
@@ -43,11 +45,13 @@ if typing.TYPE_CHECKING:
         plan_redistribution,
         plan_refit,
         plan_reshard,
+        planned,
         prepare_groups,
         redistribute,
         reshard,
         settings,
     )
+    from cute_sharding.programs.plan import StepPlan
     from cute_sharding.sharding import Box, intersection
     from cute_sharding.tools.drawing import draw
     from cute_sharding.tools.estimate import estimate
@@ -55,6 +59,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.tools.profile import Profile, profile
     from cute_sharding.tools.profile.refusing import no_communication
     from cute_sharding.tools.stats import stats
+    from cute_sharding.tools.steps.plan_step import plan_step
 
 __version__ = "0.2.0"
 __all__ = [
@@ -63,6 +68,7 @@ __all__ = [
     "Profile",
     "RefitPlan",
     "Spec",
+    "StepPlan",
     "disable",
     "draw",
     "enable",
@@ -77,6 +83,8 @@ __all__ = [
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
+    "plan_step",
+    "planned",
     "prepare_groups",
     "profile",
     "redistribute",
@@ -109,6 +117,14 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.tools.profile.refusing import no_communication
 
         return no_communication
+    if name == "plan_step":
+        from cute_sharding.tools.steps.plan_step import plan_step
+
+        return plan_step
+    if name == "StepPlan":
+        from cute_sharding.programs.plan import StepPlan
+
+        return StepPlan
     if name == "stats":
         from cute_sharding.tools.stats import stats
 

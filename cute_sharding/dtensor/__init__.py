@@ -14,6 +14,7 @@ docs/glossary.md explains the words.
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: checkpoints and state dicts; copies of a DTensor; functions with fixed placements
 - :mod:`.decide`: how each op is answered
+- :mod:`.programs`: whole steps, planned
 - :mod:`.switch`: on and off
 """
 
@@ -29,6 +30,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.decide.views import propagate_shape_and_sharding
     from cute_sharding.dtensor.door.held import local_boxes
     from cute_sharding.dtensor.models.reshard import plan_reshard, reshard
+    from cute_sharding.dtensor.programs.planned import planned
     from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
     from cute_sharding.dtensor.run.any_mesh import redistribute
     from cute_sharding.dtensor.run.groups import prepare_groups
@@ -48,6 +50,7 @@ __all__ = [
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
+    "planned",
     "prepare_groups",
     "propagate_shape_and_sharding",
     "redistribute",
@@ -63,6 +66,7 @@ _WHERE = {
     "local_boxes": "door.held",
     "plan_reshard": "models.reshard",
     "reshard": "models.reshard",
+    "planned": "programs.planned",
     "RefitPlan": "refit.plan",
     "plan_refit": "refit.plan",
     "redistribute": "run.any_mesh",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,12 @@ class PlannedOp:
     """
 
     op: str
-    arguments: Sequence[Any]
+    arguments: tuple[Any, ...]
     named: Mapping[str, Any]
-    results: Sequence[int | None]
-    reads: Sequence[str | None]
-    keeps: Sequence[bool]
-    gives: Sequence[str | None]
+    results: tuple[int | None, ...]
+    reads: tuple[str | None, ...]
+    keeps: tuple[bool, ...]
+    gives: tuple[str | None, ...]
     line: str
     calls: int
 
@@ -115,7 +115,7 @@ class StepPlan:
         try:
             found = json.loads(text)
             version = found.pop("version")
-            ops = tuple([PlannedOp(**op) for op in found.pop("ops")])
+            ops = tuple([PlannedOp(**_frozen(op)) for op in found.pop("ops")])
             totals = {name: Totals(**of) for name, of in found.pop("totals").items()}
             given = tuple(map(_frozen, found.pop("given")))
             mesh, names = tuple(found.pop("mesh")), found.pop("names")
@@ -167,4 +167,7 @@ def _times(n: int) -> str:
 
 
 def _frozen(value: Any) -> Any:
+    """Lists as tuples, within objects too."""
+    if isinstance(value, dict):
+        return {name: _frozen(each) for name, each in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -31,7 +31,7 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
     asked = _Asked(recorded, counting)
     ways = [asked.ways(kind) for kind in recorded.kinds]
     ops, fixed, given = [], set[int](), dict[int, Any]()
-    specs = {number: spec for number, spec in recorded.given.items()}
+    specs = dict(recorded.given)
     for kind in recorded.kinds:
         specs.update(zip(kind.results, kind.made))  # type: ignore[arg-type]
     made = set[int]()
@@ -101,7 +101,7 @@ class _Asked:
 
 
 def _told(leaf: Any) -> Any:
-    return _kind_of(leaf) + (text(leaf.placements),) if isinstance(leaf, DTensorSpec) else leaf
+    return (*_kind_of(leaf), text(leaf.placements)) if isinstance(leaf, DTensorSpec) else leaf
 
 
 def _kind_of(spec: DTensorSpec) -> tuple[Hashable, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -13,11 +14,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import in_force
+from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.redistributions import redistribute
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
 from cute_sharding.dtensor.programs.recording import dtensors_in
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
-from cute_sharding.dtensor.replaced.local_tensors import tree_map
+from cute_sharding.dtensor.replaced.local_tensors import is_wrapper, storage_of, tree_map
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
 from cute_sharding.dtensor.run.placements import of_text, text
@@ -25,18 +27,34 @@ from cute_sharding.programs.plan import PlannedOp, StepPlan
 
 
 @contextmanager
-def planned(plan: StepPlan) -> Iterator[None]:
-    """Run the program inside the ``with`` block as the plan says.
+def planned(plan: StepPlan | str | Path) -> Iterator[None]:
+    """Run the program inside the ``with`` block as the plan says, one step or many, on the ranks of
+    the plan's mesh. The program does not change, and results are right whatever the plan says.
+
+    An op is recognized by its arguments and by what its operands are made of, all the way back to
+    weights and inputs with their shapes and placements. What the plan does not know, such as a last
+    smaller batch or another branch, is decided op by op; the log says so once. Compiled code runs
+    as without a plan. All ranks must have the same plan.
+
+    Args:
+        plan: from :func:`cute_sharding.plan_step`, or the path of a file that ``plan.save`` wrote.
 
     Raises:
         RuntimeError: the package is switched off, by whose rules a step is planned.
+        ValueError: the file is no plan, or names an op that this process does not have.
+
+    >>> with planned("step.json"):
+    ...     pass
+    Traceback (most recent call last):
+    RuntimeError: a plan is made for the rules of this package, which are switched off: set \
+USE_CUTE_SHARDING=1, or call cute_sharding.enable(redistribution=True, movement=True)
     """
     if in_force() is None:
         raise RuntimeError(
-            "a plan is made for the rules of this package, and they are switched off: call "
-            "cute_sharding.enable(redistribution=True, movement=True), or set USE_CUTE_SHARDING=1"
+            "a plan is made for the rules of this package, which are switched off: set "
+            "USE_CUTE_SHARDING=1, or call cute_sharding.enable(redistribution=True, movement=True)"
         )
-    with Planned(plan):
+    with Planned(plan if isinstance(plan, StepPlan) else StepPlan.load(plan)):
         yield
 
 
@@ -57,6 +75,7 @@ class Planned(TorchDispatchMode):
         self._entries = {_key(op): _entry(op) for op in plan.ops}
         self._values = Numbers()
         self._copies: dict[Any, tuple[Any, int, DTensor]] = {}
+        self._has_said = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -76,6 +95,9 @@ class Planned(TorchDispatchMode):
             first = args[0] if args else None
             if isinstance(first, DTensor) and is_same(func, first, result):
                 self._values.put(result, self._number(first))
+            elif not self._has_said:
+                self._has_said = True
+                logger.info("%s is not in the plan: it is decided op by op, as are others", func)
             return result
         if any(entry.reads):
             args, kwargs = self._read(entry, args, kwargs)
@@ -113,17 +135,17 @@ class Planned(TorchDispatchMode):
         if text(x._spec.placements) == placements:
             return x
         local = x._local_tensor
-        if local.is_inference():
+        if is_wrapper(local) or local.is_inference():
             return _brought(x, placements)
-        storage = local.untyped_storage()
+        storage = storage_of(local)
         key = (
             storage._cdata,
             local.storage_offset(),
             tuple(local.shape),
             local.stride(),
             local.dtype,
-            text(x._spec.placements),
             tuple(x.shape),
+            text(x._spec.placements),
             placements,
         )
         found = self._copies.get(key)
@@ -174,6 +196,11 @@ def planned_op(key: Key, **others: Any) -> PlannedOp:
 
 def _key(op: PlannedOp) -> Key:
     func = overload(op.op)
+    if func is None:
+        raise ValueError(
+            f"the plan has an op {op.op} that this process does not have: import the library that "
+            "registers it, or plan the step again with this release of PyTorch"
+        )
     return (
         func,
         _read_again(op.arguments),
@@ -190,14 +217,14 @@ def overload(name: str) -> Any:
 
 def _written(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [*map(_written, value)]
+        return tuple(map(_written, value))
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return {"torch": str(value).removeprefix("torch.")}
     return value
 
 
 def _read_again(value: Any) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return tuple(map(_read_again, value))
     if isinstance(value, dict):
         return getattr(torch, value["torch"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
-from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode, line_of_program
+from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 
 # What a program asks of a DTensor by its placements. It gets them as they are without a plan.
@@ -54,12 +53,12 @@ class Call:
     Attributes:
         kind: its number.
         operands, results: which tensors, counted in the order in which they are seen.
-        line: of the program; of a gradient the line that asks for it.
+        line: of the program; of a gradient the line of which it is the gradient.
     """
 
     kind: int
     operands: tuple[int, ...]
-    results: tuple[int | None, ...]
+    results: tuple[int, ...]
     line: Line | None
 
 
@@ -89,12 +88,16 @@ class Recorded:
 class Recording(TorchDispatchMode):
     """Records the ops on DTensors inside the ``with`` block.
 
+    Args:
+        line: gives the line of the program for which the last op ran.
+
     Attributes:
         recorded: what ran so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, line: Callable[[], Line | None] = lambda: None) -> None:
         super().__init__()
+        self._line = line
         self.recorded = Recorded()
         self._values, self._tensors = Numbers(), Numbers()
         self._kinds: dict[Key, int] = {}
@@ -157,10 +160,8 @@ class Recording(TorchDispatchMode):
             if number is None:  # written in place: the same value for a plan, but other elements
                 number = self._values.get(x)
             results.append(self._tensor_made(x, number))
-        line = line_of_program(sys._getframe(1))
-        self.recorded.calls.append(
-            Call(kind, tuple([tensor for _, tensor in asked]), tuple(results), line)
-        )
+        tensors = tuple([tensor for _, tensor in asked])
+        self.recorded.calls.append(Call(kind, tensors, tuple(results), self._line()))
         return result
 
     def _note_asked(self, tensor: DTensor) -> None:

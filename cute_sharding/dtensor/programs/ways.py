@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -171,7 +172,7 @@ def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> W
 
 def stand_in(spec: DTensorSpec) -> DTensor:
     """A DTensor without elements."""
-    meta = spec.tensor_meta
+    meta: Any = spec.tensor_meta
     local = torch.empty(local_shape(spec), dtype=meta.dtype, device=spec.mesh.device_type)
     return DTensor(local, spec, requires_grad=False)
 
@@ -186,7 +187,8 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     for a, b in zip(before, after):
         if isinstance(b, Partial) and (not isinstance(a, Partial) or a.reduce_op != b.reduce_op):
             return None
+    meta: Any = spec.tensor_meta
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
-    operand = Operand(shape, parts_of(before), spec.tensor_meta.dtype.itemsize)
+    operand = Operand(shape, parts_of(before), meta.dtype.itemsize)
     received, steps = moved_for(operand, parts_of(after), mesh, network_in_force())
     return Price(received * operand.itemsize, steps)

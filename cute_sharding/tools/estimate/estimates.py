@@ -85,7 +85,7 @@ file.py:function
     """
     names = tuple(mesh) if isinstance(mesh, Mapping) else None
     sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
-    _check(sizes, network, layers, rank, device, settings)
+    check(sizes, network, layers, rank, device, settings)
     module, file, name = located(step)
     request = {"function": (module, file, name), "sizes": sizes, "names": names, "rank": rank}
     flags = {name: dict(SETTINGS[name]) for name in settings}
@@ -110,7 +110,7 @@ def _runs(
     return tuple([replace(run, setting=setting) for setting, run in found.items()])
 
 
-def _check(
+def check(
     sizes: tuple[Any, ...],
     network: str | None,
     layers: int | None,
@@ -118,6 +118,10 @@ def _check(
     device: str,
     settings: Sequence[str],
 ) -> None:
+    """
+    Raises:
+        ValueError: an argument of :func:`estimate` has an unknown value.
+    """
     if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
         raise ValueError(
             f"mesh={sizes}: pass the number of devices of each mesh dim, such as (64, 8)"

@@ -307,6 +307,13 @@ class Recorder:
         named = kwargs and {name: _kept(value) for name, value in kwargs.items()}
         self._last = line, func, kept, named, in_force(), number
 
+    def last_line(self) -> Line | None:
+        """The line for which the last op on DTensors ran."""
+        if self._last is None:
+            return None
+        line, *_, number = self._last
+        return self._lines.of_node(number) if line is None and number is not None else line
+
     def node_made(self) -> None:
         made = nodes_made()
         self._lines.note(made - 1, self._lines.here(current_node())[0], made)

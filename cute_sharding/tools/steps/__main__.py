@@ -9,6 +9,9 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +32,19 @@ from cute_sharding.tools.estimate.__main__ import BACKENDS, function_of, said
 from cute_sharding.tools.profile.recorder import Recorder
 
 
-def main(request: dict[str, Any]) -> StepPlan | str:
+def main(request: dict[str, Any]) -> StepPlan | Exception | str:
     """The plan; or why the program cannot be imported or run."""
     try:
         step = function_of(*request.pop("function"))
-        return planned_step(step, **request)
     except Exception as error:
-        if request.get("raises"):
-            raise
+        return said(error)
+    stand_for(BACKENDS[request["device"]])
+    dispatch_modes.start_group(request["rank"], prod(request["sizes"]))
+    try:
+        return planned_step(step, **request)
+    except ImportError as error:
+        return error
+    except Exception as error:
         return said(error)
 
 
@@ -48,8 +56,7 @@ def planned_step(
     device: str,
     program: str,
 ) -> StepPlan:
-    stand_for(BACKENDS[device])
-    dispatch_modes.start_group(rank, _product(sizes))
+    """The plan of a step, in a process of a made-up world."""
     mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=names)
     recorder = Recorder()
     with ExitStack() as contexts:
@@ -60,33 +67,31 @@ def planned_step(
             contexts.enter_context(context)
         run = step(mesh)
         run()  # makes what an optimizer keeps
-        with _counted(recorder) as by_op, Recording() as recording:
+        with _counted(recorder) as by_op, Recording(recorder.last_line) as recording:
             run()
         recorded = recording.recorded
-
-        @contextmanager
-        def counting() -> Iterator[Callable[[], Price]]:
-            with _counted(recorder) as count:
-                yield count
-
-        found = program_of(recorded, counting, line_text)
-        solved = solve(found)
+        asked = program_of(recorded, partial(_counted, recorder), line_text)
+        solved = solve(asked)
         plan = StepPlan(
             program,
             tuple(sizes),
             names,
             tuple(recorded.keys),
             tuple(recorded.keys.values()),
-            ops_of(recorded, found, solved),
+            ops_of(recorded, asked, solved),
             {},
         )
-        with _counted(recorder) as count, Planned(plan):
+        with _counted(recorder) as counted, Planned(plan):
             run()
-    totals = {"op by op": by_op(), "planned": count()}
-    given = {name: Totals(price.received, price.collectives) for name, price in totals.items()}
-    given["predicted"] = Totals(solved.price.received, solved.price.collectives)
-    given["bound"] = Totals(int(solved.least), 0)
-    return StepPlan(plan.program, plan.mesh, plan.names, plan.given, plan.numbers, plan.ops, given)
+    totals = {
+        "op by op": by_op(),
+        "planned": counted(),
+        "bound": Price(min(int(solved.least), solved.price.received), solved.price.collectives),
+    }
+    return replace(
+        plan,
+        totals={name: Totals(of.received, of.collectives) for name, of in totals.items()},
+    )
 
 
 def ops_of(recorded: Recorded, program: Program, solved: Solved) -> tuple[PlannedOp, ...]:
@@ -124,9 +129,9 @@ def ops_of(recorded: Recorded, program: Program, solved: Solved) -> tuple[Planne
             planned_op(
                 kind.key,
                 results=kind.results,
-                reads=reads,
-                keeps=keeps,
-                gives=gives,
+                reads=tuple(reads),
+                keeps=tuple(keeps),
+                gives=tuple(gives),
                 line=line_text(recorded.calls[calls[k][0]].line),
                 calls=len(calls[k]),
             )
@@ -147,13 +152,6 @@ def _counted(recorder: Recorder) -> Iterator[Callable[[], Price]]:
 
     yield price
     end[0] = len(recorder.seen)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for n in sizes:
-        found *= n
-    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""``plan_step``: how a step runs at the least price."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from cute_sharding._settings import EVERYTHING
+from cute_sharding.programs.plan import StepPlan, Totals
+from cute_sharding.tools.estimate import estimate
+from cute_sharding.tools.estimate.estimates import SECONDS, check, environment, located
+from cute_sharding.tools.estimate.values import STOCK
+
+
+def plan_step(
+    step: Callable[..., Any] | str,
+    mesh: Sequence[int] | Mapping[str, int],
+    *,
+    network: str | None = None,
+    rank: int = 0,
+    device: Literal["cuda", "cpu"] = "cuda",
+) -> StepPlan:
+    """The plan by which a step receives the fewest bytes: which values are redistributed where, in
+    the forward and the backward pass. No op could choose that alone: a value that several ops need
+    is gathered once, a pending sum is reduced once and where it is smallest, and a small sharded
+    tensor does not make a large one sharded.
+
+    The weights and inputs keep the placements that the program gives them, and so does what the
+    program asks for by ``redistribute``, ``to_local`` or ``full_tensor``. The step runs without
+    devices and without memory, as for :func:`cute_sharding.estimate`; each op is asked what it does
+    on other placements, and a mixed integer program finds the optimum (HiGHS, by scipy).
+
+    Args:
+        step: as for ``estimate``: a function at the top of a module, or its name. ``step(mesh)``
+            makes a model, its batch and an optimizer, and returns one step.
+        mesh: the number of devices of each mesh dim; with names if the program uses them.
+        network: the links, as in ``USE_CUTE_NETWORK``.
+        rank: the rank that is run.
+        device: "cuda" plans for the kernels of GPUs, and "cpu" for those of CPUs.
+
+    Returns:
+        A :class:`~cute_sharding.programs.plan.StepPlan`. ``print`` shows it, ``save`` writes it to
+        a file, and ``with cute_sharding.planned(plan):`` runs a program by it. Its totals are those
+        of dry runs; that of PyTorch alone is missing if the step does not run there.
+
+    Raises:
+        ValueError: an argument has an unknown value, or the function cannot be imported by name.
+        RuntimeError: the step raises an error, or its process ended without a result.
+        ImportError: scipy is missing: ``pip install "cute-sharding[plan]"``.
+
+    >>> plan_step("training_step", mesh={"dp": 64, "tp": 8})
+    Traceback (most recent call last):
+    ValueError: 'training_step' is not the name of a function: write module:function or \
+file.py:function
+    """
+    names = tuple(mesh) if isinstance(mesh, Mapping) else None
+    sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
+    check(sizes, network, None, rank, device, [STOCK])
+    module, file, name = located(step)
+    request = {
+        "function": (module, file, name),
+        "sizes": sizes,
+        "names": names,
+        "rank": rank,
+        "device": device,
+        "program": f"{module if file is None else os.path.relpath(file)}:{name}",
+    }
+    flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
+    with ThreadPoolExecutor(2) as pool:
+        stock = pool.submit(
+            estimate, step, mesh, network=network, rank=rank, device=device, settings=[STOCK]
+        )
+        plan = _planned(request, flags)
+        (run,) = stock.result().runs
+    if run.failure is not None:
+        return plan
+    alone = Totals(run.step.busiest_bytes, run.step.collectives)
+    return replace(plan, totals={STOCK: alone, **plan.totals})
+
+
+def _planned(request: Mapping[str, Any], flags: Mapping[str, str]) -> StepPlan:
+    """The plan, from a process of its own."""
+    with TemporaryDirectory() as folder:
+        asked, answer = Path(folder, "request"), Path(folder, "answer")
+        asked.write_bytes(pickle.dumps(request))
+        command = [sys.executable, "-m", "cute_sharding.tools.steps", str(asked), str(answer)]
+        try:
+            done = subprocess.run(
+                command, env=environment(flags), capture_output=True, text=True, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"the step was not planned within {SECONDS} s: plan a model with fewer layers"
+            ) from None
+        if not answer.exists():
+            last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise RuntimeError(
+                f"the process that plans the step exited with {done.returncode}, and its last "
+                f"output was: {last}"
+            )
+        found: StepPlan | Exception | str = pickle.loads(answer.read_bytes())
+    if isinstance(found, Exception):
+        raise found
+    if isinstance(found, str):
+        raise RuntimeError(f"the step cannot be planned, because its dry run fails: {found}")
+    return found
