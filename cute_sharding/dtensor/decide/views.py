@@ -103,8 +103,7 @@ def ways_of_view(
     """
     cuts = tuple(map(cut_of, placements))
     reduced = _reduced(row, placements, view)
-    dims = range(len(view.input_shape)) if row.wants_whole_dims else ()
-    unsharded = [d for d in dims if d not in view.kept]
+    unsharded = _unsharded(row, view)
     try:
         kept, found = unblocked(view, cuts, mesh, unsharded)
         _check_has_numbers(found.cuts)
@@ -129,10 +128,27 @@ def ways_of_view(
         return
 
 
+def is_free(question: Question) -> bool:
+    """Whether a view of a tensor of known sizes may read it as it lies."""
+    (spec,), row = question.specs, VIEWS[question.name]
+    options = question.schema.kwargs_schema
+    view = row.view(tuple(spec.shape), *_arguments(question), **options)
+    placements = tuple(spec.placements)
+    cuts = tuple(map(cut_of, placements))
+    kept, _ = unblocked(view, cuts, tuple(spec.mesh.shape), _unsharded(row, view))
+    return kept == cuts and _reduced(row, placements, view) == placements
+
+
 def without_shards(row: ByDimMap, placements: tuple[Placement, ...], view: View) -> Way:
     """The way that is right for all sizes and orders of mesh dims: nothing is sharded."""
     source = without((Shard, StridedShard), _reduced(row, placements, view))
     return source, source, "redistribution"
+
+
+def _unsharded(row: ByDimMap, view: View) -> list[int]:
+    """The dims that the op needs whole."""
+    dims = range(len(view.input_shape)) if row.wants_whole_dims else ()
+    return [d for d in dims if d not in view.kept]
 
 
 def _reduced(row: ByDimMap, placements: tuple[Placement, ...], view: View) -> tuple[Placement, ...]:

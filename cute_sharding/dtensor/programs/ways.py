@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.bookkeeping.settings import in_force, network_in_force
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.signatures import placements_allowed
+from cute_sharding.dtensor.decide.views import is_free
 from cute_sharding.dtensor.door.cuts import parts_of
 from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.programs.recording import Kind, dtensors_in
@@ -93,10 +94,14 @@ def _operands(
         for placements in candidates[0]:  # all alike
             if all(_fits(placements, spec) for spec in kind.specs):
                 yield (placements,) * len(kind.specs)
-    free = [i for i, some in enumerate(candidates) if i in kind.as_lies] or [0]
-    for i in free if kind.specs else ():
+    for i in sorted(kind.as_lies) or range(len(kind.specs))[:1]:
         for placements in candidates[i]:
-            yield (*own[:i], placements, *own[i + 1 :])
+            given = (*own[:i], placements, *own[i + 1 :])
+            # A view that is not free has readers that want other placements.
+            if not question.is_view or is_free(
+                _question(kind, [placed_as(kind.specs[i], placements)])
+            ):
+                yield given
 
 
 def _fits(placements: Placements, spec: DTensorSpec) -> bool:
@@ -151,11 +156,21 @@ def _way(kind: Kind, given: Sequence[Placements], counting: Counting) -> Way | N
             if any(tuple(to[i].placements) != tuple(specs[i].placements) for i in kind.as_lies):
                 break
             if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(to, specs)):
+                if plan.is_local:
+                    return _local(specs, plan.specs)
                 break
             specs = [placed_as(a, tuple(b.placements)) for a, b in zip(specs, to)]
         return _measured(kind, specs, counting)
     except Exception:
         return None
+
+
+def _local(specs: Sequence[DTensorSpec], made: Sequence[Any]) -> Way:
+    """The way of an op that runs as it is, on local tensors that are not redistributed."""
+    return Way(
+        tuple([tuple(spec.placements) for spec in specs]),
+        tuple([tuple(spec.placements) for spec in made if isinstance(spec, DTensorSpec)]),
+    )
 
 
 def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> Way | None:

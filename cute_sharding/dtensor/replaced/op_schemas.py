@@ -27,6 +27,7 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
+from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.patch import Installed, calling
@@ -729,15 +730,40 @@ def op_handlers() -> dict[Any, Any]:
 def output_metas(schema: OpSchema) -> Any:
     """The global shapes, strides and dtypes of the op's results.
 
-    torch runs the op in a FakeTensorMode, which takes most of an op's first run. A view depends on
-    sizes and strides alone: run on meta tensors it gives the same.
+    torch runs the op in a FakeTensorMode, which takes most of an op's first run: what it finds is
+    remembered. A view depends on sizes and strides alone: run on meta tensors it gives the same.
     """
-    if is_tracing() or not _is_view(schema.op):
+    if is_tracing():
         return propagator()._propagate_tensor_meta_non_cached(schema)
+    if not _is_view(schema.op):
+        return _metas(_OnShapes(schema))
     with torch._C._DisableTorchDispatch():  # in none of the program's modes
         args, kwargs = tree_map(_on_meta, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
         found = schema.op(*args, **kwargs)
     return _meta_of(found) if isinstance(found, torch.Tensor) else [*map(_meta_of, found)]
+
+
+class _OnShapes:
+    """A call of an op that is equal to others on tensors of the same shapes, wherever they lie."""
+
+    def __init__(self, schema: OpSchema) -> None:
+        given = tree_map(_shape_alone, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+        self.schema, self.key = schema, (schema.op, repr(given), torch.get_default_dtype())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _OnShapes) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _shape_alone(leaf: Any) -> Any:
+    return leaf.tensor_meta if isinstance(leaf, DTensorSpec) else leaf
+
+
+@remembered
+def _metas(call: _OnShapes) -> Any:
+    return propagator()._propagate_tensor_meta_non_cached(call.schema)
 
 
 @cache

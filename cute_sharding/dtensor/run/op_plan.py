@@ -177,6 +177,12 @@ class OpPlan:
         )
 
     @property
+    def is_local(self) -> bool:
+        """Whether the op alone runs, on local tensors as they are: nothing is exchanged."""
+        others = (self.kernel, self.read, self.finishes, *self.prepares, *self.pending)
+        return not (self.moves or self.takes_all or self.copied or any(others))
+
+    @property
     def specs(self) -> list[Any]:
         """The specs of the results; None for a result that is no DTensor."""
         found = self.results
