@@ -297,6 +297,7 @@ ROOMS = [
     "fixes",
     "extras",
     "decide",
+    "programs",
     "switch",
 ]
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_sharding._words import counted
+
 VERSION = 1
 
 
@@ -49,8 +51,8 @@ class PlannedOp:
     reads: tuple[str | None, ...]
     keeps: tuple[bool, ...]
     gives: tuple[str | None, ...]
-    line: str
-    calls: int
+    line: str = "an unknown line"
+    calls: int = 1
 
     @property
     def changes(self) -> bool:
@@ -74,6 +76,21 @@ class StepPlan:
         ops: the ops.
         totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
             in dry runs; and the "bound", below which no plan of these ops gets.
+
+    >>> from cute_sharding.programs.plan import PlannedOp, Totals
+    >>> once = PlannedOp("aten.mm.default", (0, 1), {}, (2,), (None, None), (False,) * 2, ("[R]",))
+    >>> given = [((8, 8), "torch.float32", placed, (4,), ()) for placed in ("[S(1)]", "[S(0)]")]
+    >>> totals = {"planned": Totals(384, 1)}
+    >>> plan = StepPlan("train.py:step", (4,), None, tuple(given), (0, 1), (once,), totals)
+    >>> print(plan)
+    train.py:step, one step on mesh (4)
+    <BLANKLINE>
+         planned             384 bytes in 1 collective
+    <BLANKLINE>
+    an unknown line  aten.mm.default
+        gives result 0 as [R]
+    >>> StepPlan.of_json(plan.to_json()) == plan
+    True
     """
 
     program: str
@@ -147,7 +164,8 @@ class StepPlan:
         )
         lines = [f"{self.program}, one step on mesh ({sizes})", ""]
         for name, of in self.totals.items():
-            lines.append(f"{name:>12}  {of.received:>14,} bytes in {of.collectives:,} collectives")
+            sent = counted(of.collectives, "collective")
+            lines.append(f"{name:>12}  {of.received:>14,} bytes in {sent}")
         lines.append("")
         for op in self.ops:
             if op.changes:

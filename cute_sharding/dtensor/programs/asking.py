@@ -1,5 +1,6 @@
 """From what ran to a :class:`~cute_sharding.programs.program.Program`: every way of every op, and
-what it costs to bring values from one of them to another.
+what it costs to bring values from one of them to another. And from how it runs at the least price
+to the ops of a plan.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from cute_sharding.dtensor.programs.planned import planned_op
 from cute_sharding.dtensor.programs.recording import Kind, Recorded
 from cute_sharding.dtensor.programs.ways import (
     Counting,
@@ -18,7 +20,8 @@ from cute_sharding.dtensor.programs.ways import (
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.programs.program import Op, Price, Program, Way
+from cute_sharding.programs.plan import PlannedOp
+from cute_sharding.programs.program import Op, Price, Program, Solved, Way
 
 
 def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str] = str) -> Program:
@@ -132,3 +135,55 @@ def _moves(
         }
         for kind, some in targets.items()
     }
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+def plan_of(
+    recorded: Recorded, program: Program, solved: Solved, what: Callable[[Any], str] = str
+) -> tuple[PlannedOp, ...]:
+    """The ops of a plan: where the operands and the results of each kind are brought.
+
+    Args:
+        program: what ran, by :func:`program_of`.
+        what: the text for a line.
+    """
+    calls: dict[int, list[int]] = {}
+    # The last call that reads a tensor in some placements, and as which operand.
+    last: dict[tuple[int, Any], tuple[int, int]] = {}
+    for c, call in enumerate(recorded.calls):
+        calls.setdefault(call.kind, []).append(c)
+        needed = program.ops[c].ways[solved.ways[c]].operands
+        for i, (tensor, placements) in enumerate(zip(call.operands, needed)):
+            last[tensor, placements] = c, i
+
+    def planned(k: int, kind: Kind) -> PlannedOp:
+        some = [recorded.calls[c] for c in calls[k]]
+        way = program.ops[calls[k][0]].ways[solved.ways[calls[k][0]]]
+        reads, keeps = list[str | None](), list[bool]()
+        for i, placements in enumerate(way.operands):
+            moved = [solved.lies[call.operands[i]] != placements for call in some]
+            moves = i not in kind.as_lies and any(moved)
+            again = [last[r.operands[i], placements] != (c, i) for c, r in zip(calls[k], some)]
+            reads.append(_placements_text(placements) if moves else None)
+            keeps.append(moves and any(again))
+        gives = [
+            None if lies == placements else _placements_text(lies)
+            for lies, placements in zip([solved.lies[t] for t in some[0].results], way.results)
+        ]
+        return planned_op(
+            kind.key,
+            results=kind.results,
+            reads=tuple(reads),
+            keeps=tuple(keeps),
+            gives=tuple(gives),
+            line=what(some[0].line),
+            calls=len(some),
+        )
+
+    return tuple([planned(k, kind) for k, kind in enumerate(recorded.kinds)])
+
+
+def _placements_text(placements: Any) -> str:
+    return text(placements)

@@ -179,7 +179,7 @@ def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> W
         lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
         (kind.args, kind.kwargs),
     )
-    with torch._C._AutoDispatchBelowAutograd(), counting() as price:
+    with torch.no_grad(), counting() as price:
         result = kind.func(*args, **kwargs)
     made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
     return Way(tuple([tuple(spec.placements) for spec in specs]), made, price())

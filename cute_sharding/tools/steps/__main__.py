@@ -17,15 +17,14 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
-from cute_sharding.dtensor.programs.asking import program_of
-from cute_sharding.dtensor.programs.planned import Planned, planned_op
-from cute_sharding.dtensor.programs.recording import Recorded, Recording
+from cute_sharding.dtensor.programs.asking import plan_of, program_of
+from cute_sharding.dtensor.programs.planned import Planned
+from cute_sharding.dtensor.programs.recording import Recording
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.communication import stand_for
 from cute_sharding.dtensor.replaced.observing import line_text
-from cute_sharding.dtensor.run.placements import text
-from cute_sharding.programs.plan import PlannedOp, StepPlan, Totals
-from cute_sharding.programs.program import Price, Program, Solved
+from cute_sharding.programs.plan import StepPlan, Totals
+from cute_sharding.programs.program import Price
 from cute_sharding.programs.solve import solve
 from cute_sharding.tools.estimate import stand_ins
 from cute_sharding.tools.estimate.__main__ import BACKENDS, function_of, said
@@ -72,15 +71,9 @@ def planned_step(
         recorded = recording.recorded
         asked = program_of(recorded, partial(_counted, recorder), line_text)
         solved = solve(asked)
-        plan = StepPlan(
-            program,
-            tuple(sizes),
-            names,
-            tuple(recorded.keys),
-            tuple(recorded.keys.values()),
-            ops_of(recorded, asked, solved),
-            {},
-        )
+        ops = plan_of(recorded, asked, solved, line_text)
+        keys = recorded.keys
+        plan = StepPlan(program, tuple(sizes), names, tuple(keys), tuple(keys.values()), ops, {})
         with _counted(recorder) as counted, Planned(plan):
             run()
     totals = {
@@ -92,51 +85,6 @@ def planned_step(
         plan,
         totals={name: Totals(of.received, of.collectives) for name, of in totals.items()},
     )
-
-
-def ops_of(recorded: Recorded, program: Program, solved: Solved) -> tuple[PlannedOp, ...]:
-    """The ops of the plan: of each kind its way."""
-    calls: dict[int, list[int]] = {}
-    for c, call in enumerate(recorded.calls):
-        calls.setdefault(call.kind, []).append(c)
-    # The last call that reads a tensor in some placements as a copy.
-    last: dict[tuple[int, Any], tuple[int, int]] = {}
-    for c, call in enumerate(recorded.calls):
-        way = program.ops[c].ways[solved.ways[c]]
-        for i, (t, placements) in enumerate(zip(call.operands, way.operands)):
-            last[t, placements] = c, i
-    found = []
-    for k, kind in enumerate(recorded.kinds):
-        ways = {solved.ways[c] for c in calls[k]}
-        assert len(ways) == 1, "ops of one kind take the same way"
-        way = program.ops[calls[k][0]].ways[ways.pop()]
-        reads: list[str | None] = []
-        keeps = []
-        for i, placements in enumerate(way.operands):
-            moves = i not in kind.as_lies and any(
-                solved.lies[recorded.calls[c].operands[i]] != placements for c in calls[k]
-            )
-            reads.append(text(placements) if moves else None)  # type: ignore[arg-type]
-            keeps.append(
-                moves
-                and any(last[recorded.calls[c].operands[i], placements] != (c, i) for c in calls[k])
-            )
-        gives = []
-        for i, placements in enumerate(way.results):
-            lies = {solved.lies[recorded.calls[c].results[i]] for c in calls[k]}
-            gives.append(text(lies.pop()) if lies != {placements} else None)  # type: ignore[arg-type]
-        found.append(
-            planned_op(
-                kind.key,
-                results=kind.results,
-                reads=tuple(reads),
-                keeps=tuple(keeps),
-                gives=tuple(gives),
-                line=line_text(recorded.calls[calls[k][0]].line),
-                calls=len(calls[k]),
-            )
-        )
-    return tuple(found)
 
 
 @contextmanager

@@ -31,16 +31,12 @@ def plan_step(
     """The plan by which a step receives the fewest bytes: which values are redistributed where, in
     the forward and the backward pass. No op could choose that alone: a value that several ops need
     is gathered once, a pending sum is reduced once and where it is smallest, and a small sharded
-    tensor does not make a large one sharded.
-
-    The weights and inputs keep the placements that the program gives them, and so does what the
-    program asks for by ``redistribute``, ``to_local`` or ``full_tensor``. The step runs without
-    devices and without memory, as for :func:`cute_sharding.estimate`; each op is asked what it does
-    on other placements, and a mixed integer program finds the optimum (HiGHS, by scipy).
+    tensor does not make a large one sharded. The method is on docs/steps.md.
 
     Args:
         step: as for ``estimate``: a function at the top of a module, or its name. ``step(mesh)``
-            makes a model, its batch and an optimizer, and returns one step.
+            makes a model, its batch and an optimizer, and returns one step. Weights and inputs keep
+            their placements, and so does what the program asks for by ``redistribute``.
         mesh: the number of devices of each mesh dim; with names if the program uses them.
         network: the links, as in ``USE_CUTE_NETWORK``.
         rank: the rank that is run.
