@@ -16,10 +16,8 @@ from math import prod
 
 from cute_sharding.programs import solve
 from cute_sharding.programs.program import Op, Placing, Price, Program, Way
-from cute_sharding.propagation.signatures import Operand, received_for
 
-# What one mesh dim does to a matrix.
-PARTS = {"R": None, "S0": (0, 1), "S1": (1, 1), "P": "sum"}
+PARTS = ("R", "S0", "S1", "P")  # what one mesh dim does to a matrix
 # What one mesh dim may do in an op: to each operand, and to each result.
 MATMUL = ("R R R", "S0 R S0", "R S1 S1", "S1 S0 P")
 BY_ROWS = {n: (" ".join(["R"] * n), " ".join(["S0"] * n)) for n in range(2, 8)}
@@ -46,10 +44,28 @@ def moves_of(shape: tuple[int, int], mesh: tuple[int, ...]) -> dict[tuple[Placin
     found = {}
     for source, target in product(product(PARTS, repeat=len(mesh)), repeat=2):
         if source != target and all(p == "P" for p, q in zip(source, target) if q == "P"):
-            parts = [tuple(PARTS[p] for p in placing) for placing in (source, target)]
-            received = ITEMSIZE * received_for(Operand(shape, parts[0]), parts[1], mesh)
-            found[source, target] = Price(received, int(received > 0))
+            bytes_received = ITEMSIZE * received(shape, source, target, mesh)
+            found[source, target] = Price(bytes_received, int(bytes_received > 0))
     return found
+
+
+def received(
+    shape: tuple[int, int], source: tuple[str, ...], target: tuple[str, ...], mesh: tuple[int, ...]
+) -> int:
+    """Elements that each device receives, nearly: what is pending is reduced first, to a shard if
+    it is to be one; then what a device needs and has not is sent to it.
+    """
+    reduced = 0
+    lies = list(source)
+    for m, (p, q) in enumerate(zip(source, target)):
+        if p == "P" != q:
+            lies[m] = q
+            block = held(shape, tuple(lies), mesh) // ITEMSIZE
+            reduced += block * (mesh[m] - 1) * (2 if q == "R" else mesh[m]) // mesh[m]
+    both = [n for p, q, n in zip(lies, target, mesh) if q[0] == "S" or p[0] == "S"]
+    differ = [n for p, q, n in zip(lies, target, mesh) if q[0] == p[0] == "S" and p != q]
+    needed = held(shape, target, mesh) // ITEMSIZE
+    return reduced + needed - prod(shape) // (prod(both) * prod(differ))
 
 
 def held(shape: tuple[int, int], placing: tuple[str, ...], mesh: tuple[int, ...]) -> int:

@@ -81,6 +81,9 @@ class Program:
             no value that is given moves either. Others may be brought elsewhere as soon as they
             are made.
         sizes: for each kind of value, the bytes that the fullest device holds in each placing.
+        kept: values that are held to the end, such as weights and what the program returns.
+        within: for a value that has no memory of its own, such as a view, or what an op that
+            writes in place returns, the value in whose memory it is. It is fixed.
 
     A value is brought elsewhere where it is made, once and for good; and, for an op that needs it
     otherwise, as a copy that all later readers share.
@@ -92,6 +95,8 @@ class Program:
     kinds: Mapping[int, Hashable]
     fixed: frozenset[int] = frozenset()
     sizes: Mapping[Hashable, Mapping[Placing, int]] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()
+    within: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,300 @@
+"""What can be chosen in a program, and what each choice weighs, as a linear program.
+
+Ops choose ways, and values where they lie; what a reader needs and a value is not, is a copy. All
+of that is linear in variables that are 0 or 1:
+
+- ``way``: the ops of a kind take this way. One of them is taken.
+- ``bring``: a result is made so and then brought there. One of them is taken of the placing in
+  which the result is made, none of the others.
+- ``take``: a reader takes the value, which lies so, as that. It takes what it needs, from where the
+  value lies.
+- ``copy``: the value, which lies so, is copied to that. A reader that takes it so needs the copy,
+  and any number of readers may take it.
+
+If ways and brings are 0 or 1, the others are by themselves. As a reader takes a value in one
+variable for each *pair* of placings, the least weight of fractions is near that of whole numbers,
+and mostly equal to it.
+
+The variables have the names of ops and values, so a model can be written for a program whose
+layers are alike in far fewer variables, in two ways. *Tied*, what is alike does the same: a way to
+run the program, if not the best. *Averaged*, a variable stands for the average of those that are
+alike, and rows that are alike are added up: then there are fewer rows than the program has, so no
+way to run the program weighs less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import nlargest
+from math import inf
+from typing import TypeAlias
+
+from cute_sharding.programs.folding import Names, kinds_of, own_names
+from cute_sharding.programs.linear import Column, Model, Terms
+from cute_sharding.programs.program import Placing, Price, Program, Way
+
+# Makes a number of a price.
+Weigh: TypeAlias = Callable[[Price], float]
+# For placings, the ways that need or make them.
+ByPlacing: TypeAlias = Mapping[Placing, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What can be chosen in a program of which each value is made by an op.
+
+    Attributes:
+        spares_memory: choices that weigh no less than others, but may hold less, are kept.
+    """
+
+    program: Program
+    weigh: Weigh
+    spares_memory: bool = False
+
+    @cached_property
+    def own(self) -> Names:
+        return own_names(self.program)
+
+    @cached_property
+    def kinds(self) -> Sequence[Sequence[int]]:
+        """The ops of each kind."""
+        return kinds_of(self.program)
+
+    @cached_property
+    def places(self) -> Mapping[int, tuple[int, int]]:
+        """Of each value the op that makes it, and its position among the results."""
+        return {
+            v: (o, i) for o, op in enumerate(self.program.ops) for i, v in enumerate(op.results)
+        }
+
+    @cached_property
+    def readers(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Of each value the ops that read it, and its positions among their operands."""
+        found: dict[int, list[tuple[int, int]]] = {v: [] for v in self.places}
+        for o, op in enumerate(self.program.ops):
+            for i, v in enumerate(op.operands):
+                found[v].append((o, i))
+        return found
+
+    @cached_property
+    def _weights(self) -> dict[Placing, dict[tuple[Placing, Placing], float]]:
+        return {
+            kind: {pair: self.weigh(price) for pair, price in prices.items()}
+            for kind, prices in self.program.moves.items()
+        }
+
+    def weight(self, v: int, source: Placing, target: Placing) -> float:
+        """Of bringing a value there; infinite if it cannot be."""
+        if source == target:
+            return 0
+        return self._weights.get(self.program.kinds[v], {}).get((source, target), inf)
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, bool, int], ByPlacing]:
+        return {}
+
+    def _by_placing(self, ways: Sequence[Way], of_results: bool, position: int) -> ByPlacing:
+        key = (id(ways), of_results, position)
+        if key not in self._found:
+            found: dict[Placing, list[int]] = defaultdict(list)
+            for w, way in enumerate(ways):
+                found[(way.results if of_results else way.operands)[position]].append(w)
+            self._found[key] = found
+        return self._found[key]
+
+    def needed(self, o: int, position: int) -> ByPlacing:
+        """The ways of an op that need an operand so."""
+        return self._by_placing(self.program.ops[o].ways, False, position)
+
+    def made(self, v: int) -> ByPlacing:
+        """The ways of its op that make a value so."""
+        o, position = self.places[v]
+        return self._by_placing(self.program.ops[o].ways, True, position)
+
+    @cached_property
+    def _brought(self) -> dict[tuple[int, int], Sequence[tuple[Placing, Placing]]]:
+        return {}
+
+    def brought(self, v: int) -> Sequence[tuple[Placing, Placing]]:
+        """From where to where a value may be brought as it is made, with all that ops of the kind
+        make; all stay in place if one must.
+        """
+        o, position = self.places[v]
+        kind = self.own.kinds[o]
+        if (kind, position) not in self._brought:
+            alike = [self.program.ops[o].results[position] for o in self.kinds[kind]]
+            found = [(p, p) for p in self.made(v)]
+            if not any(u in self.program.fixed for u in alike):
+                found += self._worth_it(alike)
+            self._brought[kind, position] = found
+        return self._brought[kind, position]
+
+    def _worth_it(self, alike: Sequence[int]) -> list[tuple[Placing, Placing]]:
+        """A value is brought elsewhere if a reader must have it there as it lies, or if the copies
+        that readers need weigh less from there, by more than it weighs to bring the value.
+        """
+        found = []
+        needs = [self._needs(v) for v in alike]
+        made = self.made(alike[0])
+        for p, q in self._weights.get(self.program.kinds[alike[0]], {}):
+            if p not in made:
+                continue
+            weight = saved = 0.0
+            spares = False
+            for v, (as_lies, copied, most) in zip(alike, needs):
+                weight += self.weight(v, p, q)
+                reached = [n for n in copied if self.weight(v, q, n) < inf]
+                savings = [self.weight(v, p, n) - self.weight(v, q, n) for n in reached]
+                saved += sum(nlargest(most, [each for each in savings if each > 0]))
+                spares |= q in as_lies
+                if self.spares_memory:
+                    spares |= q in copied or self.size(v, q) < self.size(v, p)
+            if weight < inf and (spares or saved > weight):
+                found.append((p, q))
+        return found
+
+    def _needs(self, v: int) -> tuple[set[Placing], set[Placing], int]:
+        """The placings that readers need of a value as it lies, those that may be copies, and how
+        many readers may take copies.
+        """
+        as_lies: set[Placing] = set()
+        copied: set[Placing] = set()
+        most = 0
+        for o, i in self.readers[v]:
+            if i in self.program.ops[o].as_lies:
+                as_lies.update(self.needed(o, i))
+            else:
+                copied.update(self.needed(o, i))
+                most += 1
+        return as_lies, copied, most
+
+    def lies(self, v: int) -> Mapping[Placing, Sequence[Placing]]:
+        """How a value may lie, and for each of these how it is then made."""
+        found: dict[Placing, list[Placing]] = defaultdict(list)
+        for p, q in self.brought(v):
+            found[q].append(p)
+        return found
+
+    def is_shared(self, v: int) -> bool:
+        """Whether several readers may take one copy."""
+        return self._needs(v)[2] > 1
+
+    def copied(self, v: int) -> Sequence[tuple[Placing, Placing]]:
+        """From where to where a value may be copied, if not for nothing."""
+        return [
+            (p, q)
+            for p in self.lies(v)
+            for q in self._needs(v)[1]
+            if 0 < self.weight(v, p, q) < inf
+        ]
+
+    def size(self, v: int, placing: Placing) -> int:
+        """The bytes of a value on the fullest device."""
+        return self.program.sizes.get(self.program.kinds[v], {}).get(placing, 0)
+
+
+# -- the linear program ----------------------------------------------------------------------------
+
+
+def written(choices: Choices, columns: Names, rows: Names, seen: Names) -> Model:
+    """The choices of a program as a linear program.
+
+    Args:
+        choices: of the program.
+        columns: what is alike has the same variables.
+        rows: what is alike is said in one row, a sum.
+        seen: of ops that are alike so, one is looked at. As fine as rows and columns are, and one
+            step further.
+    """
+    model = Model()
+    times = Counter(seen.ops)
+    first = {name: o for o, name in reversed(list(enumerate(seen.ops)))}
+    for name, o in first.items():
+        op = choices.program.ops[o]
+        kind = columns.kinds[o]
+        ways = [("way", kind, w) for w in range(len(op.ways))]
+        for way, column in zip(op.ways, ways):
+            model.column(column, times[name] * choices.weigh(way.price), whole=True)
+        model.row(("way", rows.kinds[o]), [(1, column) for column in ways], 1, 1, times[name])
+        for v in op.results:
+            _make(model, choices, columns, rows, v, times[name])
+    for name, o in first.items():
+        for position in range(len(choices.program.ops[o].operands)):
+            _read(model, choices, columns, rows, (o, position), times[name])
+    return model
+
+
+def _make(
+    model: Model, choices: Choices, columns: Names, rows: Names, v: int, times: int
+) -> None:
+    """A value is brought from where it is made to one placing, and may be copied from there."""
+    o, position = choices.places[v]
+    brought = choices.brought(v)
+    for p, q in brought:
+        model.column(
+            bring(choices, columns, v, p, q), times * choices.weight(v, p, q), whole=True
+        )
+    for p, ways in choices.made(v).items():
+        terms: Terms = [(1, bring(choices, columns, v, *pair)) for pair in brought if pair[0] == p]
+        terms += [(-1, ("way", columns.kinds[o], w)) for w in ways]
+        model.row(("bring", rows.kinds[o], position, p), terms, 0, 0, times)
+    if choices.is_shared(v):
+        for p, q in choices.copied(v):
+            model.column(("copy", columns.values[v], p, q), times * choices.weight(v, p, q))
+
+
+def _read(
+    model: Model,
+    choices: Choices,
+    columns: Names,
+    rows: Names,
+    reader: tuple[int, int],
+    times: int,
+) -> None:
+    """A reader takes a value as it needs it."""
+    o, position = reader
+    op = choices.program.ops[o]
+    v, kind = op.operands[position], columns.kinds[o]
+    needed, lies = choices.needed(o, position), choices.lies(v)
+    row = (rows.ops[o], position)
+    needs: dict[Placing, Terms] = {
+        q: [(-1, ("way", kind, w)) for w in ways] for q, ways in needed.items()
+    }
+    lying: dict[Placing, Terms] = {
+        q: [(-1, bring(choices, columns, v, p, q)) for p in made] for q, made in lies.items()
+    }
+    if position in op.as_lies:
+        for q in {**needed, **lies}:
+            terms = [(-factor, column) for factor, column in lying.get(q, ())]
+            model.row(("lies", *row, q), [*terms, *needs.get(q, ())], 0, 0, times)
+        return
+    for p in lies:
+        for q in needed:
+            weight = choices.weight(v, p, q)
+            if weight == inf:
+                continue
+            taken = take(columns, reader, v, p, q)
+            lying[p].append((1, taken))
+            needs[q].append((1, taken))
+            if weight and choices.is_shared(v):
+                model.column(taken)
+                copy = ("copy", columns.values[v], p, q)
+                model.row(("copy", *row, p, q), [(1, copy), (-1, taken)], 0, inf, times)
+            else:
+                model.column(taken, times * weight)
+    for p, terms in lying.items():
+        model.row(("from", *row, p), terms, 0, 0, times)
+    for q, terms in needs.items():
+        model.row(("to", *row, q), terms, 0, 0, times)
+
+
+def bring(choices: Choices, columns: Names, v: int, p: Placing, q: Placing) -> Column:
+    o, position = choices.places[v]
+    return ("bring", columns.kinds[o], position, p, q)
+
+
+def take(columns: Names, reader: tuple[int, int], v: int, p: Placing, q: Placing) -> Column:
+    return ("take", columns.ops[reader[0]], reader[1], columns.values[v], p, q)

@@ -1,0 +1,109 @@
+"""Linear programs, some of whose variables are whole numbers, as scipy's HiGHS takes them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
+
+Column: TypeAlias = "tuple[Any, ...]"
+Terms: TypeAlias = "list[tuple[float, Column]]"
+# The solver's tolerances are absolute, and meant for weights of this size.
+GREATEST_WEIGHT = 1e6
+
+
+class Optimum(NamedTuple):
+    """The variables at the least weight that was found, and what no weight is below."""
+
+    values: Sequence[float]
+    bound: float
+
+
+@dataclass
+class Model:
+    """Variables from 0 to 1, by name, and what each weighs; rows, of which each is a sum between two
+    numbers. What is said again of a variable or a row is added to it.
+    """
+
+    weights: list[float] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    number: dict[Column, int] = field(default_factory=dict)
+    rows: dict[Column, tuple[dict[int, float], list[float]]] = field(default_factory=dict)
+
+    def column(self, name: Column, weight: float = 0, whole: bool = False) -> None:
+        if name not in self.number:
+            self.number[name] = len(self.weights)
+            self.weights.append(0)
+            self.whole.append(whole)
+        self.weights[self.number[name]] += weight
+
+    def row(
+        self,
+        name: Column,
+        terms: Iterable[tuple[float, Column]],
+        low: float,
+        high: float,
+        times: int = 1,
+    ) -> None:
+        sums, limits = self.rows.setdefault(name, (defaultdict(float), [0, 0]))
+        for factor, column in terms:
+            sums[self.number[column]] += times * factor
+        limits[0] += times * low
+        limits[1] += times * high
+
+    def optimum(self, seconds: float | None = None, whole: bool = True) -> Optimum | None:
+        """
+        Args:
+            seconds: stop then.
+            whole: whether the variables that are to be whole numbers are; else it is a bound alone.
+
+        Returns:
+            None: the rows contradict each other.
+
+        Raises:
+            TimeoutError: nothing was found in ``seconds``.
+        """
+        optimize, sparse = _scipy()
+        entries = [
+            (times, r, column)
+            for r, (sums, _) in enumerate(self.rows.values())
+            for column, times in sums.items()
+        ]
+        times, row, column = zip(*entries)
+        matrix = sparse.csr_array((times, (row, column)), (len(self.rows), len(self.weights)))
+        limits = [limits for _, limits in self.rows.values()]
+        scale = (max(self.weights) or 1) / GREATEST_WEIGHT
+        options: dict[str, Any] = {"mip_rel_gap": 0}
+        if seconds is not None:
+            options["time_limit"] = max(seconds, 0)
+        found = optimize.milp(
+            [weight / scale for weight in self.weights],
+            integrality=[whole and each for each in self.whole],
+            bounds=optimize.Bounds(0, 1),
+            constraints=optimize.LinearConstraint(matrix, *zip(*limits)),
+            options=options,
+        )
+        if found.status == 2:
+            return None
+        if found.x is None:
+            raise TimeoutError(found.message)
+        optimal = found.status == 0
+        return Optimum(found.x, scale * (found.fun if optimal else found.mip_dual_bound or 0))
+
+
+def _scipy() -> tuple[Any, Any]:
+    """
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        from scipy import optimize, sparse
+    except ImportError as error:
+        raise ImportError(
+            f"a plan of a program needs scipy, which cannot be imported ({error}): run "
+            'pip install "cute-sharding[plan]"',
+            name="scipy",
+        ) from error
+    return optimize, sparse
