@@ -227,9 +227,7 @@ def backward(
     of_open = step.each("mul", of_product, s["up"])
     of_up = step.each("mul", of_product, s["open_gate"])
     of_gate = step.each("silu backward", of_open, s["gate"])
-    of_normed = step.add(
-        linear(5, s["normed_too"], of_up), linear(4, s["normed_too"], of_gate)
-    )
+    of_normed = step.add(linear(5, s["normed_too"], of_up), linear(4, s["normed_too"], of_gate))
     of_y, of_between = step.op(
         "norm backward", NORM_BACKWARD, (of_normed, s["y"], s["between"]), shape, (1, shape[1])
     )

@@ -128,11 +128,20 @@ def drawn_program(rng, ops, ways=3, mesh=(2,), kinds=0.2, fixed=0.2, as_lies=0.2
             drawing.like(rng.choice(drawing.ops))
         else:
             drawing.op(ways, as_lies, again)
+    views = {
+        op.results[0]: op.operands[min(op.as_lies)]
+        for op in drawing.ops
+        if op.as_lies and rng.random() < 0.7
+    }
     return Program(
         tuple(drawing.ops),
         {v: drawing.lies[v] for v in given},
         drawing.moves,
         drawing.kinds,
-        frozenset(v for v in drawing.kinds if v not in given and rng.random() < fixed),
+        frozenset(
+            v for v in drawing.kinds if v not in given and (v in views or rng.random() < fixed)
+        ),
         {shape: {p: elements(shape, p, mesh) for p in drawing.placings} for shape in SHAPES},
+        frozenset(v for v in drawing.kinds if rng.random() < 0.1),
+        views,
     )

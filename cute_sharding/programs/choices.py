@@ -47,10 +47,12 @@ class Choices:
     """What can be chosen in a program of which each value is made by an op.
 
     Attributes:
+        sources: the first so many ops make what was given.
         spares_memory: choices that weigh no less than others, but may hold less, are kept.
     """
 
     program: Program
+    sources: int
     weigh: Weigh
     spares_memory: bool = False
 
@@ -227,16 +229,12 @@ def written(choices: Choices, columns: Names, rows: Names, seen: Names) -> Model
     return model
 
 
-def _make(
-    model: Model, choices: Choices, columns: Names, rows: Names, v: int, times: int
-) -> None:
+def _make(model: Model, choices: Choices, columns: Names, rows: Names, v: int, times: int) -> None:
     """A value is brought from where it is made to one placing, and may be copied from there."""
     o, position = choices.places[v]
     brought = choices.brought(v)
     for p, q in brought:
-        model.column(
-            bring(choices, columns, v, p, q), times * choices.weight(v, p, q), whole=True
-        )
+        model.column(bring(choices, columns, v, p, q), times * choices.weight(v, p, q), whole=True)
     for p, ways in choices.made(v).items():
         terms: Terms = [(1, bring(choices, columns, v, *pair)) for pair in brought if pair[0] == p]
         terms += [(-1, ("way", columns.kinds[o], w)) for w in ways]

@@ -23,8 +23,8 @@ class Optimum(NamedTuple):
 
 @dataclass
 class Model:
-    """Variables from 0 to 1, by name, and what each weighs; rows, of which each is a sum between two
-    numbers. What is said again of a variable or a row is added to it.
+    """Variables from 0 to 1, by name, and what each weighs; rows, of which each is a sum between
+    two numbers. What is said again of a variable or a row is added to it.
     """
 
     weights: list[float] = field(default_factory=list)
@@ -53,10 +53,20 @@ class Model:
         limits[0] += times * low
         limits[1] += times * high
 
-    def optimum(self, seconds: float | None = None, whole: bool = True) -> Optimum | None:
+    def forbid(self, name: Column, found: Optimum) -> None:
+        """Add a row: not all variables of a row are 1 that were."""
+        sums, _ = self.rows[name]
+        ones = [column for column in sums if found.values[column] > 0.5]
+        row = ("forbidden", len(self.rows))
+        self.rows[row] = (dict.fromkeys(ones, 1.0), [-inf, len(ones) - 1])
+
+    def optimum(
+        self, seconds: float | None = None, gap: float = 0.0, whole: bool = True
+    ) -> Optimum | None:
         """
         Args:
             seconds: stop then.
+            gap: stop as near to the bound, as a part of the weight.
             whole: whether the variables that are to be whole numbers are; else it is a bound alone.
 
         Returns:
@@ -66,6 +76,8 @@ class Model:
             TimeoutError: nothing was found in ``seconds``.
         """
         optimize, sparse = _scipy()
+        if not self.rows:
+            return Optimum((), 0)
         entries = [
             (times, r, column)
             for r, (sums, _) in enumerate(self.rows.values())
@@ -75,7 +87,7 @@ class Model:
         matrix = sparse.csr_array((times, (row, column)), (len(self.rows), len(self.weights)))
         limits = [limits for _, limits in self.rows.values()]
         scale = (max(self.weights) or 1) / GREATEST_WEIGHT
-        options: dict[str, Any] = {"mip_rel_gap": 0}
+        options: dict[str, Any] = {"mip_rel_gap": gap}
         if seconds is not None:
             options["time_limit"] = max(seconds, 0)
         found = optimize.milp(
@@ -89,8 +101,8 @@ class Model:
             return None
         if found.x is None:
             raise TimeoutError(found.message)
-        optimal = found.status == 0
-        return Optimum(found.x, scale * (found.fun if optimal else found.mip_dual_bound or 0))
+        exact = found.status == 0 and not (gap and whole)
+        return Optimum(found.x, scale * (found.fun if exact else found.mip_dual_bound or 0))
 
 
 def _scipy() -> tuple[Any, Any]:

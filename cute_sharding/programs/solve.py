@@ -10,99 +10,244 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby, islice
 from math import gcd, inf
+from typing import NoReturn
 
-from cute_sharding.programs.choices import Choices, Weigh, bring, written
+from cute_sharding.exchange import MemoryLimitError
+from cute_sharding.programs.choices import Choices, Weigh, written
 from cute_sharding.programs.folding import Names, names_by_looking_further
+from cute_sharding.programs.holding import Holding
 from cute_sharding.programs.linear import Model, Optimum
 from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, Way
 
-# A proof that leaves so little of the weight is one, as the solver computes with fractions.
-PROVED = 1e-9
-FIRST_LOOK, WORTHWHILE = 9, 2
+# What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
+NEAR = 1e-9
+# How many steps one looks around an op at first, for what is alike; and the least part of the ops
+# that must then be left out.
+FIRST_LOOK, WORTHWHILE = 8, 1 / 2
 
 
-def solve(program: Program, *, weigh: Weigh | None = None, seconds: float | None = None) -> Solved:
+def solve(
+    program: Program,
+    *,
+    weigh: Weigh | None = None,
+    memory_limit: int | None = None,
+    gap: float = 0.0,
+    seconds: float | None = None,
+) -> Solved:
     """The cheapest way to run a program.
 
     Args:
         program: what its ops can do.
         weigh: makes a number of a price, at least 0 and additive; None: bytes, and of equal bytes
             the number of collectives.
+        memory_limit: the bytes that a device may hold at once.
+        gap: be content with what weighs so much more than the bound, as a part of its weight.
         seconds: stop after that time with the best that was found by then.
 
     Raises:
         ImportError: scipy is not installed.
-        ValueError: the program cannot run: no ways of its ops fit together.
+        MemoryLimitError: no way to run the program keeps within the limit.
         TimeoutError: nothing was found in ``seconds``.
+        ValueError: the program cannot run: no ways of its ops fit together.
     """
-    end = inf if seconds is None else time.monotonic() + seconds
-    choices = Choices(with_sources(program), weigh or bytes_first(program))
-    best, least = None, 0.0
-    for near, further, furthest in folded(choices):
-        model = written(choices, near, further, further)
-        found = model.optimum(_left(end))
-        if found is not None:
-            tied = _solved(choices, near, model, found)
-            if best is None or tied.weight < best.weight:
-                best = tied
-        if near is not furthest:
-            found = written(choices, further, near, furthest).optimum(_left(end), whole=False)
-        if found is not None:
-            least = max(least, found.bound)
-        if best is not None and best.weight <= least * (1 + PROVED):
-            return replace(best, least=min(least, best.weight))
-    raise ValueError("no ways fit")
+    search = _Search(
+        Choices(
+            with_sources(program),
+            len(program.given),
+            weigh or bytes_first(program),
+            spares_memory=memory_limit is not None,
+        ),
+        memory_limit=inf if memory_limit is None else memory_limit,
+        gap=gap,
+        end=inf if seconds is None else time.monotonic() + seconds,
+    )
+    best: Solved | None = None
+    least = 0.0
+    for names in folded(search.choices):
+        try:
+            found, bound = search.between(*names)
+        except TimeoutError:
+            if best is None:
+                raise
+            break
+        if bound is None:
+            search.refuse(*names)
+        if found is not None and (best is None or found.weight < best.weight):
+            best = found
+        least = max(least, bound)
+        if best is not None and best.weight * (1 - gap - NEAR) <= least:
+            break
+    assert best is not None, "the last names are the program's own, of which nothing is tied"
+    return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
 
 
 def folded(choices: Choices) -> Iterator[tuple[Names, Names, Names]]:
-    """What is tied, what is added up, and what is looked at, each finer than the one before: first
-    what is alike if one looks around no further than a few ops, and at last the program as it is.
+    """Names of what is alike, each finer than the one before: first if one looks around no further
+    than a few ops, and at last the program as it is.
     """
-    ops, look = len(choices.program.ops), FIRST_LOOK
     names = names_by_looking_further(choices.program)
-    seen = list(islice(names, look))
-    while len(set(seen[-1].ops)) <= ops / WORTHWHILE:
-        yield seen[look - 5], seen[look - 3], seen[look - 1]
-        look *= 2
-        seen += islice(names, look - len(seen))
+    seen = list(islice(names, FIRST_LOOK + 1))
+    while len(set(seen[-1].ops)) <= WORTHWHILE * len(choices.program.ops):
+        yield seen[-5], seen[-3], seen[-1]
+        seen += islice(names, len(seen) - 1)
     yield (choices.own,) * 3
 
 
-def _left(end: float) -> float | None:
-    return None if end == inf else end - time.monotonic()
+@dataclass
+class _Search:
+    """
+    Attributes:
+        end: when to stop, by the clock.
+        moments: those at which more was held than may be.
+    """
+
+    choices: Choices
+    memory_limit: float
+    gap: float
+    end: float
+    moments: set[int] = field(default_factory=set)
+
+    @cached_property
+    def holding(self) -> Holding:
+        return Holding(self.choices)
+
+    def between(
+        self, near: Names, further: Names, furthest: Names
+    ) -> tuple[Solved | None, float | None]:
+        """The cheapest way to run the program in which all that is alike does the same, if there is
+        one; and what no way weighs less than, None if there is no way.
+        """
+        found = self.tied(near, further)
+        if near is furthest:
+            return found, None if found is None else found.least
+        model = written(self.choices, further, near, furthest)
+        for moment in self.moments:
+            self.holding.limit_average(model, further, moment, self.memory_limit)
+        average = self._optimum(model, whole=False)
+        return found, None if average is None else average.bound
+
+    def tied(self, near: Names, further: Names) -> Solved | None:
+        model = written(self.choices, near, further, further)
+        for moment in self.moments:
+            self.holding.limit(model, near, moment, self.memory_limit)
+        while True:
+            found = self._optimum(model)
+            if found is None:
+                return None
+            solved, held = self.solved(near, model, found)
+            over = peaks(held, self.memory_limit)
+            if not over:
+                return solved
+            for moment in over:
+                if ("held", moment) in model.rows:  # within the solver's tolerance of the limit
+                    model.forbid(("held", moment), found)
+                else:
+                    self.holding.limit(model, near, moment, self.memory_limit)
+            self.moments.update(over)
+
+    def refuse(self, near: Names, further: Names, furthest: Names) -> NoReturn:
+        """
+        Raises:
+            MemoryLimitError, ValueError: there is no way to run the program.
+        """
+        own = self.choices.own
+        least = self.least_peak(near, further) or self.least_peak(own, own)
+        if least is None:
+            raise ValueError(
+                "the program cannot run: no ways of its ops fit together. Give its ops more ways, "
+                "or list more moves of its values"
+            )
+        peak, moment = least
+        at = moment - self.choices.sources
+        where = "the start" if at < 0 else self.choices.program.ops[moment].what or f"op {at}"
+        raise MemoryLimitError(
+            f"no way to run the program keeps every device within memory_limit={self.memory_limit}"
+            f" bytes: in the way that holds least, a device holds {peak} bytes at {where}. Pass "
+            f"memory_limit={peak} or more, shard weights or inputs over more devices, or keep fewer"
+            " values",
+            limit=int(self.memory_limit),
+            least=peak,
+        )
+
+    def least_peak(self, near: Names, further: Names) -> tuple[int, int] | None:
+        """The least bytes in which the program can run if all that is alike does the same, and when
+        they are held; None if it cannot run.
+        """
+        model = written(self.choices, near, further, further)
+        model.weights = [0.0] * len(model.weights)
+        model.column(("peak",), 1)
+        moments: set[int] = set()
+        while True:
+            found = self._optimum(model)
+            if found is None:
+                return None
+            solved, held = self.solved(near, model, found)
+            moment = held.index(solved.peak)
+            if moment in moments:
+                return solved.peak, moment
+            moments.add(moment)
+            self.holding.limit(model, near, moment, ("peak",))
+
+    def _optimum(self, model: Model, whole: bool = True) -> Optimum | None:
+        seconds = None if self.end == inf else self.end - time.monotonic()
+        return model.optimum(seconds, self.gap, whole)
+
+    def solved(self, names: Names, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
+        """All that follows from which ways are taken and to where values are brought, and the bytes
+        that are held at each moment.
+        """
+        choices = self.choices
+        program = choices.program
+        taken = [name for name, number in model.number.items() if found.values[number] > 0.5]
+        taken_ways = {name[1]: name[2] for name in taken if name[0] == "way"}
+        brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
+        numbers = [taken_ways[names.kinds[o]] for o in range(len(program.ops))]
+        ways = [op.ways[w] for op, w in zip(program.ops, numbers)]
+        lies = {v: brought[names.kinds[o], i] for v, (o, i) in choices.places.items()}
+        copies: dict[int, list[Placing]] = defaultdict(list)
+        price = Price()
+        for op, way in zip(program.ops, ways):
+            price = price.plus(way.price)
+            moved = [(v, placing, lies[v]) for v, placing in zip(op.results, way.results)]
+            for v, needed in zip(op.operands, way.operands):
+                if needed not in (lies[v], *copies[v]):
+                    copies[v].append(needed)
+                    moved.append((v, lies[v], needed))
+            for v, source, target in moved:
+                if source != target:
+                    price = price.plus(program.moves[program.kinds[v]][source, target])
+        held = self.holding.held(ways, lies)
+        weight = choices.weigh(price)
+        solved = Solved(
+            ways=tuple(numbers[choices.sources :]),
+            lies=lies,
+            made={
+                v: placing
+                for op, way in zip(program.ops[choices.sources :], ways[choices.sources :])
+                for v, placing in zip(op.results, way.results)
+            },
+            copies={v: tuple(placings) for v, placings in copies.items() if placings},
+            price=price,
+            least=min(found.bound, weight),
+            weight=weight,
+            peak=max(held, default=0),
+        )
+        return solved, held
 
 
-def _solved(choices: Choices, columns: Names, model: Model, found: Optimum) -> Solved:
-    """All that follows from which ways are taken and to where values are brought."""
-    program = choices.program
-    taken = {name for name, number in model.number.items() if found.values[number] > 0.5}
-    taken_ways = {name[1]: name[2] for name in taken if name[0] == "way"}
-    brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
-    lies: dict[int, Placing] = {}
-    made: dict[int, Placing] = {}
-    copies: dict[int, list[Placing]] = defaultdict(list)
-    ways: list[int] = []
-    price = Price()
-    for o, op in enumerate(program.ops):
-        ways.append(taken_ways[columns.kinds[o]])
-        way = op.ways[ways[-1]]
-        price = price.plus(way.price)
-        for v, needed in zip(op.operands, way.operands):
-            if needed not in (lies[v], *copies[v]):
-                copies[v].append(needed)
-                price = price.plus(program.moves[program.kinds[v]][lies[v], needed])
-        for i, (v, placing) in enumerate(zip(op.results, way.results)):
-            made[v], lies[v] = placing, brought[columns.kinds[o], i]
-            if lies[v] != placing:
-                price = price.plus(program.moves[program.kinds[v]][placing, lies[v]])
-    given = [v for v, (o, _) in choices.places.items() if not program.ops[o].operands]
-    weight = choices.weigh(price)
-    return Solved(ways=tuple(ways), lies=lies, made=made, copies=copies, price=price,
-        least=min(found.bound, weight), weight=weight)
+def peaks(held: Sequence[int], limit: float) -> list[int]:
+    """The moments of greatest bytes, of all times in which they are above the limit.
+
+    >>> peaks([1, 5, 6, 5, 1, 7], 4)
+    [2, 5]
+    """
+    times = groupby(range(len(held)), lambda moment: held[moment] > limit)
+    return [max(moments, key=held.__getitem__) for is_over, moments in times if is_over]
 
 
 def bytes_first(program: Program) -> Weigh:

@@ -3,12 +3,15 @@
 import random
 from collections import defaultdict
 from itertools import product
+from math import inf
 
 import pytest
 from drawn_programs import drawn_program
 
+from cute_sharding.exchange import MemoryLimitError
+from cute_sharding.programs import solve
 from cute_sharding.programs.program import Price
-from cute_sharding.programs.solve import bytes_first, solve
+from cute_sharding.programs.solve import bytes_first
 
 
 def least(program, weigh):
@@ -68,6 +71,61 @@ def _of_value(program, weigh, ways, values, made, lies):
     return weight
 
 
+def least_within(program, weigh, limit):
+    """The least weight of all choices that hold no more than the limit, and the least that any
+    choice holds.
+    """
+    groups = defaultdict(list)
+    for o, op in enumerate(program.ops):
+        groups[("alone", o) if op.kind is None else op.kind].append(o)
+    best = smallest = None
+    for choice in product(*[range(len(program.ops[ops[0]].ways)) for ops in groups.values()]):
+        ways = {o: w for ops, w in zip(groups.values(), choice) for o in ops}
+        together = list(_together(program, groups, ways))
+        own = sum(weigh(op.ways[ways[o]].price) for o, op in enumerate(program.ops))
+        options = []
+        for values, made in together:
+            weights = {q: _of_value(program, weigh, ways, values, made, q) for q in _all(program)}
+            options.append([(q, each) for q, each in weights.items() if each is not None])
+        for chosen in product(*options):
+            lies = {v: q for (values, _), (q, _) in zip(together, chosen) for v in values}
+            made = {v: p for values, p in together for v in values}
+            weight = own + sum(each for _, each in chosen)
+            peak = max(_held(program, ways, made, lies), default=0)
+            smallest = peak if smallest is None else min(peak, smallest)
+            if peak <= limit and (best is None or weight < best):
+                best = weight
+    return best, smallest
+
+
+def _held(program, ways, made, lies):
+    """Bytes before the first op, and while each op runs."""
+    for moment in range(-1, len(program.ops)):
+        total = 0
+        for v, placing in lies.items():
+            sizes = program.sizes[program.kinds[v]]
+            makers = [o for o, op in enumerate(program.ops) if v in op.results] or [-1]
+            family = {v}
+            for u in sorted(lies):  # views come after what they are views of
+                if program.within.get(u) in family:
+                    family.add(u)
+            uses = [o for o, op in enumerate(program.ops) if family & {*op.operands, *op.results}]
+            last = len(program.ops) if family & program.kept else max(uses, default=-1)
+            if v not in program.within and makers[0] <= moment <= last:
+                total += sizes[placing]
+                if makers[0] == moment and made[v] != placing:
+                    total += sizes[made[v]]
+            taken = defaultdict(list)
+            for o, op in enumerate(program.ops):
+                for u, needed in zip(op.operands, op.ways[ways[o]].operands):
+                    if u == v and needed != placing:
+                        taken[needed].append(o)
+            for copy, readers in taken.items():
+                if min(readers) <= moment <= max(readers):
+                    total += sizes[copy]
+        yield total
+
+
 def of_first_ways(program):
     """What it costs that each op takes its first way, and copies are made as they are needed."""
     lies, price, copies = dict(program.given), Price(), set()
@@ -101,3 +159,24 @@ def test_programs_are_never_dearer_than_their_first_ways(seed):
     solved = solve(program)
     assert solved.price <= of_first_ways(program)
     assert solved.least == solved.weight
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_small_programs_keep_within_a_limit(seed):
+    rng = random.Random(seed)
+    program = drawn_program(rng, 4, ways=2, mesh=rng.choice([(2,), (4,)]))
+    weigh = bytes_first(program)
+    free = solve(program)
+    _, smallest = least_within(program, weigh, inf)
+    for limit in {free.peak, *[rng.randint(smallest - 1, free.peak) for _ in range(3)]}:
+        expected, _ = least_within(program, weigh, limit)
+        if expected is None:
+            with pytest.raises(
+                MemoryLimitError, match=f"Pass memory_limit={smallest} or"
+            ) as raised:
+                solve(program, memory_limit=limit)
+            assert (raised.value.limit, raised.value.least) == (limit, smallest)
+            continue
+        solved = solve(program, memory_limit=limit)
+        assert solved.peak <= limit
+        assert solved.weight == solved.least == pytest.approx(expected, rel=1e-9)
