@@ -25,15 +25,15 @@ way to run the program weighs less.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import nlargest
+from itertools import chain
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cute_sharding.programs.folding import Names, kinds_of, own_names
-from cute_sharding.programs.linear import Column, Model, Terms
+from cute_sharding.programs.linear import Column, Model, Terms, library
 from cute_sharding.programs.program import Placing, Price, Program, Way
 
 # Makes a number of a price.
@@ -138,30 +138,60 @@ class Choices:
         """A value is brought elsewhere if a reader must have it there as it lies, or if the copies
         that readers need weigh less from there, by more than it weighs to bring the value.
         """
-        found = []
-        needs = [self._needs(v) for v in alike]
-        made = self.made(alike[0])
-        for p, q in self._weights.get(self.program.kinds[alike[0]], {}):
-            if p not in made:
-                continue
-            weight = saved = 0.0
-            spares = False
-            for v, (as_lies, copied, most) in zip(alike, needs):
-                weight += self.weight(v, p, q)
-                reached = [n for n in copied if self.weight(v, q, n) < inf]
-                savings = [self.weight(v, p, n) - self.weight(v, q, n) for n in reached]
-                saved += sum(nlargest(most, [each for each in savings if each > 0]))
-                spares |= q in as_lies
-                if self.spares_memory:
-                    spares |= q in copied or self.size(v, q) < self.size(v, p)
-            if weight < inf and (spares or saved > weight):
-                found.append((p, q))
-        return found
+        numpy = library("numpy")
+        first = self.program.kinds[alike[0]]
+        placings, _ = self._table(first)
+        sources = [p for p in self.made(alike[0]) if p in placings]
+        weight = saved = numpy.zeros((len(sources), len(placings)))
+        spares = numpy.zeros_like(weight, dtype=bool)
+        for v in alike:
+            weights = self._table(self.program.kinds[v], first)[1]
+            moved = weights[[placings[p] for p in sources]]
+            as_lies, copied, most = self._needs(v)
+            needed = [placings[n] for n in copied if n in placings]
+            each = moved[:, None, needed] - weights[None, :, needed]
+            each = numpy.sort(numpy.nan_to_num(each, nan=0, posinf=inf).clip(0), axis=2)
+            weight, saved = weight + moved, saved + each[..., -most:].sum(axis=2)
+            spares[:, [placings[q] for q in as_lies if q in placings]] = True
+            if self.spares_memory:
+                sizes = numpy.array([self.size(v, q) for q in placings])
+                spares |= sizes < sizes[[placings[p] for p in sources]][:, None]
+                spares[:, needed] = True
+        worth = (weight < inf) & (spares | (saved > weight))
+        names = list(placings)
+        return [(sources[p], names[q]) for p, q in zip(*worth.nonzero()) if sources[p] != names[q]]
+
+    def _table(self, kind: Hashable, order: Hashable = None) -> tuple[dict[Placing, int], Any]:
+        """The placings between which values of a kind move, by number, and what the moves weigh;
+        as those of another kind are numbered.
+        """
+        key = (kind, kind if order is None else order)
+        if key not in self._tables:
+            numpy = library("numpy")
+            pairs = self._weights.get(key[1], {})
+            number = {p: k for k, p in enumerate(dict.fromkeys(chain.from_iterable(pairs)))}
+            table = numpy.full((len(number), len(number)), inf)
+            for (p, q), weight in self._weights.get(kind, {}).items():
+                if p in number and q in number:
+                    table[number[p], number[q]] = weight
+            numpy.fill_diagonal(table, 0)
+            self._tables[key] = number, table
+        return self._tables[key]
+
+    @cached_property
+    def _tables(self) -> dict[tuple[Hashable, Hashable], tuple[dict[Placing, int], Any]]:
+        return {}
+
+    @cached_property
+    def _needs_of(self) -> dict[int, tuple[set[Placing], set[Placing], int]]:
+        return {}
 
     def _needs(self, v: int) -> tuple[set[Placing], set[Placing], int]:
         """The placings that readers need of a value as it lies, those that may be copies, and how
         many readers may take copies.
         """
+        if v in self._needs_of:
+            return self._needs_of[v]
         as_lies: set[Placing] = set()
         copied: set[Placing] = set()
         most = 0
@@ -171,7 +201,8 @@ class Choices:
             else:
                 copied.update(self.needed(o, i))
                 most += 1
-        return as_lies, copied, most
+        self._needs_of[v] = as_lies, copied, most
+        return self._needs_of[v]
 
     def lies(self, v: int) -> Mapping[Placing, Sequence[Placing]]:
         """How a value may lie, and for each of these how it is then made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,7 +76,7 @@ class Model:
         Raises:
             TimeoutError: nothing was found in ``seconds``.
         """
-        optimize, sparse = _scipy()
+        optimize, sparse = library("scipy.optimize"), library("scipy.sparse")
         if not self.rows:
             return Optimum((), 0)
         entries = [
@@ -105,17 +106,17 @@ class Model:
         return Optimum(found.x, scale * (found.fun if exact else found.mip_dual_bound or 0))
 
 
-def _scipy() -> tuple[Any, Any]:
-    """
+def library(name: str) -> Any:
+    """A module of scipy, or numpy, on which it stands.
+
     Raises:
-        ImportError: it is not installed.
+        ImportError: it is not installed; the message says how to install it.
     """
     try:
-        from scipy import optimize, sparse
+        return import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"a plan of a program needs scipy, which cannot be imported ({error}): run "
-            'pip install "cute-sharding[plan]"',
+            f"the cheapest way to run a program is found with scipy, which cannot be imported "
+            f'({error}): run pip install "cute-sharding[plan]"',
             name="scipy",
         ) from error
-    return optimize, sparse
