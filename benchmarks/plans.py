@@ -14,8 +14,9 @@ from functools import cache
 from itertools import product
 from math import prod
 
+from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs import solve
-from cute_sharding.programs.program import Op, Placing, Price, Program, Way
+from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, Way
 
 PARTS = ("R", "S0", "S1", "P")  # what one mesh dim does to a matrix
 # What one mesh dim may do in an op: to each operand, and to each result.
@@ -87,6 +88,7 @@ class Step:
         self.given: dict[int, Placing] = {}
         self.shapes: dict[int, tuple[int, int]] = {}
         self.fixed: set[int] = set()
+        self.within: dict[int, int] = {}
 
     def value(self, shape: tuple[int, int]) -> int:
         self.shapes[len(self.shapes)] = shape
@@ -110,6 +112,7 @@ class Step:
         self.ops.append(Op(operands, results, ways, None, frozenset(as_lies), what))
         if as_lies:
             self.fixed.update(results)
+            self.within.update(dict.fromkeys(results, operands[as_lies[0]]))
         return results
 
     def matmul(self, x: int, w: int) -> int:
@@ -142,6 +145,8 @@ class Step:
             moves={shape: moves_of(shape, self.mesh) for shape in set(self.shapes.values())},
             kinds=self.shapes,
             fixed=frozenset(self.fixed),
+            kept=frozenset(self.given),
+            within=self.within,
             sizes={
                 shape: {
                     placing: held(shape, placing, self.mesh)
@@ -256,20 +261,33 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 32, 126])
     parser.add_argument("--mesh", type=int, nargs="+", default=[8, 8])
     parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--limit", type=float, help="of the memory of the plan without a limit")
     given = parser.parse_args()
     mesh = tuple(given.mesh)
-    print(f"mesh {mesh}\nlayers     ops   ways  seconds       MB    gap")
+    print(f"mesh {mesh}")
+    print(" layers     ops    ways  seconds  received MB  held MB     gap")
     for layers in given.layers:
         program = transformer(layers, mesh, given.width)
-        begin = time.perf_counter()
-        solved = solve(program)
-        seconds = time.perf_counter() - begin
-        ways = sum(len(op.ways) for op in program.ops)
-        gap = 1 - solved.least / solved.weight if solved.weight else 0.0
-        print(
-            f"{layers:6} {len(program.ops):7} {ways:6} {seconds:8.1f} "
-            f"{solved.price.received / 1e6:8.1f} {gap:6.2%}"
-        )
+        solved = shown(layers, program)
+        if given.limit:
+            try:
+                shown(layers, program, int(given.limit * solved.peak))
+            except MemoryLimitError as error:
+                print(error)
+
+
+def shown(layers: int, program: Program, memory_limit: int | None = None) -> Solved:
+    begin = time.perf_counter()
+    solved = solve(program, memory_limit=memory_limit)
+    seconds = time.perf_counter() - begin
+    ways = sum(len(op.ways) for op in program.ops)
+    gap = 1 - solved.least / solved.weight if solved.weight else 0.0
+    print(
+        f"{layers:7} {len(program.ops):7} {ways:7} {seconds:8.1f} "
+        f"{solved.price.received / 1e6:12,.1f} {solved.peak / 1e6:8,.0f} {gap:7.2%}",
+        flush=True,
+    )
+    return solved
 
 
 if __name__ == "__main__":

@@ -149,7 +149,8 @@ class Choices:
             moved = weights[[placings[p] for p in sources]]
             as_lies, copied, most = self._needs(v)
             needed = [placings[n] for n in copied if n in placings]
-            each = moved[:, None, needed] - weights[None, :, needed]
+            with numpy.errstate(invalid="ignore"):  # neither can be a copy: nothing is saved
+                each = moved[:, None, needed] - weights[None, :, needed]
             each = numpy.sort(numpy.nan_to_num(each, nan=0, posinf=inf).clip(0), axis=2)
             weight, saved = weight + moved, saved + each[..., -most:].sum(axis=2)
             spares[:, [placings[q] for q in as_lies if q in placings]] = True

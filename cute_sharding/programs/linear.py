@@ -13,6 +13,8 @@ Column: TypeAlias = "tuple[Any, ...]"
 Terms: TypeAlias = "list[tuple[float, Column]]"
 # The solver's tolerances are absolute, and meant for weights of this size.
 GREATEST_WEIGHT = 1e6
+ROUNDING = 1e-6
+OPTIMAL, INFEASIBLE = 0, 2  # its statuses
 
 
 class Optimum(NamedTuple):
@@ -76,17 +78,21 @@ class Model:
         Raises:
             TimeoutError: nothing was found in ``seconds``.
         """
-        optimize, sparse = library("scipy.optimize"), library("scipy.sparse")
         if not self.rows:
             return Optimum((), 0)
-        entries = [
-            (times, r, column)
-            for r, (sums, _) in enumerate(self.rows.values())
-            for column, times in sums.items()
-        ]
-        times, row, column = zip(*entries)
-        matrix = sparse.csr_array((times, (row, column)), (len(self.rows), len(self.weights)))
-        limits = [limits for _, limits in self.rows.values()]
+        fractions = self._found(False, seconds, 0.0)
+        if not whole or fractions is None or self._is_whole(fractions.values):
+            return fractions
+        found = self._found(True, seconds, gap)
+        return found and found._replace(bound=max(found.bound, fractions.bound))
+
+    def _is_whole(self, values: Sequence[float]) -> bool:
+        return all(
+            min(value, 1 - value) < ROUNDING for value, whole in zip(values, self.whole) if whole
+        )
+
+    def _found(self, whole: bool, seconds: float | None, gap: float) -> Optimum | None:
+        optimize = library("scipy.optimize")
         scale = (max(self.weights) or 1) / GREATEST_WEIGHT
         options: dict[str, Any] = {"mip_rel_gap": gap}
         if seconds is not None:
@@ -95,15 +101,30 @@ class Model:
             [weight / scale for weight in self.weights],
             integrality=[whole and each for each in self.whole],
             bounds=optimize.Bounds(0, 1),
-            constraints=optimize.LinearConstraint(matrix, *zip(*limits)),
+            constraints=self._constraints(),
             options=options,
         )
-        if found.status == 2:
+        if found.status == INFEASIBLE:
             return None
-        if found.x is None:
-            raise TimeoutError(found.message)
-        exact = found.status == 0 and not (gap and whole)
+        if found.x is None or not (whole or found.status == OPTIMAL):
+            raise TimeoutError(
+                f"no way to run the program was found in {seconds:.0f} seconds: pass more seconds"
+            )
+        exact = found.status == OPTIMAL and not gap
         return Optimum(found.x, scale * (found.fun if exact else found.mip_dual_bound or 0))
+
+    def _constraints(self) -> Any:
+        optimize, sparse = library("scipy.optimize"), library("scipy.sparse")
+        entries = [
+            (factor, r, column)
+            for r, (sums, _) in enumerate(self.rows.values())
+            for column, factor in sums.items()
+        ]
+        factors, row, column = zip(*entries)
+        matrix = sparse.csr_array((factors, (row, column)), (len(self.rows), len(self.weights)))
+        return optimize.LinearConstraint(
+            matrix, *zip(*[limits for _, limits in self.rows.values()])
+        )
 
 
 def library(name: str) -> Any:

@@ -28,7 +28,7 @@ from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, 
 NEAR = 1e-9
 # How many steps one looks around an op at first, for what is alike; and the least part of the ops
 # that must then be left out.
-FIRST_LOOK, WORTHWHILE = 8, 1 / 2
+FIRST_LOOK, WORTHWHILE = 3, 1 / 2
 
 
 def solve(
@@ -70,7 +70,7 @@ def solve(
     least = 0.0
     for names in folded(search.choices):
         try:
-            found, bound = search.between(*names)
+            found, bound = search.between(*names, least)
         except TimeoutError:
             if best is None:
                 raise
@@ -80,7 +80,7 @@ def solve(
         if found is not None and (best is None or found.weight < best.weight):
             best = found
         least = max(least, bound)
-        if best is not None and best.weight * (1 - gap - NEAR) <= least:
+        if search.is_enough(best, least):
             break
     assert best is not None, "the last names are the program's own, of which nothing is tied"
     return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
@@ -91,10 +91,11 @@ def folded(choices: Choices) -> Iterator[tuple[Names, Names, Names]]:
     than a few ops, and at last the program as it is.
     """
     names = names_by_looking_further(choices.program)
-    seen = list(islice(names, FIRST_LOOK + 1))
+    seen, look = list(islice(names, FIRST_LOOK + 5)), FIRST_LOOK
     while len(set(seen[-1].ops)) <= WORTHWHILE * len(choices.program.ops):
-        yield seen[-5], seen[-3], seen[-1]
-        seen += islice(names, len(seen) - 1)
+        yield seen[look], seen[look + 2], seen[look + 4]
+        seen += islice(names, look + 1)
+        look += look + 1
     yield (choices.own,) * 3
 
 
@@ -116,8 +117,11 @@ class _Search:
     def holding(self) -> Holding:
         return Holding(self.choices)
 
+    def is_enough(self, found: Solved | None, least: float) -> bool:
+        return found is not None and found.weight * (1 - self.gap - NEAR) <= least
+
     def between(
-        self, near: Names, further: Names, furthest: Names
+        self, near: Names, further: Names, furthest: Names, least: float
     ) -> tuple[Solved | None, float | None]:
         """The cheapest way to run the program in which all that is alike does the same, if there is
         one; and what no way weighs less than, None if there is no way.
@@ -125,6 +129,8 @@ class _Search:
         found = self.tied(near, further)
         if near is furthest:
             return found, None if found is None else found.least
+        if self.is_enough(found, least):
+            return found, least
         model = written(self.choices, further, near, furthest)
         for moment in self.moments:
             self.holding.limit_average(model, further, moment, self.memory_limit)
