@@ -36,7 +36,7 @@ def solve(
     *,
     weigh: Weigh | None = None,
     memory_limit: int | None = None,
-    gap: float = 0.0,
+    gap: float = 0.02,
     seconds: float | None = None,
 ) -> Solved:
     """The cheapest way to run a program.
@@ -46,7 +46,8 @@ def solve(
         weigh: makes a number of a price, at least 0 and additive; None: bytes, and of equal bytes
             the number of collectives.
         memory_limit: the bytes that a device may hold at once.
-        gap: be content with what weighs so much more than the bound, as a part of its weight.
+        gap: within a limit of memory, be content with what weighs so much more than the bound, as
+            a part of its weight. Without a limit what is found is the cheapest.
         seconds: stop after that time with the best that was found by then.
 
     Raises:
@@ -63,7 +64,7 @@ def solve(
             spares_memory=memory_limit is not None,
         ),
         memory_limit=inf if memory_limit is None else memory_limit,
-        gap=gap,
+        gap=0.0 if memory_limit is None else gap,
         end=inf if seconds is None else time.monotonic() + seconds,
     )
     best: Solved | None = None

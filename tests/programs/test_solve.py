@@ -174,9 +174,9 @@ def test_small_programs_keep_within_a_limit(seed):
             with pytest.raises(
                 MemoryLimitError, match=f"Pass memory_limit={smallest} or"
             ) as raised:
-                solve(program, memory_limit=limit)
+                solve(program, memory_limit=limit, gap=0)
             assert (raised.value.limit, raised.value.least) == (limit, smallest)
             continue
-        solved = solve(program, memory_limit=limit)
+        solved = solve(program, memory_limit=limit, gap=0)
         assert solved.peak <= limit
         assert solved.weight == solved.least == pytest.approx(expected, rel=1e-9)
