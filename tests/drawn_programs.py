@@ -145,3 +145,34 @@ def drawn_program(rng, ops, ways=3, mesh=(2,), kinds=0.2, fixed=0.2, as_lies=0.2
         frozenset(v for v in drawing.kinds if rng.random() < 0.1),
         views,
     )
+
+
+def in_layers(program, layers):
+    """The program as one layer of many: each reads what the one before made, if that fits, in place
+    of the first value that is given. None if it does not fit.
+    """
+    first, *weights = program.given
+    fitting = [
+        v for op in program.ops for v in op.results if program.kinds[v] == program.kinds[first]
+    ]
+    if not fitting:
+        return None
+    ops, given, kinds, fixed, kept, within = [], {first: program.given[first]}, {}, set(), set(), {}
+    kinds[first] = program.kinds[first]
+    into, numbers = first, len(program.kinds)
+    for layer in range(layers):
+        number = {v: v + numbers * (layer + 1) for v in program.kinds}
+        number[first] = into
+        for v in set(program.kinds) - {first}:
+            kinds[number[v]] = program.kinds[v]
+        given.update({number[v]: program.given[v] for v in weights})
+        fixed.update(number[v] for v in program.fixed if v != first)
+        kept.update(number[v] for v in program.kept if v != first)
+        within.update({number[v]: number[u] for v, u in program.within.items()})
+        for op in program.ops:
+            operands, results = ([number[v] for v in each] for each in (op.operands, op.results))
+            kind = None if op.kind is None else (op.kind, layer)
+            ops.append(Op(tuple(operands), tuple(results), op.ways, kind, op.as_lies, op.what))
+        into = number[fitting[-1]]
+    sets = [frozenset(each) for each in (fixed, kept)]
+    return Program(tuple(ops), given, program.moves, kinds, sets[0], program.sizes, sets[1], within)

@@ -1,12 +1,14 @@
 """The solver of programs against brute force: all ways, and for each value all placings."""
 
 import random
+import re
+import sys
 from collections import defaultdict
 from itertools import product
 from math import inf
 
 import pytest
-from drawn_programs import drawn_program
+from drawn_programs import drawn_program, in_layers
 
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs import solve
@@ -180,3 +182,27 @@ def test_small_programs_keep_within_a_limit(seed):
         solved = solve(program, memory_limit=limit, gap=0)
         assert solved.peak <= limit
         assert solved.weight == solved.least == pytest.approx(expected, rel=1e-9)
+
+
+def as_it_is(program, **limits):
+    """Solved without looking for what is alike."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[bytes_first.__module__], "WORTHWHILE", 0)
+        return solve(program, **limits)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_layers_that_are_alike_lose_nothing(seed):
+    rng = random.Random(seed)
+    mesh = rng.choice([(2,), (4,), (2, 2)])
+    program = in_layers(drawn_program(rng, rng.randint(2, 6), mesh=mesh), rng.randint(10, 30))
+    if program is None:
+        return
+    try:
+        expected = as_it_is(program)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            solve(program)
+        return
+    solved = solve(program)
+    assert solved.weight == solved.least == pytest.approx(expected.weight, rel=1e-9)
