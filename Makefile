@@ -70,6 +70,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.views
 	$(BIN)/python -m benchmarks.views --answers
 	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.plans
 	$(BIN)/python -m benchmarks.redistribution
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.overhead

@@ -25,6 +25,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "ops": ("--only", "add", "--samples", "1"),
     "overhead": ("--calls", "1", "--rounds", "1", "--only", "view"),
     "peers": (),
+    "plans": ("--layers", "1", "--mesh", "4", "--width", "64", "--limit", "0.9"),
     "profiled": ("--rounds", "1"),
     "programs": ("--only", "add", "--samples", "1"),
     "redistribution": ("--megabytes", "1", "--repeat", "1"),

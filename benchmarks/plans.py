@@ -174,11 +174,9 @@ def transformer(
     x = step.give((tokens, width), by_tokens)
     backwards = []
     for _ in range(layers):
-        weights = [
-            weight(out, into)
-            for out, into in [(width, width), (keys, width), (keys, width), (width, width)]
-            + [(hidden, width), (hidden, width), (width, hidden)]
-        ]
+        attention = [weight(out, width) for out in (width, keys, keys, width)]
+        mlp = [weight(hidden, width), weight(hidden, width), weight(width, hidden)]
+        weights = [*attention, *mlp]
         x, saved = forward(step, x, weights, scale(), scale())
         backwards.append((weights, saved))
     head = weight(words, width)
@@ -211,9 +209,8 @@ def forward(
     product_of = step.each("mul", open_gate, up)
     z = step.add(y, step.matmul(product_of, turned[6]))
     names = "x normed q k v attended y normed_too gate up open_gate product_of before between"
-    found = locals()
-    found.update(q=turned_q, k=turned_k)
-    saved = {name: found[name] for name in names.split()}
+    values = [x, normed, turned_q, turned_k, v, attended, y, normed_too, gate, up, open_gate]
+    saved = dict(zip(names.split(), [*values, product_of, before, between]))
     return z, {**saved, **{f"turned {i}": t for i, t in enumerate(turned)}}
 
 

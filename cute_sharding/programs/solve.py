@@ -170,14 +170,15 @@ class _Search:
                 "or list more moves of its values"
             )
         peak, moment = least
+        limit = int(self.memory_limit)
         at = moment - self.choices.sources
         where = "the start" if at < 0 else self.choices.program.ops[moment].what or f"op {at}"
         raise MemoryLimitError(
-            f"no way to run the program keeps every device within memory_limit={self.memory_limit}"
-            f" bytes: in the way that holds least, a device holds {peak} bytes at {where}. Pass "
-            f"memory_limit={peak} or more, shard weights or inputs over more devices, or keep fewer"
-            " values",
-            limit=int(self.memory_limit),
+            f"no way to run the program keeps every device within memory_limit={limit} "
+            f"bytes: the least that was found is {peak} bytes, at {where}. Pass "
+            f"memory_limit={peak} or more, shard weights or inputs over more devices, or keep fewer "
+            "values",
+            limit=limit,
             least=peak,
         )
 
