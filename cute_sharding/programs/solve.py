@@ -176,8 +176,8 @@ class _Search:
         raise MemoryLimitError(
             f"no way to run the program keeps every device within memory_limit={limit} "
             f"bytes: the least that was found is {peak} bytes, at {where}. Pass "
-            f"memory_limit={peak} or more, shard weights or inputs over more devices, or keep fewer "
-            "values",
+            f"memory_limit={peak} or more, shard weights or inputs over more devices, or keep "
+            "fewer values",
             limit=limit,
             least=peak,
         )
