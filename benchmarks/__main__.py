@@ -31,6 +31,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "redistribution": ("--megabytes", "1", "--repeat", "1"),
     "reshard": ("--width", "32", "--layers", "1", "--repeat", "1", "--only", "fsdp to tp"),
     "search": (),
+    "steps": ("--only", "vocabulary", "--mesh", "2"),
     "sequence": ("--shape", "1", "1", "8", "8", "--cache", "8"),
     "strategies": ("--only", "softmax", "--samples", "1", "--calls", "1"),
     "views": ("--answers", "--cases", "20"),

@@ -24,7 +24,8 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-from benchmarks.beside_jax import answer, mesh_of, placed, received_of
+from benchmarks.beside_jax import answer, mesh_of, placed
+from benchmarks.hlo import received_of
 
 
 class Case(NamedTuple):

@@ -1,12 +1,11 @@
 """What JAX's compiler makes of programs, for benchmarks that stand beside it: JAX runs in a process
-of its own, of a Python that has it, and what it receives is read off the compiled program.
+of its own, of a Python that has it. :mod:`benchmarks.hlo` reads what the compiled program receives.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,42 +51,3 @@ def placed(shape: tuple[int, ...], dtype: Any, mesh: Any, spec: Sequence[Any]) -
     from jax.sharding import NamedSharding, PartitionSpec
 
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
-
-
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
-_COLLECTIVE = re.compile(
-    r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
-    r"(?:-start)?\((.*)$",
-    re.M,
-)
-
-
-def received_of(program: str) -> tuple[int, int]:
-    """The bytes that a device receives in a compiled program of XLA, and its collectives."""
-    total, count = 0.0, 0
-    for made, op, rest in _COLLECTIVE.findall(program):
-        n = sum(
-            _BYTES.get(dtype, 4) * prod(int(size) for size in dims.split(",") if size)
-            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", made)
-        )
-        parts = _group_size(rest)
-        count += 1
-        total += {
-            "all-reduce": 2 * n * (parts - 1) / parts,
-            "all-gather": n * (parts - 1) / parts,
-            "all-to-all": n * (parts - 1) / parts,
-            "reduce-scatter": n * (parts - 1),
-            "collective-permute": n,
-        }[op]
-    return round(total), count
-
-
-def _group_size(text: str) -> int:
-    """The devices of one group, in any of XLA's three ways to write the groups."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
-        axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        return prod(int(axes[name]) for name in re.findall(r"'(\w+)'", found[2]))
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", text):
-        return int(found[2])
-    found = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
-    return len(found[1].split(",")) if found else 1

@@ -1,34 +1,39 @@
 """What whole training steps receive: PyTorch alone, this package, and JAX's compiler.
 
     python -m benchmarks.steps [--only NAME ...] [--mesh 2 4] [--jax PYTHON] [--check]
-        [--settings PyTorch views redistribution movement all] [--errors]
+        [--settings PyTorch views redistribution movement all] [--adamw] [--errors]
 
 A step is a forward pass, a backward pass and SGD, in float32, and gives the loss on each device.
 Weights and inputs have the same shardings on each side (benchmarks/training_steps.py). Printed is
-what the busiest rank receives, in bytes, and in how many collectives; last, what all flags receive
-over what JAX does. Without ``--mesh``, the meshes are (8,), (2, 4) and (4, 4).
+what the busiest rank receives, in bytes, and in how many collectives; last, what each setting
+receives over what JAX does. Without ``--mesh``, the meshes are (8,), (2, 4) and (4, 4).
 
-PyTorch and this package run as ``cute_sharding estimate`` runs them, one process for each setting
-and step; PyTorch alone is then without flags, and tests/tools/test_benchmarks_of_steps.py counts
-the same where the package is not imported. What JAX receives is read off the compiled program.
-``--check`` compares the losses of all sides and the new weights on one device.
+PyTorch and this package run as ``cute_sharding estimate`` runs them, each setting of each step in a
+process of its own. PyTorch alone is the package without flags: tests/test_training_steps.py
+counts the same without the package. What JAX receives is read off the program that it compiles for
+CPUs, and again with the reduce-scatters that XLA makes on other devices: the second is compared.
+``--check`` compares the losses and the new weights of torch and JAX on one device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from statistics import geometric_mean
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.beside_jax import answer, mesh_of, placed, received_of
+from benchmarks.beside_jax import answer, mesh_of, placed
+from benchmarks.hlo import received_of
 from benchmarks.training_steps import STEPS, Step, names_of, numbers
 
 MESHES = ((8,), (2, 4), (4, 4))
 ALIKE = 1e-4  # of a loss
+BESIDE = ("PyTorch", "JAX on CPUs", "JAX")
 
 
 class Received(NamedTuple):
@@ -47,39 +52,53 @@ Side: TypeAlias = "Callable[[Sequence[Step], tuple[int, ...]], Mapping[str, Answ
 # -- sides -----------------------------------------------------------------------------------------
 
 
-def setting(name: str) -> Side:
-    """The steps with a setting of ``estimate``."""
+def setting(name: str, optimizer: str = "sgd") -> Side:
+    """The steps with a setting of ``estimate``, and with one of the optimizers that they have."""
 
     def side(steps: Sequence[Step], mesh: tuple[int, ...]) -> dict[str, Answer]:
         from cute_sharding import estimate
 
-        sizes, found = dict(zip(names_of(mesh), mesh)), {}
-        for step in steps:
-            program = f"benchmarks.steps_of_torch:{step.name}"
-            (run,) = estimate(program, sizes, settings=[name]).runs
-            received = Received(run.step.busiest_bytes, run.step.collectives)
-            found[step.name] = run.failure or received
-        return found
+        def of(step: Step) -> Answer:
+            program = f"benchmarks.steps_of_torch:{step.name}.{optimizer}"
+            try:
+                (run,) = estimate(program, dict(zip(names_of(mesh), mesh)), settings=[name]).runs
+            except RuntimeError as error:  # PyTorch alone may search for rules for minutes
+                return str(error)
+            return run.failure or Received(run.step.busiest_bytes, run.step.collectives)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
+            return dict(zip([step.name for step in steps], pool.map(of, steps)))
 
     return side
 
 
-def jax_by(python: str) -> Side:
-    """The steps as JAX compiles them, in a process of a Python that has JAX."""
+def jax_by(python: str, scatters: bool) -> Side:
+    """The steps as JAX compiles them, in a process of a Python that has JAX. ``scatters``: as in
+    :func:`benchmarks.hlo.received_of`.
+    """
 
     def side(steps: Sequence[Step], mesh: tuple[int, ...]) -> dict[str, Answer]:
-        found = answer("steps", "jax", _arguments(steps, mesh), python)
-        return {name: Received(*received) for name, received in found.items()}
+        found = _compiled(python, *_arguments(steps, mesh))
+        return {name: Received(*both[scatters]) for name, both in found.items()}
 
     return side
+
+
+@cache
+def _compiled(python: str, *arguments: str) -> dict[str, Any]:
+    return answer("steps", "jax", arguments, python)
 
 
 def _arguments(steps: Sequence[Step], mesh: tuple[int, ...]) -> list[str]:
     return ["--only", *[step.name for step in steps], "--mesh", *map(str, mesh)]
 
 
-def compiled_by_jax(steps: Sequence[Step], mesh: tuple[int, ...]) -> dict[str, Received]:
-    """What the compiled steps receive. The new weights are sharded as the weights are."""
+def compiled_by_jax(
+    steps: Sequence[Step], mesh: tuple[int, ...]
+) -> dict[str, list[tuple[int, int]]]:
+    """What the compiled steps receive, without and with reduce-scatters. The new weights are
+    sharded as the weights are.
+    """
     device_mesh = mesh_of(mesh, names_of(mesh))
     import jax
 
@@ -95,8 +114,8 @@ def compiled_by_jax(steps: Sequence[Step], mesh: tuple[int, ...]) -> dict[str, R
             operands[name] = placed(shape, dtype, device_mesh, spec)
         inputs, weights = ({n: operands[n] for n in some} for some in (step.inputs, step.weights))
         shardings = whole, {name: weight.sharding for name, weight in weights.items()}
-        program = jax.jit(once(step), out_shardings=shardings, donate_argnums=0)
-        found[step.name] = Received(*received_of(program.lower(weights, inputs).compile().as_text()))
+        program = jax.jit(once(step), out_shardings=shardings).lower(weights, inputs).compile()
+        found[step.name] = [received_of(program.as_text(), some) for some in (False, True)]
     return found
 
 
@@ -159,7 +178,7 @@ def check(steps: Sequence[Step], python: str) -> None:
 
 def cell(found: Answer) -> str:
     if isinstance(found, str):
-        return "raises"
+        return "takes long" if "took more than" in found else "raises"
     return f"{found.bytes:,} in {found.collectives}" if found.collectives else "0"
 
 
@@ -171,7 +190,7 @@ def ratio(found: Answer, beside: Answer) -> float | None:
 
 def show(steps: Sequence[Step], meshes: Sequence[tuple[int, ...]], sides: dict[str, Side]) -> Any:
     """Print the table, and return why what raises does."""
-    compared = [name for name in sides if name not in ("PyTorch", "JAX")] if "JAX" in sides else []
+    compared = [name for name in sides if name not in BESIDE] if "JAX" in sides else []
     heads = ["step", "mesh", *sides, *[f"{name} / JAX" for name in compared]]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     ratios: dict[str, list[float]] = {name: [] for name in compared}
@@ -202,6 +221,7 @@ def main() -> None:
     parser.add_argument("--mesh", nargs="*", type=int)
     parser.add_argument("--jax", default="", help="a Python that has JAX")
     parser.add_argument("--settings", nargs="*", default=["PyTorch", "all"])
+    parser.add_argument("--adamw", action="store_true", help="AdamW, not SGD; without JAX")
     parser.add_argument("--check", action="store_true", help="compare values on one device")
     parser.add_argument("--errors", action="store_true", help="print why something raises")
     parser.add_argument("--side", choices=("jax", "values"))
@@ -215,9 +235,10 @@ def main() -> None:
     if given.check:
         check(steps, given.jax or sys.executable)
         return
-    sides = {name: setting(name) for name in given.settings}
-    if given.jax:
-        sides["JAX"] = jax_by(given.jax)
+    optimizer = "adamw" if given.adamw else "sgd"
+    sides = {name: setting(name, optimizer) for name in given.settings}
+    if given.jax and not given.adamw:
+        sides["JAX on CPUs"], sides["JAX"] = (jax_by(given.jax, some) for some in (False, True))
     for error in show(steps, meshes, sides):
         if given.errors:
             print(*error, sep=": ")

@@ -36,6 +36,8 @@ class Training:
         """The step with SGD, on any numbers."""
         return self.once(self.operands_on(mesh))
 
+    sgd = __call__
+
     def adamw(self, mesh: DeviceMesh) -> Callable[[], Tensor]:
         """The step with AdamW, on any numbers."""
         return self.once(self.operands_on(mesh), torch.optim.AdamW)
@@ -54,7 +56,7 @@ class Training:
     def once(
         self, operands: Mapping[str, Tensor], optimizer_class: Any = torch.optim.SGD
     ) -> Callable[[], Tensor]:
-        """A function that runs the step and returns the loss, on all ranks; of plain tensors too."""
+        """A function that runs the step, also of plain tensors, and returns the loss."""
         weights = [operands[name] for name in self.step.weights]
         optimizer = optimizer_class(weights, lr=RATE)
 

@@ -82,7 +82,6 @@ def numbers(step: Step) -> dict[str, Any]:
     return found
 
 
-
 # A transformer block whose heads and hidden units are sharded.
 BLOCK = {
     "scale1": "256",
