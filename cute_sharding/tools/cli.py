@@ -29,6 +29,7 @@ from cute_sharding.tools.estimate import estimate
 from cute_sharding.tools.estimate.values import SETTINGS
 from cute_sharding.tools.explain import MOVES, explain
 from cute_sharding.tools.inputs import VIEWS, sharding_of, view_of
+from cute_sharding.tools.steps.plan_step import plan_step
 
 # The smallest width of a picture, in columns.
 NARROWEST = 20
@@ -356,6 +357,22 @@ def run_estimate(given: Namespace) -> Printed:
     return Printed(found.to_dict(), str(found))
 
 
+def run_plan_step(given: Namespace) -> Printed:
+    """``plan-step``."""
+    names, sizes = read_mesh(given.mesh)
+    found = plan_step(
+        given.step,
+        dict(zip(names, sizes)) if "=" in given.mesh else sizes,
+        network=given.network,
+        rank=given.rank,
+        device=given.device,
+        memory_limit=given.memory_limit,
+    )
+    if given.save is not None:
+        found.save(given.save)
+    return Printed(json.loads(found.to_json()), str(found))
+
+
 def run_stats(given: Namespace) -> Printed:
     """``stats``: runs the program as ``python PROGRAM`` does, in this process, and reads the
     counts, even if the program raises an error or exits.
@@ -426,7 +443,7 @@ HELP = {
     "groups": "the sets of mesh dims that have a common process group, such as dp+tp,cp+tp, or "
     "none (default: all sets)",
     "memory-limit": "the largest number of elements that a device may hold at once in this "
-    "package's plan; with --model, the number of bytes",
+    "package's plan; with --model and for a step, the number of bytes",
     "output": "write the picture to a .svg, .png or .txt file",
     "itemsize": "the number of bytes of an element, or a dtype such as bfloat16 (default: 4)",
     "layout": "draw a layout, such as (4,6):(1,4); with --shape, draw the sharding that the "
@@ -434,7 +451,8 @@ HELP = {
     "width": "the columns of the picture (default: those of the terminal)",
     "layers": "the number of layers of the model: estimate calls the function with layers=2, 3 "
     "and 4, and computes the figures of N layers from these runs if each layer adds the same",
-    "rank": "the rank that estimate runs (default: 0)",
+    "rank": "the rank that is run (default: 0)",
+    "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
     "m": "the program is the name of a module, as for python -m",
@@ -494,6 +512,12 @@ COMMANDS = {
         "size, with PyTorch alone and with each flag; needs no device",
         run_estimate,
         "[step] mesh! network layers rank device settings",
+    ),
+    "plan-step": Command(
+        "plan one step of a program: which values are redistributed where, so that the step "
+        "receives the fewest bytes; needs no device",
+        run_plan_step,
+        "[step] mesh! network rank device memory-limit save",
     ),
     "status": Command(
         "show the settings in force and the reason for each, the release of torch, and the "

@@ -5,14 +5,14 @@ to the ops of a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.programs.planned import planned_op
-from cute_sharding.dtensor.programs.recording import Kind, Recorded
+from cute_sharding.dtensor.programs.recording import Counting, Kind, Recorded
 from cute_sharding.dtensor.programs.ways import (
-    Counting,
     Placements,
+    held,
     move_price,
     standard,
     ways_of,
@@ -33,43 +33,38 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
     """
     asked = _Asked(recorded, counting)
     ways = [asked.ways(kind) for kind in recorded.kinds]
-    ops, fixed, given = [], set[int](), dict[int, Any]()
     specs = dict(recorded.given)
     for kind in recorded.kinds:
-        specs.update(zip(kind.results, kind.made))  # type: ignore[arg-type]
-    made = set[int]()
+        specs |= {n: spec for n, spec in zip(kind.results, kind.made) if n is not None}
+    ops, within, made = list[Op](), dict[int, int](), set[int]()
     for call in recorded.calls:
         kind = recorded.kinds[call.kind]
         if kind.as_lies:
-            fixed.update(call.results)
+            within |= dict.fromkeys(call.results, call.operands[min(kind.as_lies)])
         made.update(call.results)
-        ops.append(
-            Op(
-                call.operands,
-                call.results,
-                ways[call.kind],
-                call.kind,
-                kind.as_lies,
-                f"{kind.func} at {what(call.line)}",
-            )
-        )
-    values = {t: recorded.numbers[t] for t in range(len(recorded.numbers))}
-    for t, number in values.items():
-        if t not in made:
-            given[t] = tuple(specs[number].placements)
-    ops += [
-        Op(
-            (t,),
-            (),
-            (Way((tuple(recorded.lay[t].placements),), ()),),
-            ("asked", t),
-            frozenset((0,)),
-        )
-        for t in sorted(recorded.asked)
-    ]
-    kinds = {t: _kind_of(specs[number]) for t, number in values.items()}
-    moves = _moves(ops, given, kinds, {_kind_of(spec): spec for spec in specs.values()})
-    return Program(tuple(ops), given, moves, kinds, frozenset(fixed))
+        about = f"{kind.func} at {what(call.line)}"
+        ops.append(Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about))
+    for k, t in enumerate(sorted(recorded.asked)):
+        way = Way((tuple(recorded.lay[t].placements),), (), Price() if k else recorded.spent)
+        ops.append(Op((t,), (), (way,), ("asked", t), frozenset((0,))))
+    tensors = {t: specs[number] for t, number in enumerate(recorded.numbers)}
+    given = {t: tuple(spec.placements) for t, spec in tensors.items() if t not in made}
+    kinds = {t: _kind_of(spec) for t, spec in tensors.items()}
+    of_kind: dict[Hashable, DTensorSpec] = {kinds[t]: spec for t, spec in tensors.items()}
+    lying = _lying(ops, given, kinds)
+    return Program(
+        tuple(ops),
+        given,
+        _moves(lying, of_kind),
+        kinds,
+        fixed=frozenset(within),
+        sizes={
+            kind: {placements: held(of_kind[kind], placements) for placements in {**one, **other}}
+            for kind, (one, other) in lying.items()
+        },
+        kept=recorded.kept | given.keys(),
+        within=within,
+    )
 
 
 class _Asked:
@@ -113,27 +108,34 @@ def _kind_of(spec: DTensorSpec) -> tuple[Hashable, ...]:
     return tuple(spec.shape), str(meta.dtype), tuple(spec.mesh.shape), spec.mesh.mesh_dim_names
 
 
-def _moves(
-    ops: Iterable[Op], given: Any, kinds: Any, specs: dict[Hashable, DTensorSpec]
-) -> dict[Hashable, dict[Any, Price]]:
-    sources: dict[Hashable, dict[Any, None]] = {}
-    targets: dict[Hashable, dict[Any, None]] = {}
+# For each kind of value, how ops make it and how ops want it.
+_Lying: TypeAlias = "dict[Hashable, tuple[dict[Any, None], dict[Any, None]]]"
+
+
+def _lying(ops: Iterable[Op], given: Mapping[int, Any], kinds: Mapping[int, Hashable]) -> _Lying:
+    found: _Lying = {kind: ({}, {}) for kind in kinds.values()}
     for t, placements in given.items():
-        sources.setdefault(kinds[t], {})[placements] = None
+        found[kinds[t]][0][placements] = None
     for op in ops:
         for way in op.ways:
             for t, placements in zip(op.operands, way.operands):
-                targets.setdefault(kinds[t], {})[placements] = None
+                found[kinds[t]][1][placements] = None
             for t, placements in zip(op.results, way.results):
-                sources.setdefault(kinds[t], {})[placements] = None
+                found[kinds[t]][0][placements] = None
+    return found
+
+
+def _moves(
+    lying: _Lying, specs: Mapping[Hashable, DTensorSpec]
+) -> dict[Hashable, dict[Any, Price]]:
     return {
         kind: {
             (before, after): price
-            for before in {**sources.get(kind, {}), **some}
-            for after in some
+            for before in {**made, **wanted}
+            for after in wanted
             if before != after and (price := move_price(specs[kind], before, after)) is not None
         }
-        for kind, some in targets.items()
+        for kind, (made, wanted) in lying.items()
     }
 
 

@@ -36,6 +36,10 @@ class Numbers:
         found = self._of.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
+    def values(self) -> list[int]:
+        """The numbers of all tensors that are alive."""
+        return [number for _, number in self._of.values()]
+
     def put(self, tensor: DTensor, number: int) -> None:
         """Number a tensor, for as long as it is alive."""
         place, of = id(tensor), self._of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeAlias
 
 from torch.distributed.tensor import DTensor
 
@@ -14,6 +14,10 @@ from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_s
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.programs.program import Price
+
+# Counts what is received while something runs, as the function says after it.
+Counting: TypeAlias = Callable[[], AbstractContextManager[Callable[[], Price]]]
 
 # What a program asks of a DTensor by its placements. It gets them as they are without a plan.
 _ASKS = ("redistribute", "to_local", "full_tensor")
@@ -73,6 +77,8 @@ class Recorded:
         numbers: for each tensor the number of its value.
         asked: tensors whose placements the program asks for.
         lay: the specs of those tensors.
+        spent: what was received for what the program asked.
+        kept: tensors that are alive at the end.
         keys: what tells values that are given from others -> their numbers.
     """
 
@@ -82,6 +88,8 @@ class Recorded:
     numbers: list[int] = field(default_factory=list)
     asked: set[int] = field(default_factory=set)
     lay: dict[int, DTensorSpec] = field(default_factory=dict)
+    spent: Price = field(default_factory=Price)
+    kept: frozenset[int] = frozenset()
     keys: dict[Key, int] = field(default_factory=dict)
 
 
@@ -90,27 +98,32 @@ class Recording(TorchDispatchMode):
 
     Args:
         line: gives the line of the program for which the last op ran.
+        counting: counts what is received in its context, as the function that it gives says after.
 
     Attributes:
         recorded: what ran so far.
     """
 
-    def __init__(self, line: Callable[[], Line | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        line: Callable[[], Line | None] = lambda: None,
+        counting: Counting = lambda: nullcontext(Price),
+    ) -> None:
         super().__init__()
-        self._line = line
+        self._line, self._counting = line, counting
         self.recorded = Recorded()
         self._values, self._tensors = Numbers(), Numbers()
         self._kinds: dict[Key, int] = {}
         self._counted = 0  # values
         self._asking: Any = None
-        self._is_in_op = False
+        self._is_inside = False  # an op, or what the program asks for
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
 
     def __enter__(self) -> Recording:
-        self._asking = _asking(self._note_asked)
+        self._asking = _asking(self._asked)
         self._asking.__enter__()
         super().__enter__()
         return self
@@ -118,6 +131,7 @@ class Recording(TorchDispatchMode):
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self._asking.__exit__(*raised)
+        self.recorded.kept = frozenset(self._tensors.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -128,11 +142,8 @@ class Recording(TorchDispatchMode):
         specs = [x._spec for x in operands]
         key = key_of(func, args, kwargs, self._number)
         given, named = tree_map(_spec_of, (tuple(args), dict(kwargs)))
-        self._is_in_op = True
-        try:
+        with self._inside():
             result = func(*args, **kwargs)
-        finally:
-            self._is_in_op = False
         if len(operands) == 1 and is_same(func, operands[0], result):
             self._values.put(result, asked[0][0])
             self._tensors.put(result, asked[0][1])
@@ -164,11 +175,25 @@ class Recording(TorchDispatchMode):
         self.recorded.calls.append(Call(kind, tensors, tuple(results), self._line()))
         return result
 
-    def _note_asked(self, tensor: DTensor) -> None:
-        if not self._is_in_op:
-            number = self._tensor(tensor)
-            self.recorded.asked.add(number)
-            self.recorded.lay[number] = tensor._spec
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        before, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = before
+
+    def _asked(self, tensor: DTensor, ask: Callable[[], Any]) -> Any:
+        """The answer to what the program asks of a tensor."""
+        if self._is_inside:
+            return ask()
+        number = self._tensor(tensor)
+        self.recorded.asked.add(number)
+        self.recorded.lay[number] = tensor._spec
+        with self._inside(), self._counting() as price:
+            found = ask()
+        self.recorded.spent = self.recorded.spent.plus(price())
+        return found
 
     def _new(self) -> int:
         self._counted += 1
@@ -231,20 +256,19 @@ def _spec_of(leaf: Any) -> Any:
 
 
 @contextmanager
-def _asking(note: Callable[[DTensor], None]) -> Iterator[None]:
-    """Tell ``note`` of the DTensors whose placements the program asks for, outside of ops."""
+def _asking(answer: Callable[[DTensor, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Let ``answer`` run what the program asks of a DTensor by its placements."""
     stock = {name: getattr(DTensor, name) for name in _ASKS}
 
-    def telling(method: Callable[..., Any]) -> Callable[..., Any]:
+    def answered(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def asks(self: DTensor, *args: Any, **kwargs: Any) -> Any:
-            note(self)
-            return method(self, *args, **kwargs)
+            return answer(self, partial(method, self, *args, **kwargs))
 
         return asks
 
     for name, method in stock.items():
-        setattr(DTensor, name, telling(method))
+        setattr(DTensor, name, answered(method))
     try:
         yield
     finally:

@@ -5,8 +5,7 @@ what will happen, and nothing is worked out twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -19,7 +18,7 @@ from cute_sharding.dtensor.decide.signatures import placements_allowed
 from cute_sharding.dtensor.decide.views import is_free
 from cute_sharding.dtensor.door.cuts import parts_of
 from cute_sharding.dtensor.door.held import local_shape
-from cute_sharding.dtensor.programs.recording import Kind, dtensors_in
+from cute_sharding.dtensor.programs.recording import Counting, Kind, dtensors_in
 from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -35,17 +34,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     placed_as,
 )
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
+from cute_sharding.exchange.placed import local_elements
 from cute_sharding.programs.program import Price, Way
 from cute_sharding.propagation.signatures import Operand, moved_for
 
 Placements = tuple[Placement, ...]
-# Counts what is received while something runs: called before it, it returns what has the price
-# after it.
-Counting = Callable[[], AbstractContextManager[Callable[[], Price]]]
-
-# The most combinations of placements of several operands that are tried for an op that no signature
-# describes.
-TRIED = 256
 
 
 def standard(spec: DTensorSpec) -> list[Placements]:
@@ -207,3 +200,10 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     operand = Operand(shape, parts_of(before), meta.dtype.itemsize)
     received, steps = moved_for(operand, parts_of(after), mesh, network_in_force())
     return Price(received * operand.itemsize, steps)
+
+
+def held(spec: DTensorSpec, placements: Placements) -> int:
+    """The bytes that the fullest device holds of a tensor."""
+    meta: Any = spec.tensor_meta
+    cuts = [None if isinstance(p, Partial) else cut_of(p) for p in placements]
+    return local_elements(tuple(spec.shape), cuts, tuple(spec.mesh.shape)) * meta.dtype.itemsize

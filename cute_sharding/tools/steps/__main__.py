@@ -23,6 +23,7 @@ from cute_sharding.dtensor.programs.recording import Recording
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.communication import stand_for
 from cute_sharding.dtensor.replaced.observing import line_text
+from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs.plan import StepPlan, Totals
 from cute_sharding.programs.program import Price
 from cute_sharding.programs.solve import solve
@@ -41,7 +42,7 @@ def main(request: dict[str, Any]) -> StepPlan | Exception | str:
     dispatch_modes.start_group(request["rank"], prod(request["sizes"]))
     try:
         return planned_step(step, **request)
-    except ImportError as error:
+    except (ImportError, MemoryLimitError) as error:
         return error
     except Exception as error:
         return said(error)
@@ -54,6 +55,7 @@ def planned_step(
     rank: int,
     device: str,
     program: str,
+    memory_limit: int | None = None,
 ) -> StepPlan:
     """The plan of a step, in a process of a made-up world."""
     mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=names)
@@ -66,15 +68,16 @@ def planned_step(
             contexts.enter_context(context)
         run = step(mesh)
         run()  # makes what an optimizer keeps
-        with _counted(recorder) as by_op, Recording(recorder.last_line) as recording:
+        counting = partial(_counted, recorder)
+        with counting() as by_op, Recording(recorder.last_line, counting) as recording:
             run()
         recorded = recording.recorded
-        asked = program_of(recorded, partial(_counted, recorder), line_text)
-        solved = solve(asked)
+        asked = program_of(recorded, counting, line_text)
+        solved = solve(asked, memory_limit=memory_limit)
         ops = plan_of(recorded, asked, solved, line_text)
         keys = recorded.keys
         plan = StepPlan(program, tuple(sizes), names, tuple(keys), tuple(keys.values()), ops, {})
-        with _counted(recorder) as counted, Planned(plan):
+        with counting() as counted, Planned(plan):
             run()
     totals = {
         "op by op": by_op(),

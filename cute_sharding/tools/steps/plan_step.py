@@ -24,6 +24,7 @@ def plan_step(
     step: Callable[..., Any] | str,
     mesh: Sequence[int] | Mapping[str, int],
     *,
+    memory_limit: int | None = None,
     network: str | None = None,
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -38,6 +39,7 @@ def plan_step(
             makes a model, its batch and an optimizer, and returns one step. Weights and inputs keep
             their placements, and so does what the program asks for by ``redistribute``.
         mesh: the number of devices of each mesh dim; with names if the program uses them.
+        memory_limit: the bytes that the values of the step may hold on a device at once.
         network: the links, as in ``USE_CUTE_NETWORK``.
         rank: the rank that is run.
         device: "cuda" plans for the kernels of GPUs, and "cpu" for those of CPUs.
@@ -50,6 +52,7 @@ def plan_step(
     Raises:
         ValueError: an argument has an unknown value, or the function cannot be imported by name.
         RuntimeError: the step raises an error, or its process ended without a result.
+        MemoryLimitError: no plan keeps within ``memory_limit``.
         ImportError: scipy is missing: ``pip install "cute-sharding[plan]"``.
 
     >>> plan_step("training_step", mesh={"dp": 64, "tp": 8})
@@ -67,6 +70,7 @@ file.py:function
         "names": names,
         "rank": rank,
         "device": device,
+        "memory_limit": memory_limit,
         "program": f"{module if file is None else os.path.relpath(file)}:{name}",
     }
     flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
