@@ -51,6 +51,10 @@ def _enable(settings):  # type: ignore[no-untyped-def]
 
         cute_sharding.enable(**settings)
         report = "switched on by the environment"
+        plan = os.environ.get("USE_CUTE_PLAN")
+        if plan:
+            cute_sharding.planned(plan).__enter__()
+            report += f", and runs by the plan {plan}"
     except Exception as error:
         half = half_imported()
         if half:

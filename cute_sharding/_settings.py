@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 PREFIX = "USE_CUTE_"  # of all flags
 # Stands for the flags of all settings that are `in_everything`, where these are not set themselves.
 EVERYTHING = "USE_CUTE_SHARDING"
+# The plan of a step by which the program runs: a file. It stands for :data:`EVERYTHING` too.
+PLAN = "USE_CUTE_PLAN"
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 # Settings of earlier versions and their flags: they are accepted, warn, and change nothing.
@@ -199,7 +201,7 @@ class Settings:
 TABLE: dict[str, Setting] = {
     each.name: Setting(default=each.default, **each.metadata) for each in fields(Settings)
 }
-FLAGS = (EVERYTHING, *(setting.flag for setting in TABLE.values()))
+FLAGS = (EVERYTHING, PLAN, *(setting.flag for setting in TABLE.values()))
 
 
 def unknown_flags(environment: Mapping[str, str]) -> dict[str, str | None]:
@@ -235,7 +237,9 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
     found = {
         name: setting.read(environment.get(setting.flag, "")) for name, setting in TABLE.items()
     }
-    everything = bool(Setting(EVERYTHING, False, "", "").read(environment.get(EVERYTHING, "")))
+    everything = Setting(EVERYTHING, False, "", "").read(environment.get(EVERYTHING, ""))
+    if everything is None:
+        everything = bool(environment.get(PLAN))
     needed = {need for name, setting in TABLE.items() if found[name] for need in setting.needs}
 
     def asked_of(name: str, setting: Setting) -> Any:

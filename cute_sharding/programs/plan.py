@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_sharding._words import counted
+from cute_sharding._words import bytes_text, counted
 
 VERSION = 1
 
@@ -40,8 +40,9 @@ class PlannedOp:
             it lies.
         keeps: for each operand whether what it is brought to is kept for a later op.
         gives: for each result the placements to which it is brought; None: as the op makes it.
-        line: the line of the program, ``file:number``.
+        line: the line of the program, ``file:number``; of a gradient the line of which it is one.
         calls: how often a step runs it.
+        before, after: the bytes that all its calls receive, op by op and as planned.
     """
 
     op: str
@@ -53,6 +54,13 @@ class PlannedOp:
     gives: tuple[str | None, ...]
     line: str = "an unknown line"
     calls: int = 1
+    before: int = 0
+    after: int = 0
+
+    @property
+    def saves(self) -> int:
+        """The bytes that all its calls receive less; below 0, more, of which others save more."""
+        return self.before - self.after
 
     @property
     def changes(self) -> bool:
@@ -85,10 +93,11 @@ class StepPlan:
     >>> print(plan)
     train.py:step, one step on mesh (4)
     <BLANKLINE>
-         planned             384 bytes in 1 collective
+         planned     384 B in 1 collective
     <BLANKLINE>
-    an unknown line  aten.mm.default
-        gives result 0 as [R]
+    an unknown line  0 B -> 0 B
+        aten.mm.default
+            gives result 0 as [R]
     >>> StepPlan.of_json(plan.to_json()) == plan
     True
     """
@@ -157,27 +166,52 @@ class StepPlan:
             )
         return plan
 
+    def explain(self, line: str) -> str:
+        """What the plan does on a line of the program: ``file:number``, or the end of it."""
+        found = {of: ops for of, ops in self._by_line().items() if of.endswith(line)}
+        if not found:
+            raise ValueError(
+                f"no op of the plan is on a line {line!r}: give a line as print(plan) shows it, "
+                f"such as {next(iter(self._by_line()), 'train.py:12')}"
+            )
+        return "\n".join(text for of, ops in found.items() for text in _line(of, ops, all_ops=True))
+
     def __str__(self) -> str:
         sizes = ", ".join(
             f"{name}={n}" if name else str(n)
             for name, n in zip(self.names or ("",) * len(self.mesh), self.mesh)
         )
         lines = [f"{self.program}, one step on mesh ({sizes})", ""]
-        for name, of in self.totals.items():
-            sent = counted(of.collectives, "collective")
-            lines.append(f"{name:>12}  {of.received:>14,} bytes in {sent}")
-        lines.append("")
-        for op in self.ops:
-            if op.changes:
-                lines.append(f"{op.line}  {op.op}{_times(op.calls)}")
-                for i, text in enumerate(op.reads):
-                    if text:
-                        kept = ", kept for later" if op.keeps[i] else ""
-                        lines.append(f"    reads operand {i} as {text}{kept}")
-                for i, text in enumerate(op.gives):
-                    if text:
-                        lines.append(f"    gives result {i} as {text}")
+        for name, total in self.totals.items():
+            sent = f" in {counted(total.collectives, 'collective')}" if name != "bound" else ""
+            lines.append(f"{name:>12}  {bytes_text(total.received):>8}{sent}")
+        for of, ops in self._by_line().items():
+            if any(op.changes for op in ops):
+                lines += ["", *_line(of, ops)]
         return "\n".join(lines)
+
+    def _by_line(self) -> dict[str, list[PlannedOp]]:
+        """The ops of each line, the line on which most is saved first."""
+        found: dict[str, list[PlannedOp]] = {}
+        for op in self.ops:
+            found.setdefault(op.line, []).append(op)
+        return dict(sorted(found.items(), key=lambda item: -sum(op.saves for op in item[1])))
+
+
+def _line(line: str, ops: Sequence[PlannedOp], *, all_ops: bool = False) -> list[str]:
+    """A line of the program: what it receives op by op and as planned, and what its ops do."""
+    before, after = (sum(each) for each in zip(*[(op.before, op.after) for op in ops]))
+    lines = [f"{line}  {bytes_text(before)} -> {bytes_text(after)}"]
+    for op in ops:
+        if not (op.changes or all_ops):
+            continue
+        lines.append(f"    {op.op}{_times(op.calls)}")
+        for i, text in enumerate(op.reads):
+            if text:
+                kept = ", kept for a later op" if op.keeps[i] else ""
+                lines.append(f"        reads operand {i} as {text}{kept}")
+        lines += [f"        gives result {i} as {x}" for i, x in enumerate(op.gives) if x]
+    return lines
 
 
 def _times(n: int) -> str:

@@ -98,6 +98,10 @@ class Program:
     kept: frozenset[int] = frozenset()
     within: Mapping[int, int] = field(default_factory=dict)
 
+    def received(self, value: int, before: Placing, after: Placing) -> int:
+        """The bytes of bringing a value from one placing to another."""
+        return 0 if before == after else self.moves[self.kinds[value]][before, after].received
+
 
 @dataclass(frozen=True)
 class Solved:

@@ -160,6 +160,8 @@ def plan_of(
         for i, (tensor, placements) in enumerate(zip(call.operands, needed)):
             last[tensor, placements] = c, i
 
+    before, after = _received_by_op(recorded, program), _received(program, solved)
+
     def planned(k: int, kind: Kind) -> PlannedOp:
         some = [recorded.calls[c] for c in calls[k]]
         way = program.ops[calls[k][0]].ways[solved.ways[calls[k][0]]]
@@ -182,9 +184,39 @@ def plan_of(
             gives=tuple(gives),
             line=what(some[0].line),
             calls=len(some),
+            before=sum(before[c] for c in calls[k]),
+            after=sum(after[c] for c in calls[k]),
         )
 
     return tuple([planned(k, kind) for k, kind in enumerate(recorded.kinds)])
+
+
+def _received_by_op(recorded: Recorded, program: Program) -> list[int]:
+    """The bytes that each op receives without a plan: it redistributes what it reads."""
+    lie = dict(program.given)
+    found = []
+    for op in program.ops[: len(recorded.calls)]:
+        way = op.ways[0]
+        moves = [(t, lie[t], p) for t, p in zip(op.operands, way.operands)]
+        found.append(way.price.received + sum(program.received(*move) for move in moves))
+        lie |= dict(zip(op.results, way.results))
+    return found
+
+
+def _received(program: Program, solved: Solved) -> list[int]:
+    """The bytes that each op receives as planned: for itself, for copies that no op before made,
+    and to bring its results elsewhere.
+    """
+    found, copied = [], set[tuple[int, Any]]()
+    for op, w in zip(program.ops, solved.ways):
+        way = op.ways[w]
+        moves = [(t, p, solved.lies[t]) for t, p in zip(op.results, way.results)]
+        for t, p in zip(op.operands, way.operands):
+            if (t, p) not in copied:
+                copied.add((t, p))
+                moves.append((t, solved.lies[t], p))
+        found.append(way.price.received + sum(program.received(*move) for move in moves))
+    return found
 
 
 def _placements_text(placements: Any) -> str:
