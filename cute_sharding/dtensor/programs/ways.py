@@ -193,7 +193,10 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     ):
         return None
     for a, b in zip(before, after):
-        if isinstance(b, Partial) and (not isinstance(a, Partial) or a.reduce_op != b.reduce_op):
+        # A replica becomes a summand for nothing; nothing else becomes pending.
+        if isinstance(b, Partial) and not (
+            a == b or (isinstance(a, Replicate) and b.reduce_op == "sum")
+        ):
             return None
     meta: Any = spec.tensor_meta
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from cute_sharding.dtensor.programs.asking import plan_of, program_of
 from cute_sharding.dtensor.programs.planned import Planned
@@ -38,10 +38,11 @@ def main(request: dict[str, Any]) -> StepPlan | Exception | str:
         step = function_of(*request.pop("function"))
     except Exception as error:
         return said(error)
+    sizes, names = request.pop("sizes"), request.pop("names")
     stand_for(BACKENDS[request["device"]])
-    dispatch_modes.start_group(request["rank"], prod(request["sizes"]))
+    dispatch_modes.start_group(request.pop("rank"), prod(sizes))
     try:
-        return planned_step(step, **request)
+        return planned_step(step, init_device_mesh("cpu", sizes, mesh_dim_names=names), **request)
     except (ImportError, MemoryLimitError) as error:
         return error
     except Exception as error:
@@ -50,15 +51,13 @@ def main(request: dict[str, Any]) -> StepPlan | Exception | str:
 
 def planned_step(
     step: Callable[..., Any],
-    sizes: Sequence[int],
-    names: tuple[str, ...] | None,
-    rank: int,
-    device: str,
-    program: str,
+    mesh: DeviceMesh,
+    *,
+    device: str = "cuda",
+    program: str = "",
     memory_limit: int | None = None,
 ) -> StepPlan:
-    """The plan of a step, in a process of a made-up world."""
-    mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=names)
+    """The plan of a step, of which this process runs one rank, with nobody else there."""
     recorder = Recorder()
     with ExitStack() as contexts:
         if device == "cuda":
@@ -76,7 +75,15 @@ def planned_step(
         solved = solve(asked, memory_limit=memory_limit)
         ops = plan_of(recorded, asked, solved, line_text)
         keys = recorded.keys
-        plan = StepPlan(program, tuple(sizes), names, tuple(keys), tuple(keys.values()), ops, {})
+        plan = StepPlan(
+            program,
+            tuple(mesh.shape),
+            mesh.mesh_dim_names,
+            tuple(keys),
+            tuple(keys.values()),
+            ops,
+            {},
+        )
         with counting() as counted, Planned(plan):
             run()
     totals = {

@@ -1,0 +1,285 @@
+"""Steps that run as planned compute what one device does, and receive what the plan says."""
+
+import logging
+
+import pytest
+import residual_programs
+import torch
+import torch.nn.functional as F
+from op_programs import assert_close
+from simulation import distribute, mesh_of, number, plain, ranks_of
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import cute_sharding
+from cute_sharding import StepPlan, planned
+from cute_sharding.tools.steps.__main__ import planned_step
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+
+
+@pytest.fixture(autouse=True)
+def everything():
+    with cute_sharding.enabled(redistribution=True, movement=True):
+        yield
+
+
+def plan_of(step, sizes):
+    """Read back from its text, as from a file."""
+    found = planned_step(step, mesh_of(sizes), device="cpu")
+    assert StepPlan.of_json(found.to_json()) == found
+    return found
+
+
+def of_network(network):
+    """A step of a drawn network, as ``plan_step`` takes it."""
+
+    def step(mesh):
+        given = residual_programs.distributed(network, mesh)
+
+        def run():
+            for x in given.values():
+                x.grad = None
+            network.step(given)
+
+        return run
+
+    return step
+
+
+def compare(network, sizes, plan):
+    """The network on all ranks, as planned, beside one device."""
+    with plain():
+        wanted, values = network.step(network.values())[1], network.values()
+    with ranks_of(sizes):
+        given = {name: distribute(x, sizes, network.placements[name]) for name, x in values.items()}
+        with planned(plan):
+            found = network.step(given)[1]
+        for name, x in found.items():
+            if wanted[name] is not None:
+                assert_close(x, wanted[name], name)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 6])
+def test_networks_compute_what_one_device_does(seed):
+    network = residual_programs.Network(seed, 1, by_width=seed % 2 == 1)
+    plan = plan_of(of_network(network), (4,))
+    by_op, as_planned, bound = (plan.totals[k] for k in ("op by op", "planned", "bound"))
+    assert as_planned.received == bound.received <= by_op.received
+    compare(network, (4,), plan)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("seed", range(8, 20))
+def test_drawn_networks_compute_what_one_device_does(seed, sizes):
+    network = residual_programs.Network(seed, len(sizes), by_width=seed % 2 == 1)
+    plan = plan_of(of_network(network), sizes)
+    assert plan.totals["planned"].received <= plan.totals["op by op"].received
+    compare(network, sizes, plan)
+
+
+# -- what no op could choose alone -----------------------------------------------------------------
+
+
+def norms(x):
+    """A pending product that three ops read, each of which would reduce it."""
+    h = x["a"] @ x["b"]
+    return (h / h.norm(dim=1, keepdim=True)).sum() + h.amax(1).sum() + h.exp().mean()
+
+
+def modulated(x):
+    """A small sharded tensor that makes a large one sharded, which a later op needs whole."""
+    scale, shift = (x["a"][:1] @ x["w"]).chunk(2, -1)
+    return ((x["x"] * (1 + scale) + shift) @ x["v"]).square().sum()
+
+
+def step_of(loss, placed):
+    """A step that computes a loss and its gradients, and writes to its weights."""
+
+    def step(mesh):
+        given = {
+            name: distribute_tensor(number(shape) / 50, mesh, list(placements))
+            for name, (shape, placements) in placed.items()
+        }
+        return training(loss, given)
+
+    return step
+
+
+def training(loss, given):
+    for x in given.values():
+        x.requires_grad_()
+
+    def run():
+        loss(given).backward()
+        with torch.no_grad():
+            for x in given.values():
+                x -= 0.01 * x.grad
+                x.grad = None
+
+    return run
+
+
+PROGRAMS = {
+    norms: {"a": ((4, 8), [S1]), "b": ((8, 6), [S0])},
+    modulated: {
+        "a": ((4, 8), [R]),
+        "w": ((8, 16), [S1]),
+        "x": ((12, 8), [R]),
+        "v": ((8, 8), [R]),
+    },
+}
+
+
+@pytest.mark.parametrize("loss", PROGRAMS, ids=lambda loss: loss.__name__)
+def test_less_is_received(loss):
+    placed = PROGRAMS[loss]
+    plan = plan_of(step_of(loss, placed), (4,))
+    assert plan.totals["planned"].received < plan.totals["op by op"].received
+    with plain():
+        single = {name: number(shape) / 50 for name, (shape, _) in placed.items()}
+        run = training(loss, single)
+        run(), run()
+    with ranks_of((4,)):
+        given = {
+            name: distribute(number(shape) / 50, (4,), placements)
+            for name, (shape, placements) in placed.items()
+        }
+        run = training(loss, given)
+        with planned(plan):
+            run(), run()  # the second time of other values: no copy of the first is read
+        for name, x in given.items():
+            assert_close(x.detach(), single[name].detach(), name)
+
+
+def test_another_batch_is_decided_op_by_op(caplog):
+    placed = PROGRAMS[norms]
+    plan = plan_of(step_of(norms, placed), (4,))
+    with ranks_of((4,)), caplog.at_level(logging.INFO, "cute_sharding"):
+        a, b = number((3, 8)) / 50, number((8, 6)) / 50
+        given = {"a": distribute(a, (4,), [S1]), "b": distribute(b, (4,), [S0])}
+        with planned(plan):
+            found = norms(given)
+            norms(given)
+        assert_close(found, norms({"a": a, "b": b}), "norms")
+    said = [record.message for record in caplog.records if "not in the plan" in record.message]
+    assert len(said) == 1
+
+
+def test_a_write_is_seen_by_what_reads_a_copy():
+    """Also through a view of it, and between two reads of one step."""
+
+    def program(w, x):
+        y = x @ w
+        z = x @ w.exp()
+        with torch.no_grad():
+            w[1:3] += 1
+        return y + z + x @ w, w
+
+    def step(mesh):
+        w, x = (distribute_tensor(number((8, 8)), mesh, [S0]) for _ in "wx")
+        return lambda: program(w, x)
+
+    plan = plan_of(step, (4,))
+    with plain():
+        wanted = program(number((8, 8)), number((8, 8)))
+    with ranks_of((4,)):
+        w, x = (distribute(number((8, 8)), (4,), [S0]) for _ in "wx")
+        with planned(plan):
+            found = program(w, x)
+        for y, expected in zip(found, wanted):
+            assert_close(y, expected, "written")
+
+
+def test_results_are_right_whatever_a_plan_says():
+    """Of the plan of another program, or one that a person has changed."""
+    plan = plan_of(step_of(norms, PROGRAMS[norms]), (4,))
+    text = plan.to_json()
+    for before, after in (("[R]", "[S(0)]"), ("[S(0)]", "[R]"), ("null", '"[R]"')):
+        ops = text.partition('"ops"')
+        changed = ops[0] + ops[1] + ops[2].replace(before, after)
+        try:
+            other = StepPlan.of_json(changed)
+        except ValueError:
+            continue
+        with ranks_of((4,)):
+            a, b = number((4, 8)) / 50, number((8, 6)) / 50
+            given = {"a": distribute(a, (4,), [S1]), "b": distribute(b, (4,), [S0])}
+            with planned(other):
+                found = norms(given)
+            assert_close(found, norms({"a": a, "b": b}), "norms")
+
+
+def test_what_a_program_asks_for_keeps_its_placements():
+    """Of ``to_local``, ``redistribute`` and ``full_tensor``."""
+
+    def program(a, b):
+        h = a @ b
+        return h.to_local().shape, (h.relu().redistribute(placements=[S1]) * 2).placements
+
+    def step(mesh):
+        a, b = (distribute_tensor(number((8, 8)), mesh, [p]) for p in (S0, R))
+        return lambda: program(a, b)
+
+    plan = plan_of(step, (4,))
+    with ranks_of((4,)):
+        a, b = (distribute(number((8, 8)), (4,), [p]) for p in (S0, R))
+        with planned(plan):
+            assert program(a, b) == ((2, 8), (S1,))
+
+
+# -- values of plans -------------------------------------------------------------------------------
+
+
+def test_a_plan_is_saved_and_explained(tmp_path):
+    plan = plan_of(step_of(norms, PROGRAMS[norms]), (4,))
+    path = tmp_path / "step.json"
+    plan.save(path)
+    assert StepPlan.load(path) == plan
+    line = next(op.line for op in plan.ops if op.changes)
+    assert line in str(plan) and "gives result 0 as" in plan.explain(line.rpartition("/")[2])
+    with pytest.raises(ValueError, match="give a line as print"):
+        plan.explain("nowhere.py:1")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[]", "is no plan of a step"),
+        ("{", "is no plan of a step"),
+        ('{"version": 2, "ops": []}', "is no plan of a step"),
+    ],
+)
+def test_other_text_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        StepPlan.of_json(text)
+
+
+def test_a_plan_needs_the_package_on_and_its_ops():
+    plan = plan_of(step_of(norms, PROGRAMS[norms]), (4,))
+    cute_sharding.disable()
+    with pytest.raises(RuntimeError, match="USE_CUTE_SHARDING=1"), planned(plan):
+        pass
+    cute_sharding.enable()
+    text = plan.to_json().replace("aten.mm.default", "aten.no_such.default")
+    with pytest.raises(ValueError, match="no_such"), planned(StepPlan.of_json(text)):
+        pass
+
+
+def test_layers_that_are_alike_take_one_way():
+    """A program of ten layers has as few kinds of values as two, but for their depth."""
+
+    def step(mesh):
+        x = distribute_tensor(number((8, 16)) / 100, mesh, [R])
+        ws = [distribute_tensor(number((16, 16)) / 100, mesh, [S0]) for _ in range(3)]
+
+        def run():
+            h = x
+            for w in ws:
+                h = F.relu(h @ w)
+            return h
+
+        return run
+
+    plan = plan_of(step, (4,))
+    assert sum(op.op == "aten.mm.default" for op in plan.ops) == 3
