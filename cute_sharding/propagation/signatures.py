@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product, starmap
 from math import floor, prod
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding._memory import remembered
@@ -265,51 +264,85 @@ def assignments(
     operands: Sequence[Operand],
     mesh: Sequence[int],
     *,
-    factors: Mapping[str, Collection[int]] = MappingProxyType({}),
-    pending: Sequence[Collection[str]] = (),
+    candidates: Sequence[Collection[tuple[Part, ...]]] = (),
     reduce: str | None = "sum",
     **how: Any,
 ) -> Iterator[Assignment]:
-    """Every assignment, wherever the operands lie: for a plan of more than this op.
+    """The assignments that a plan of more than this op may want, wherever the operands lie: all by
+    plain cuts, and those in which some operand with strided cuts stays in the parts of a candidate.
 
     Args:
-        factors: for names, the split factors by which they may be cut beside 1.
-        pending: for each mesh dim, the reductions that may stay pending.
+        candidates: for each operand, parts in which it may lie: they say which reductions may be
+            pending, and which strided cuts there are.
         how: as in :func:`assign`.
 
     >>> from cute_sharding.relations import parse
     >>> matmul, x = parse("m k, k n -> m n", (2, 2)), Operand((8, 8), (None,))
-    >>> for found in assignments(matmul, [x, x], (4,)):
+    >>> for found in assignments(matmul, [x, x], (4,), candidates=[[((1, 2),)], []]):
     ...     print(*found.operands, "->", *found.results)
     ((0, 1),) (None,) -> ((0, 1),)
     ((1, 1),) ((0, 1),) -> ('sum',)
     (None,) ((1, 1),) -> ((1, 1),)
     (None,) (None,) -> (None,)
+    ((1, 2),) ((0, 2),) -> ('sum',)
     """
     question = _asked(signature, operands, mesh, reduce=reduce, **how)
+    signature = question.signature
     read = [
         name
-        for i, names in enumerate(question.signature.operands)
-        if i not in question.signature.unread
+        for i, names in enumerate(signature.operands)
+        if i not in signature.unread
         for name in names
+        if _may_be_cut(signature, name, reduce) and question.sizes.get(name, 1) > 1
     ]
-    cuts = [
-        _Choice(name, factor)
-        for name in dict.fromkeys(read)
-        if _may_be_cut(question.signature, name, reduce) and question.sizes.get(name, 1) > 1
-        for factor in sorted({1, *factors.get(name, ())})
-    ]
-    linear = question.linear
-    who = [ALL] if linear.together else list(linear.operands or ())
-    options = []
-    for m, n in enumerate(mesh):
-        kept = [op for op in (pending[m] if m < len(pending) else ()) if op in linear.kept]
-        left = [_Choice(pending=i, op=op) for i in who for op in kept]
-        options.append([*cuts, *left, _Choice()] if n > 1 else [_Choice()])
-    for choices in product(*options):
-        found = _weigh(question, choices)
+    cuts = [*map(_Choice, dict.fromkeys(read))]
+    some = [(i, parts) for i, each in enumerate(candidates) for parts in each]
+    tried: set[tuple[_Choice, ...]] = set()
+    for choices in chain(
+        product(
+            *[
+                [*cuts, *_left_pending(question, {parts[m] for _, parts in some}), _Choice()]
+                if n > 1
+                else [_Choice()]
+                for m, n in enumerate(mesh)
+            ]
+        ),
+        _choices_of(signature, [each for each in some if _is_strided(each[1])]),
+    ):
+        found = None if choices in tried else _weigh(question, choices)
+        tried.add(choices)
         if found is not None:
             yield found[1]
+
+
+def _left_pending(question: _Question, parts: Collection[Part]) -> list[_Choice]:
+    """The choices that leave the pending ones of these parts pending."""
+    linear = question.linear
+    who = [ALL] if linear.together else list(linear.operands or ())
+    ops = sorted({part for part in parts if isinstance(part, str) and part in linear.kept})
+    return [_Choice(pending=i, op=op) for i in who for op in ops]
+
+
+def _choices_of(
+    signature: Signature, some: Sequence[tuple[int, tuple[Part, ...]]]
+) -> Iterator[tuple[_Choice, ...]]:
+    """The choices by which operands stay in these parts."""
+    for i, parts in some:
+        names = signature.operands[i]
+        if i not in signature.unread and all(
+            part is None or (isinstance(part, tuple) and names[part[0]] not in signature.whole)
+            for part in parts
+        ):
+            yield tuple(
+                [
+                    _Choice() if part is None else _Choice(names[part[0]], part[1])  # type: ignore[index, arg-type]
+                    for part in parts
+                ]
+            )
+
+
+def _is_strided(parts: Sequence[Part]) -> bool:
+    return any(isinstance(part, tuple) and part[1] > 1 for part in parts)
 
 
 def _may_be_cut(signature: Signature, name: str, reduce: str | None) -> bool:

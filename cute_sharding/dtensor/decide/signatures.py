@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
@@ -31,7 +31,13 @@ from cute_sharding.dtensor.door.cuts import (
 )
 from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Placement, is_masked
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    are_known,
+    is_masked,
+)
 from cute_sharding.dtensor.run.op_plan import (
     OpPlan,
     as_list,
@@ -188,15 +194,11 @@ def placements_allowed(
     row: Row,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
-    factors: Sequence[Mapping[int, Collection[int]]],
-    pending: Sequence[Collection[str]],
+    candidates: Sequence[Sequence[tuple[Placement, ...]]],
 ) -> Iterator[list[tuple[Placement, ...]]]:
-    """All placements of its operands for which the op's signature needs no redistribution, wherever
-    they lie now: those of each operand.
-
-    Args:
-        factors: for each operand, the split factors by which each dim may be cut beside 1.
-        pending: for each mesh dim, the reductions that may be pending.
+    """Placements of its operands for which the op's signature needs no redistribution, wherever
+    they lie now: those of each operand, for :func:`.signatures.assignments` with the parts of
+    ``candidates``.
     """
     try:
         asked = _read(row, schema, specs, halos=True)
@@ -204,17 +206,13 @@ def placements_allowed(
         return
     if asked is None:
         return
-    by_name: dict[str, set[int]] = {}
-    for names, some in zip(asked.signature.operands, factors):
-        for d, each in some.items():
-            by_name.setdefault(names[d], set()).update(each)
     mesh = tuple(specs[0].mesh.shape)
+    known = [[parts_of(each) for each in some if are_known(each)] for some in candidates]
     for found in assignments(
         asked.signature,
         asked.operands,
         mesh,
-        factors=by_name,
-        pending=pending,
+        candidates=known,
         reduce=asked.reduce,
         **asked.how,
     ):

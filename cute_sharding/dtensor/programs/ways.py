@@ -73,11 +73,7 @@ def _operands(
     allowed = False
     question = _question(kind, kind.specs)
     if question.row is not None:
-        factors = [_factors(some) for some in candidates]
-        pending = _pending(candidates)
-        for found in placements_allowed(
-            question.row, question.schema, kind.specs, factors, pending
-        ):
+        for found in placements_allowed(question.row, question.schema, kind.specs, candidates):
             allowed = True
             if all(found[i] in candidates[i] for i in kind.as_lies):
                 yield tuple(found)
@@ -99,25 +95,6 @@ def _operands(
 
 def _fits(placements: Placements, spec: DTensorSpec) -> bool:
     return all(cut is None or spec.shape[cut[0]] > 1 for cut in [cut_of(p) for p in placements])
-
-
-def _factors(candidates: Sequence[Placements]) -> dict[int, set[int]]:
-    """The split factors by which candidates cut each dim."""
-    found: dict[int, set[int]] = {}
-    for placements in candidates:
-        for cut in map(cut_of, placements):
-            if cut is not None:
-                found.setdefault(cut[0], set()).add(int(cut[1]))
-    return found
-
-
-def _pending(candidates: Sequence[Sequence[Placements]]) -> list[set[str]]:
-    """For each mesh dim the reductions that are pending in some candidate."""
-    meshes = [zip(*some) for some in candidates if some]
-    return [
-        {p.reduce_op for some in by_operand for p in some if type(p) is Partial}
-        for by_operand in zip(*meshes)
-    ]
 
 
 def _question(kind: Kind, specs: Sequence[DTensorSpec]) -> Question:
