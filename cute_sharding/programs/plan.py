@@ -186,7 +186,7 @@ class StepPlan:
             sent = f" in {counted(total.collectives, 'collective')}" if name != "bound" else ""
             lines.append(f"{name:>12}  {bytes_text(total.received):>8}{sent}")
         for of, ops in self._by_line().items():
-            if any(op.changes for op in ops):
+            if any(op.changes or op.saves for op in ops):
                 lines += ["", *_line(of, ops)]
         return "\n".join(lines)
 
