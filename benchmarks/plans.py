@@ -31,13 +31,15 @@ ITEMSIZE = 2
 
 
 @cache
-def ways_of(choices: tuple[str, ...], results: int, mesh_dims: int) -> tuple[Way, ...]:
-    """Each mesh dim chooses for itself."""
+def ways_of(
+    choices: tuple[str, ...], results: int, mesh_dims: int, first: tuple[tuple[int, Placing], ...]
+) -> tuple[Way, ...]:
+    """Each mesh dim chooses for itself. Those come first in which some operands lie so."""
     found = []
     for chosen in product(choices, repeat=mesh_dims):
         placings = list(zip(*[choice.split() for choice in chosen]))
         found.append(Way(tuple(placings[:-results]), tuple(placings[-results:])))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda way: any(way.operands[i] != p for i, p in first)))
 
 
 @cache
@@ -86,6 +88,7 @@ class Step:
         self.mesh = mesh
         self.ops: list[Op] = []
         self.given: dict[int, Placing] = {}
+        self.lies: dict[int, Placing] = {}  # if all ops take their first ways
         self.shapes: dict[int, tuple[int, int]] = {}
         self.fixed: set[int] = set()
         self.within: dict[int, int] = {}
@@ -96,7 +99,7 @@ class Step:
 
     def give(self, shape: tuple[int, int], placing: tuple[str, ...]) -> int:
         v = self.value(shape)
-        self.given[v] = placing
+        self.given[v] = self.lies[v] = placing
         return v
 
     def op(
@@ -108,7 +111,9 @@ class Step:
         as_lies: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
         results = tuple(map(self.value, shapes))
-        ways = ways_of(choices, len(shapes), len(self.mesh))
+        first = tuple((i, self.lies[operands[i]]) for i in as_lies)
+        ways = ways_of(choices, len(shapes), len(self.mesh), first)
+        self.lies.update(zip(results, ways[0].results))
         self.ops.append(Op(operands, results, ways, None, frozenset(as_lies), what))
         if as_lies:
             self.fixed.update(results)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -48,12 +48,13 @@ def solve(
         memory_limit: the bytes that a device may hold at once.
         gap: within a limit of memory, be content with what weighs so much more than the bound, as
             a part of its weight. Without a limit what is found is the cheapest.
-        seconds: stop after that time with the best that was found by then.
+        seconds: stop after that time with the best that was found by then; that the ops take their
+            first ways, if nothing else.
 
     Raises:
         ImportError: scipy is not installed.
         MemoryLimitError: no way to run the program keeps within the limit.
-        TimeoutError: nothing was found in ``seconds``.
+        TimeoutError: nothing was found in ``seconds``, and the first ways do not do.
         ValueError: the program cannot run: no ways of its ops fit together.
     """
     search = _Search(
@@ -67,7 +68,7 @@ def solve(
         gap=0.0 if memory_limit is None else gap,
         end=inf if seconds is None else time.monotonic() + seconds,
     )
-    best: Solved | None = None
+    best = search.of_first_ways()
     least = 0.0
     for names in folded(search.choices):
         try:
@@ -118,6 +119,20 @@ class _Search:
     def holding(self) -> Holding:
         return Holding(self.choices)
 
+    def of_first_ways(self) -> Solved | None:
+        """What the program does without a plan; None if it cannot, or not within the limit."""
+        program = self.choices.program
+        lies = {v: op.ways[0].results[i] for op in program.ops for i, v in enumerate(op.results)}
+        if any(
+            op.ways[0].operands[i] != lies[op.operands[i]] for op in program.ops for i in op.as_lies
+        ):
+            return None
+        try:
+            solved, held = self.solved([0] * len(program.ops), lies, 0.0)
+        except KeyError:
+            return None
+        return None if peaks(held, self.memory_limit) else solved
+
     def is_enough(self, found: Solved | None, least: float) -> bool:
         return found is not None and found.weight * (1 - self.gap - NEAR) <= least
 
@@ -146,7 +161,7 @@ class _Search:
             found = self._optimum(model)
             if found is None:
                 return None
-            solved, held = self.solved(near, model, found)
+            solved, held = self.chosen(near, model, found)
             over = peaks(held, self.memory_limit)
             if not over:
                 return solved
@@ -194,7 +209,7 @@ class _Search:
             found = self._optimum(model)
             if found is None:
                 return None
-            solved, held = self.solved(near, model, found)
+            solved, held = self.chosen(near, model, found)
             moment = held.index(solved.peak)
             if moment in moments:
                 return solved.peak, moment
@@ -205,23 +220,35 @@ class _Search:
         seconds = None if self.end == inf else self.end - time.monotonic()
         return model.optimum(seconds, self.gap, whole)
 
-    def solved(self, names: Names, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
-        """All that follows from which ways are taken and to where values are brought, and the bytes
-        that are held at each moment.
-        """
-        choices = self.choices
-        program = choices.program
+    def chosen(self, names: Names, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
+        """A solution of a model, and the bytes that are held at each moment."""
         taken = [name for name, number in model.number.items() if found.values[number] > 0.5]
-        taken_ways = {name[1]: name[2] for name in taken if name[0] == "way"}
+        ways = {name[1]: name[2] for name in taken if name[0] == "way"}
         brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
-        numbers = [taken_ways[names.kinds[o]] for o in range(len(program.ops))]
+        return self.solved(
+            [ways[names.kinds[o]] for o in range(len(self.choices.program.ops))],
+            {v: brought[names.kinds[o], i] for v, (o, i) in self.choices.places.items()},
+            found.bound,
+        )
+
+    def solved(
+        self, numbers: Sequence[int], lies: Mapping[int, Placing], bound: float
+    ) -> tuple[Solved, list[int]]:
+        """All that follows from which ways are taken and how values lie, and the bytes that are
+        held at each moment.
+
+        Raises:
+            KeyError: a value cannot be brought to where it is needed.
+        """
+        program, sources = self.choices.program, self.choices.sources
         ways = [op.ways[w] for op, w in zip(program.ops, numbers)]
-        lies = {v: brought[names.kinds[o], i] for v, (o, i) in choices.places.items()}
+        made: dict[int, Placing] = {}
         copies: dict[int, list[Placing]] = defaultdict(list)
         price = Price()
         for op, way in zip(program.ops, ways):
             price = price.plus(way.price)
-            moved = [(v, placing, lies[v]) for v, placing in zip(op.results, way.results)]
+            made.update(zip(op.results, way.results))
+            moved = [(v, made[v], lies[v]) for v in op.results]
             for v, needed in zip(op.operands, way.operands):
                 if needed not in (lies[v], *copies[v]):
                     copies[v].append(needed)
@@ -230,18 +257,14 @@ class _Search:
                 if source != target:
                     price = price.plus(program.moves[program.kinds[v]][source, target])
         held = self.holding.held(ways, lies)
-        weight = choices.weigh(price)
+        weight = self.choices.weigh(price)
         solved = Solved(
-            ways=tuple(numbers[choices.sources :]),
+            ways=tuple(numbers[sources:]),
             lies=lies,
-            made={
-                v: placing
-                for op, way in zip(program.ops[choices.sources :], ways[choices.sources :])
-                for v, placing in zip(op.results, way.results)
-            },
+            made={v: made[v] for op in program.ops[sources:] for v in op.results},
             copies={v: tuple(placings) for v, placings in copies.items() if placings},
             price=price,
-            least=min(found.bound, weight),
+            least=min(bound, weight),
             weight=weight,
             peak=max(held, default=0),
         )
