@@ -25,7 +25,7 @@ way to run the program weighs less.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -328,3 +328,14 @@ def bring(choices: Choices, columns: Names, v: int, p: Placing, q: Placing) -> C
 
 def take(columns: Names, reader: tuple[int, int], v: int, p: Placing, q: Placing) -> Column:
     return ("take", columns.ops[reader[0]], reader[1], columns.values[v], p, q)
+
+
+def coarser(names: Iterable[Column], near: Names, further: Names) -> Iterator[Column]:
+    """Ways, brings and takes, by coarser names."""
+    ops, kinds = dict(zip(further.ops, near.ops)), dict(zip(further.kinds, near.kinds))
+    values = {name: near.values[v] for v, name in further.values.items()}
+    for what, *rest in names:
+        if what in ("way", "bring"):
+            yield (what, kinds[rest[0]], *rest[1:])
+        elif what == "take":
+            yield (what, ops[rest[0]], rest[1], values[rest[2]], *rest[3:])

@@ -14,26 +14,35 @@ Terms: TypeAlias = "list[tuple[float, Column]]"
 # The solver's tolerances are absolute, and meant for weights of this size.
 GREATEST_WEIGHT = 1e6
 ROUNDING = 1e-6
+# Of so many variables an interior point is found sooner than a vertex.
+MANY = 200_000
 OPTIMAL, INFEASIBLE = 0, 2  # its statuses
 
 
 class Optimum(NamedTuple):
-    """The variables at the least weight that was found, and what no weight is below."""
+    """The variables at the least weight that was found; what no weight is below; and, if fractions
+    were allowed, how much more no weight is below if a variable is 1.
+    """
 
     values: Sequence[float]
     bound: float
+    more: Sequence[float] = ()
 
 
 @dataclass
 class Model:
     """Variables from 0 to 1, by name, and what each weighs; rows, of which each is a sum between
     two numbers. What is said again of a variable or a row is added to it.
+
+    Attributes:
+        closed: variables that are 0.
     """
 
     weights: list[float] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
     number: dict[Column, int] = field(default_factory=dict)
     rows: dict[Column, tuple[dict[int, float], list[float]]] = field(default_factory=dict)
+    closed: set[Column] = field(default_factory=set)
 
     def column(self, name: Column, weight: float = 0, whole: bool = False) -> None:
         if name not in self.number:
@@ -80,10 +89,10 @@ class Model:
         """
         if not self.rows:
             return Optimum((), 0)
-        fractions = self._found(False, seconds, 0.0)
+        fractions = self._fractions(seconds)
         if not whole or fractions is None or self._is_whole(fractions.values):
             return fractions
-        found = self._found(True, seconds, gap)
+        found = self._whole(seconds, gap)
         return found and found._replace(bound=max(found.bound, fractions.bound))
 
     def _is_whole(self, values: Sequence[float]) -> bool:
@@ -91,40 +100,76 @@ class Model:
             min(value, 1 - value) < ROUNDING for value, whole in zip(values, self.whole) if whole
         )
 
-    def _found(self, whole: bool, seconds: float | None, gap: float) -> Optimum | None:
+    def _fractions(self, seconds: float | None) -> Optimum | None:
+        matrix, low, high = self._sparse_rows()
+        equal = low == high
+        above, below = ~equal & (low > -inf), ~equal & (high < inf)
+        found = library("scipy.optimize").linprog(
+            self._scaled(),
+            A_ub=library("scipy.sparse").vstack([-matrix[above], matrix[below]], format="csr"),
+            b_ub=[*-low[above], *high[below]],
+            A_eq=matrix[equal],
+            b_eq=low[equal],
+            bounds=self._bounds(),
+            method="highs" if len(self.weights) < MANY else "highs-ipm",
+            options={} if seconds is None else {"time_limit": max(seconds, 0)},
+        )
+        if found.status == INFEASIBLE:
+            return None
+        if found.status != OPTIMAL:
+            raise _out_of_time(seconds)
+        return Optimum(found.x, self._scale * found.fun, self._scale * found.lower.marginals)
+
+    def _whole(self, seconds: float | None, gap: float) -> Optimum | None:
         optimize = library("scipy.optimize")
-        scale = (max(self.weights) or 1) / GREATEST_WEIGHT
         options: dict[str, Any] = {"mip_rel_gap": gap}
         if seconds is not None:
             options["time_limit"] = max(seconds, 0)
         found = optimize.milp(
-            [weight / scale for weight in self.weights],
-            integrality=[whole and each for each in self.whole],
-            bounds=optimize.Bounds(0, 1),
-            constraints=self._constraints(),
+            self._scaled(),
+            integrality=self.whole,
+            bounds=optimize.Bounds(*self._bounds().T),
+            constraints=optimize.LinearConstraint(*self._sparse_rows()),
             options=options,
         )
         if found.status == INFEASIBLE:
             return None
-        if found.x is None or not (whole or found.status == OPTIMAL):
-            raise TimeoutError(
-                f"no way to run the program was found in {seconds:.0f} seconds: pass more seconds"
-            )
+        if found.x is None:
+            raise _out_of_time(seconds)
         exact = found.status == OPTIMAL and not gap
-        return Optimum(found.x, scale * (found.fun if exact else found.mip_dual_bound or 0))
+        return Optimum(found.x, self._scale * (found.fun if exact else found.mip_dual_bound or 0))
 
-    def _constraints(self) -> Any:
-        optimize, sparse = library("scipy.optimize"), library("scipy.sparse")
+    @property
+    def _scale(self) -> float:
+        return (max(self.weights) or 1) / GREATEST_WEIGHT
+
+    def _scaled(self) -> Any:
+        return library("numpy").array(self.weights) / self._scale
+
+    def _bounds(self) -> Any:
+        bounds = library("numpy").array([(0.0, 1.0)] * len(self.weights))
+        bounds[[self.number[column] for column in self.closed if column in self.number], 1] = 0
+        return bounds
+
+    def _sparse_rows(self) -> tuple[Any, Any, Any]:
+        numpy = library("numpy")
         entries = [
             (factor, r, column)
             for r, (sums, _) in enumerate(self.rows.values())
             for column, factor in sums.items()
         ]
         factors, row, column = zip(*entries)
-        matrix = sparse.csr_array((factors, (row, column)), (len(self.rows), len(self.weights)))
-        return optimize.LinearConstraint(
-            matrix, *zip(*[limits for _, limits in self.rows.values()])
+        matrix = library("scipy.sparse").csr_array(
+            (factors, (row, column)), (len(self.rows), len(self.weights))
         )
+        low, high = numpy.array([limits for _, limits in self.rows.values()]).T
+        return matrix, low, high
+
+
+def _out_of_time(seconds: float | None) -> TimeoutError:
+    return TimeoutError(
+        f"no way to run the program was found in {seconds or inf:.0f} seconds: pass more seconds"
+    )
 
 
 def library(name: str) -> Any:

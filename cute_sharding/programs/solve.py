@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -18,14 +18,16 @@ from math import gcd, inf
 from typing import NoReturn
 
 from cute_sharding.exchange import MemoryLimitError
-from cute_sharding.programs.choices import Choices, Weigh, written
+from cute_sharding.programs.choices import Choices, Weigh, coarser, written
 from cute_sharding.programs.folding import Names, names_by_looking_further
 from cute_sharding.programs.holding import Holding
-from cute_sharding.programs.linear import Model, Optimum
+from cute_sharding.programs.linear import Column, Model, Optimum
 from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, Way
 
 # What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
 NEAR = 1e-9
+# Averages that cost more than the bound by this part of it are left out of what is tied at first.
+PROMISING = 0.02
 # How many steps one looks around an op at first, for what is alike; and the least part of the ops
 # that must then be left out.
 FIRST_LOOK, WORTHWHILE = 3, 1 / 2
@@ -142,19 +144,30 @@ class _Search:
         """The cheapest way to run the program in which all that is alike does the same, if there is
         one; and what no way weighs less than, None if there is no way.
         """
-        found = self.tied(near, further)
         if near is furthest:
+            found = self.tied(near, further)
             return found, None if found is None else found.least
-        if self.is_enough(found, least):
-            return found, least
+        if self.memory_limit < inf:  # at which moments, is found first
+            found = self.tied(near, further)
+            if self.is_enough(found, least):
+                return found, least
         model = written(self.choices, further, near, furthest)
         for moment in self.moments:
             self.holding.limit_average(model, further, moment, self.memory_limit)
         average = self._optimum(model, whole=False)
-        return found, None if average is None else average.bound
+        if average is None:
+            return None, None
+        if self.memory_limit == inf:
+            most = PROMISING * average.bound
+            dear = [name for name, k in model.number.items() if average.more[k] > most]
+            found = self.tied(near, further, coarser(dear, near, further))
+            if found is None or found.weight > average.bound + most:
+                found = self.tied(near, further)
+        return found, average.bound
 
-    def tied(self, near: Names, further: Names) -> Solved | None:
+    def tied(self, near: Names, further: Names, closed: Iterable[Column] = ()) -> Solved | None:
         model = written(self.choices, near, further, further)
+        model.closed.update(closed)
         for moment in self.moments:
             self.holding.limit(model, near, moment, self.memory_limit)
         while True:
