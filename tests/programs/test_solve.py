@@ -12,6 +12,7 @@ from drawn_programs import drawn_program, in_layers
 
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs import solve
+from cute_sharding.programs.linear import Model
 from cute_sharding.programs.program import Op, Price, Program, Way
 from cute_sharding.programs.solve import bytes_first
 
@@ -189,6 +190,14 @@ def as_it_is(program, **limits):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[bytes_first.__module__], "WORTHWHILE", 0)
         return solve(program, **limits)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_left_out_at_first_loses_nothing(seed, monkeypatch):
+    """However little is left in, and however the averages are found."""
+    monkeypatch.setattr(sys.modules[bytes_first.__module__], "PROMISING", 0)
+    monkeypatch.setattr(sys.modules[Model.__module__], "MANY", 0)
+    test_layers_that_are_alike_lose_nothing(seed)
 
 
 @pytest.mark.parametrize("seed", range(40))
