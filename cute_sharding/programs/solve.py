@@ -1,9 +1,15 @@
 """The cheapest way to run a program, and the proof that none is cheaper.
 
 The choices of a program are a mixed integer program (:mod:`.choices`). If the program has layers
-that repeat, those are first tied, which gives a way to run it, and averaged, which gives a bound
+that repeat, those are first averaged, which gives a bound, and tied, which gives a way to run it
 (:mod:`.folding`). Where these are equal the program is solved, however many layers it has; where
 they are not, fewer layers count as alike, and at last none.
+
+Averages also say how much dearer the program is at least with each choice. What is too dear is left
+out of what is tied, which is then solved in little time.
+
+Within a limit of memory, only those moments get a row in which some solution held more. Averages
+are then computed last, with rows for the same moments.
 """
 
 from __future__ import annotations
@@ -136,6 +142,7 @@ class _Search:
         return None if peaks(held, self.memory_limit) else solved
 
     def is_enough(self, found: Solved | None, least: float) -> bool:
+        """Whether no way to run the program weighs less, but for the gap."""
         return found is not None and found.weight * (1 - self.gap - NEAR) <= least
 
     def between(
@@ -147,7 +154,7 @@ class _Search:
         if near is furthest:
             found = self.tied(near, further)
             return found, None if found is None else found.least
-        if self.memory_limit < inf:  # at which moments, is found first
+        if self.memory_limit < inf:
             found = self.tied(near, further)
             if self.is_enough(found, least):
                 return found, least
@@ -166,6 +173,9 @@ class _Search:
         return found, average.bound
 
     def tied(self, near: Names, further: Names, closed: Iterable[Column] = ()) -> Solved | None:
+        """The cheapest way to run the program in which all that is alike does the same, and some
+        choices are not made; None if there is none.
+        """
         model = written(self.choices, near, further, further)
         model.closed.update(closed)
         for moment in self.moments:
