@@ -248,11 +248,31 @@ class _Search:
         taken = [name for name, number in model.number.items() if found.values[number] > 0.5]
         ways = {name[1]: name[2] for name in taken if name[0] == "way"}
         brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
-        return self.solved(
-            [ways[names.kinds[o]] for o in range(len(self.choices.program.ops))],
-            {v: brought[names.kinds[o], i] for v, (o, i) in self.choices.places.items()},
-            found.bound,
-        )
+        numbers = [ways[names.kinds[o]] for o in range(len(self.choices.program.ops))]
+        lies = {v: brought[names.kinds[o], i] for v, (o, i) in self.choices.places.items()}
+        if self.memory_limit == inf:
+            lies = self.at_once(numbers, lies)
+        return self.solved(numbers, lies, found.bound)
+
+    def at_once(self, numbers: Sequence[int], lies: Mapping[int, Placing]) -> dict[int, Placing]:
+        """How values lie if those of which all readers take one copy are brought there as they are
+        made: it weighs the same, and is less to be told.
+        """
+        choices, found = self.choices, dict(lies)
+        ops = choices.program.ops
+        for kind in choices.kinds:
+            for i, made in enumerate(ops[kind[0]].ways[numbers[kind[0]]].results):
+                alike = [ops[o].results[i] for o in kind]
+                readers = [reader for v in alike for reader in choices.readers[v]]
+                needs = {ops[o].ways[numbers[o]].operands[j] for o, j in readers}
+                if (
+                    len(needs) == 1
+                    and all(lies[v] == made and choices.readers[v] for v in alike)
+                    and choices.program.fixed.isdisjoint(alike)
+                    and not any(j in ops[o].as_lies for o, j in readers)
+                ):
+                    found.update(dict.fromkeys(alike, *needs))
+        return found
 
     def solved(
         self, numbers: Sequence[int], lies: Mapping[int, Placing], bound: float
