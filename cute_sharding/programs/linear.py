@@ -117,7 +117,10 @@ class Model:
         if found.status == INFEASIBLE:
             return None
         if found.status != OPTIMAL:
-            raise _out_of_time(seconds)
+            raise TimeoutError(
+                f"no way to run the program was found in {seconds or inf:.0f} seconds: pass more "
+                "seconds"
+            )
         return Optimum(found.x, self._scale * found.fun, self._scale * found.lower.marginals)
 
     def _whole(self, seconds: float | None, gap: float) -> Optimum | None:
@@ -135,7 +138,10 @@ class Model:
         if found.status == INFEASIBLE:
             return None
         if found.x is None:
-            raise _out_of_time(seconds)
+            raise TimeoutError(
+                f"no way to run the program was found in {seconds or inf:.0f} seconds: pass more "
+                "seconds"
+            )
         exact = found.status == OPTIMAL and not gap
         return Optimum(found.x, self._scale * (found.fun if exact else found.mip_dual_bound or 0))
 
@@ -164,12 +170,6 @@ class Model:
         )
         low, high = numpy.array([limits for _, limits in self.rows.values()]).T
         return matrix, low, high
-
-
-def _out_of_time(seconds: float | None) -> TimeoutError:
-    return TimeoutError(
-        f"no way to run the program was found in {seconds or inf:.0f} seconds: pass more seconds"
-    )
 
 
 def library(name: str) -> Any:
