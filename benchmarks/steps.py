@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from functools import cache
 from statistics import geometric_mean
 from typing import Any, NamedTuple, TypeAlias
@@ -68,6 +69,25 @@ def setting(name: str, optimizer: str = "sgd") -> Side:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
             return dict(zip([step.name for step in steps], pool.map(of, steps)))
+
+    return side
+
+
+def planned(optimizer: str) -> Side:
+    """The steps as planned: what they receive when they run by the plan."""
+
+    def side(steps: Sequence[Step], mesh: tuple[int, ...]) -> dict[str, Answer]:
+        from cute_sharding import plan_step
+
+        sizes, found = dict(zip(names_of(mesh), mesh)), dict[str, Answer]()
+        for step in steps:
+            program = f"benchmarks.steps_of_torch:{step.name}.{optimizer}"
+            try:
+                plan = plan_step(program, sizes, beside_pytorch=False)
+                found[step.name] = Received(*astuple(plan.totals["planned"]))
+            except RuntimeError as error:
+                found[step.name] = str(error)
+        return found
 
     return side
 
@@ -237,6 +257,7 @@ def main() -> None:
         return
     optimizer = "adamw" if given.adamw else "sgd"
     sides = {name: setting(name, optimizer) for name in given.settings}
+    sides["planned"] = planned(optimizer)
     if given.jax and not given.adamw:
         sides["JAX on CPUs"], sides["JAX"] = (jax_by(given.jax, some) for some in (False, True))
     for error in show(steps, meshes, sides):

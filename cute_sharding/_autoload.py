@@ -44,6 +44,7 @@ def autoload() -> None:
 def _enable(settings):  # type: ignore[no-untyped-def]
     """Switch on; again once what another thread is importing is whole, if that is why it failed."""
     from cute_sharding._imports import half_imported, when_whole
+    from cute_sharding._settings import plan_asked
 
     global report
     try:
@@ -51,8 +52,8 @@ def _enable(settings):  # type: ignore[no-untyped-def]
 
         cute_sharding.enable(**settings)
         report = "switched on by the environment"
-        plan = os.environ.get("USE_CUTE_PLAN")
-        if plan:
+        plan = plan_asked(os.environ)
+        if plan is not None:
             cute_sharding.planned(plan).__enter__()
             report += f", and runs by the plan {plan}"
     except Exception as error:

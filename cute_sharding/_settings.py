@@ -239,7 +239,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
     }
     everything = Setting(EVERYTHING, False, "", "").read(environment.get(EVERYTHING, ""))
     if everything is None:
-        everything = bool(environment.get(PLAN))
+        everything = plan_asked(environment) is not None
     needed = {need for name, setting in TABLE.items() if found[name] for need in setting.needs}
 
     def asked_of(name: str, setting: Setting) -> Any:
@@ -262,6 +262,12 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
             asked[name] = False
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None
+
+
+def plan_asked(environment: Mapping[str, str]) -> str | None:
+    """The file of the plan by which the program is to run; None where none is."""
+    path = environment.get(PLAN, "").strip()
+    return None if path.lower() in ("", *_OFF) else path
 
 
 _current: Settings | None = None

@@ -328,17 +328,10 @@ def _choices_of(
 ) -> Iterator[tuple[_Choice, ...]]:
     """The choices by which operands stay in these parts."""
     for i, parts in some:
-        names = signature.operands[i]
-        if i not in signature.unread and all(
-            part is None or (isinstance(part, tuple) and names[part[0]] not in signature.whole)
-            for part in parts
-        ):
-            yield tuple(
-                [
-                    _Choice() if part is None else _Choice(names[part[0]], part[1])  # type: ignore[index, arg-type]
-                    for part in parts
-                ]
-            )
+        names, cuts = signature.operands[i], cuts_of(parts)
+        cut = {names[each[0]] for each in cuts if each is not None}
+        if i not in signature.unread and cuts == parts and not cut & signature.whole:
+            yield tuple([_Choice() if c is None else _Choice(names[c[0]], c[1]) for c in cuts])
 
 
 def _is_strided(parts: Sequence[Part]) -> bool:

@@ -28,26 +28,19 @@ def plan_step(
     network: str | None = None,
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
+    beside_pytorch: bool = True,
 ) -> StepPlan:
     """The plan by which a step receives the fewest bytes: which values are redistributed where, in
     the forward and the backward pass. No op could choose that alone: a value that several ops need
-    is gathered once, a pending sum is reduced once and where it is smallest, and a small sharded
-    tensor does not make a large one sharded. The method is on docs/steps.md.
+    is gathered once, a pending sum is reduced once, and a small sharded tensor does not make a
+    large one sharded. ``with cute_sharding.planned(plan):`` runs a program by it (docs/steps.md).
 
     Args:
         step: as for ``estimate``: a function at the top of a module, or its name. ``step(mesh)``
-            makes a model, its batch and an optimizer, and returns one step. Weights and inputs keep
-            their placements, and so does what the program asks for by ``redistribute``.
-        mesh: the number of devices of each mesh dim; with names if the program uses them.
+            makes a model, its batch and an optimizer, and returns one step.
+        mesh, network, rank, device: as for ``estimate``.
         memory_limit: the bytes that the values of the step may hold on a device at once.
-        network: the links, as in ``USE_CUTE_NETWORK``.
-        rank: the rank that is run.
-        device: "cuda" plans for the kernels of GPUs, and "cpu" for those of CPUs.
-
-    Returns:
-        A :class:`~cute_sharding.programs.plan.StepPlan`. ``print`` shows it, ``save`` writes it to
-        a file, and ``with cute_sharding.planned(plan):`` runs a program by it. Its totals are those
-        of dry runs; that of PyTorch alone is missing if the step does not run there.
+        beside_pytorch: also run the step with PyTorch alone, for the totals.
 
     Raises:
         ValueError: an argument has an unknown value, or the function cannot be imported by name.
@@ -74,7 +67,9 @@ file.py:function
         "program": f"{module if file is None else os.path.relpath(file)}:{name}",
     }
     flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
-    with ThreadPoolExecutor(2) as pool:
+    if not beside_pytorch:
+        return _planned(request, flags)
+    with ThreadPoolExecutor(1) as pool:
         stock = pool.submit(
             estimate, step, mesh, network=network, rank=rank, device=device, settings=[STOCK]
         )

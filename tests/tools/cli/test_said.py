@@ -203,7 +203,8 @@ def test_what_bad_arguments_are_told():
     assert_expected_inline(
         told,
         """\
-cute_sharding: give a command: explain, plan, draw, stats, estimate, status (see --help)
+cute_sharding: give a command: explain, plan, draw, stats, estimate, plan-step, status (see
+ > --help)
 exit code 2
 cute_sharding: --mesh 'tp:2': write name=size or size, separated by commas, such as dp=2,tp=4
 exit code 2
