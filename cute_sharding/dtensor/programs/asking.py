@@ -18,7 +18,7 @@ from cute_sharding.dtensor.programs.ways import (
     ways_of,
 )
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, NormPartial
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.programs.plan import PlannedOp
 from cute_sharding.programs.program import Op, Price, Program, Solved, Way
@@ -168,12 +168,12 @@ def plan_of(
         reads, keeps = list[str | None](), list[bool]()
         for i, placements in enumerate(way.operands):
             moved = [solved.lies[call.operands[i]] != placements for call in some]
-            moves = i not in kind.as_lies and any(moved)
+            moves = i not in kind.as_lies and any(moved) and _is_written(placements)
             again = [last[r.operands[i], placements] != (c, i) for c, r in zip(calls[k], some)]
             reads.append(_placements_text(placements) if moves else None)
             keeps.append(moves and any(again))
         gives = [
-            None if lies == placements else _placements_text(lies)
+            _placements_text(lies) if lies != placements and _is_written(lies) else None
             for lies, placements in zip([solved.lies[t] for t in some[0].results], way.results)
         ]
         return planned_op(
@@ -217,6 +217,11 @@ def _received(program: Program, solved: Solved) -> list[int]:
                 moves.append((t, solved.lies[t], p))
         found.append(way.price.received + sum(program.received(*move) for move in moves))
     return found
+
+
+def _is_written(placements: Any) -> bool:
+    """Whether a plan can say it. An op that reads part of a norm makes it of a replica itself."""
+    return not any(isinstance(p, NormPartial) for p in placements)
 
 
 def _placements_text(placements: Any) -> str:

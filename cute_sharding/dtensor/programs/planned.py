@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
@@ -17,12 +19,12 @@ from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.redistributions import redistribute
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
-from cute_sharding.dtensor.programs.recording import dtensors_in
+from cute_sharding.dtensor.programs.recording import as_lies, dtensors_in, tensors_in
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import is_wrapper, storage_of, tree_map
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
-from cute_sharding.dtensor.run.placements import of_text, text
+from cute_sharding.dtensor.run.placements import checked_placements, text
 from cute_sharding.programs.plan import PlannedOp, StepPlan
 
 
@@ -63,7 +65,35 @@ class _Entry(NamedTuple):
     reads: tuple[str | None, ...]
     keeps: tuple[bool, ...]
     gives: tuple[str | None, ...]
-    brings: bool
+    is_read: bool
+    is_given: bool
+
+
+class _Copy(NamedTuple):
+    """A tensor in other placements, and the versions of what it was made of."""
+
+    tensor: DTensor
+    source: ref[DTensor]
+    version: int
+    local_version: int
+
+    def is_of_now(self) -> bool:
+        """Whether nothing has written to the source without an op, as compiled code does: it counts
+        versions of the tensors that it is given.
+        """
+        x = self.source()
+        return (
+            x is not None
+            and x._version == self.version
+            and x._local_tensor._version == self.local_version
+        )
+
+
+class _Copies(NamedTuple):
+    """Copies of values in one memory, as long as it exists and nothing writes to it."""
+
+    storage: ref[torch.UntypedStorage]
+    made: dict[Any, _Copy]
 
 
 class Planned(TorchDispatchMode):
@@ -74,7 +104,7 @@ class Planned(TorchDispatchMode):
         self._given = dict(zip(plan.given, plan.numbers))
         self._entries = {_key(op): _entry(op) for op in plan.ops}
         self._values = Numbers()
-        self._copies: dict[Any, tuple[Any, int, DTensor]] = {}
+        self._copies: dict[int, _Copies] = {}
         self._has_said = False
 
     @classmethod
@@ -88,10 +118,16 @@ class Planned(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if DTensor not in types or is_tracing():
+            if self._copies:
+                self._forget_written(func, args, kwargs)
             return func(*args, **kwargs)
         entry = self._entries.get(key_of(func, args, kwargs, self._number))
+        if entry is not None and entry.is_read:
+            args, kwargs = self._read(entry, func, args, kwargs)
+        if self._copies:
+            self._forget_written(func, args, kwargs)
+        result = func(*args, **kwargs)
         if entry is None:
-            result = func(*args, **kwargs)
             first = args[0] if args else None
             if isinstance(first, DTensor) and is_same(func, first, result):
                 self._values.put(result, self._number(first))
@@ -99,13 +135,10 @@ class Planned(TorchDispatchMode):
                 self._has_said = True
                 logger.info("%s is not in the plan: it is decided op by op, as are others", func)
             return result
-        if any(entry.reads):
-            args, kwargs = self._read(entry, args, kwargs)
-        result = func(*args, **kwargs)
-        if any(entry.gives):
+        if entry.is_given:
             given = iter(entry.gives)
             result = tree_map(
-                lambda x: _brought(x, next(given)) if isinstance(x, DTensor) else x, result
+                lambda x: _brought(x, next(given, None)) if isinstance(x, DTensor) else x, result
             )
         for x, number in zip(dtensors_in(result), entry.results):
             if number is not None:
@@ -119,14 +152,18 @@ class Planned(TorchDispatchMode):
             self._values.put(x, number)
         return number
 
-    def _read(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def _read(self, entry: _Entry, func: Any, args: Any, kwargs: Any) -> Any:
         wanted = iter(zip(entry.reads, entry.keeps))
+        aliased = as_lies(func, args, kwargs)
+        positions = count()
 
         def read(x: Any) -> Any:
             if not isinstance(x, DTensor):
                 return x
-            placements, keeps = next(wanted)
-            return x if placements is None else self._copy(x, placements, keeps)
+            i, (placements, keeps) = next(positions), next(wanted, (None, False))
+            if placements is None or i in aliased:
+                return x
+            return self._copy(x, placements, keeps)
 
         return tree_map(read, (args, kwargs))
 
@@ -135,11 +172,10 @@ class Planned(TorchDispatchMode):
         if text(x._spec.placements) == placements:
             return x
         local = x._local_tensor
-        if is_wrapper(local) or local.is_inference():
+        if is_wrapper(local) or local.is_inference() or x.is_inference():
             return _brought(x, placements)
         storage = storage_of(local)
         key = (
-            storage._cdata,
             local.storage_offset(),
             tuple(local.shape),
             local.stride(),
@@ -148,36 +184,84 @@ class Planned(TorchDispatchMode):
             text(x._spec.placements),
             placements,
         )
-        found = self._copies.get(key)
-        if found is not None and found[0]() is storage and found[1] == local._version:
+        copies = self._copies.get(storage._cdata)
+        if copies is not None and copies.storage() is not storage:
+            copies = None
+        found = copies.made.get(key) if copies is not None else None
+        if found is not None and found.is_of_now():
             if not keeps:
-                del self._copies[key]
-            return found[2]
+                self._drop(storage._cdata, key)
+            return found.tensor
         copy = _brought(x, placements)
         if keeps:
-            copies = self._copies
-
-            def forget(dead: Any) -> None:
-                kept = copies.get(key)
-                if kept is not None and kept[0] is dead:
-                    del copies[key]
-
-            self._copies[key] = ref(storage, forget), local._version, copy
+            if copies is None:
+                copies = self._copies[storage._cdata] = self._copies_in(storage)
+            copies.made[key] = _Copy(copy, ref(x), x._version, local._version)
         return copy
+
+    def _copies_in(self, storage: torch.UntypedStorage) -> _Copies:
+        place, of = storage._cdata, self._copies
+
+        def forget(dead: Any) -> None:
+            found = of.get(place)
+            if found is not None and found.storage is dead:
+                del of[place]
+
+        return _Copies(ref(storage, forget), {})
+
+    def _drop(self, place: int, key: Any) -> None:
+        made = self._copies[place].made
+        del made[key]
+        if not made:
+            del self._copies[place]
+
+    def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Forget copies of what an op writes to."""
+        for i, name in written(func):
+            for x in tensors_in(args[i] if i < len(args) else kwargs.get(name)):
+                local = x._local_tensor if isinstance(x, DTensor) else x
+                if local.layout is torch.strided and not is_wrapper(local):
+                    self._copies.pop(storage_of(local)._cdata, None)
+
+
+@cache
+def written(func: Any) -> tuple[tuple[int, str], ...]:
+    """The positions and names of the arguments to which an op may write. The schemas of collectives
+    do not say it.
+    """
+    says_nothing = func.namespace == "c10d"
+    return tuple(
+        [
+            (i, argument.name)
+            for i, argument in enumerate(func._schema.arguments)
+            if says_nothing or (argument.alias_info is not None and argument.alias_info.is_write)
+        ]
+    )
 
 
 def _brought(x: DTensor, placements: str | None) -> DTensor:
     """The tensor, redistributed."""
     if placements is None or text(x._spec.placements) == placements:
         return x
-    to = of_text(placements, x.ndim)
-    spec = placed_as(x._spec, to)
+    spec = x._spec
+    to = checked_placements(placements, tuple(spec.shape), tuple(spec.mesh.shape), "the plan")
+    spec = placed_as(spec, to)
     local = redistribute(x._local_tensor, x._spec, spec, answered=True)
     return DTensor(local, spec, requires_grad=False)
 
 
 def _entry(op: PlannedOp) -> _Entry:
-    return _Entry(tuple(op.results), tuple(op.reads), tuple(op.keeps), tuple(op.gives), op.changes)
+    # What the op has written to, or a view, stays where it is, whatever the plan says.
+    aliased = any(result.alias_info is not None for result in overload(op.op)._schema.returns)
+    gives = () if aliased else tuple(op.gives)
+    return _Entry(
+        tuple(op.results),
+        tuple(op.reads),
+        tuple(op.keeps),
+        gives,
+        any(op.reads),
+        any(gives),
+    )
 
 
 # -- in words --------------------------------------------------------------------------------------

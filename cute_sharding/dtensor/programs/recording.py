@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, TypeAlias
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
@@ -231,6 +232,13 @@ def dtensors_in(tree: Any) -> list[DTensor]:
     elif not isinstance(tree, (list, tuple)):
         return []
     return [x for each in tree for x in dtensors_in(each)]
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors of any kind in an argument."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [x for each in tree for x in tensors_in(each)] if isinstance(tree, (list, tuple)) else []
 
 
 def as_lies(func: Any, args: Any, kwargs: Any) -> frozenset[int]:

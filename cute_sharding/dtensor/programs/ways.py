@@ -25,10 +25,12 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     MaskPartial,
+    NormPartial,
     Partial,
     Placement,
     Replicate,
     Shard,
+    TensorMeta,
     are_known,
     cut_of,
     placed_as,
@@ -101,10 +103,15 @@ def _question(kind: Kind, specs: Sequence[DTensorSpec]) -> Question:
     settings = in_force()
     assert settings is not None, "a plan is made with the package switched on"
     given = iter(specs)
-    args, kwargs = tree_map(
-        lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
-        (kind.args, kind.kwargs),
-    )
+
+    def spec(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):  # a scalar, such as a count of steps: whole everywhere
+            mesh = specs[0].mesh
+            meta = TensorMeta(leaf.shape, leaf.stride(), leaf.dtype)
+            return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, meta)
+        return next(given) if isinstance(leaf, DTensorSpec) else leaf
+
+    args, kwargs = tree_map(spec, (kind.args, kind.kwargs))
     schema = OpSchema(kind.func, args, kwargs, op_schemas.schema_info(kind.func))
     return Question(schema, tuple(specs), op_schemas.stock_propagation(), settings)
 
@@ -115,6 +122,8 @@ def _way(kind: Kind, given: Sequence[Placements], counting: Counting) -> Way | N
     """
     specs = [placed_as(spec, placements) for spec, placements in zip(kind.specs, given)]
     try:
+        if _question(kind, specs).is_composite:  # its parts ask for themselves
+            return _measured(kind, specs, counting)
         for _ in range(2):
             schema = _question(kind, specs).schema
             answer = op_schemas.propagation()(schema)
@@ -149,7 +158,8 @@ def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> W
         lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
         (kind.args, kind.kwargs),
     )
-    with torch.no_grad(), counting() as price:
+    # Below autograd, as the program ran it: with autograd an op such as linear runs as others.
+    with torch._C._AutoDispatchBelowAutograd(), counting() as price:
         result = kind.func(*args, **kwargs)
     made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
     return Way(tuple([tuple(spec.placements) for spec in specs]), made, price())
@@ -170,11 +180,13 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     ):
         return None
     for a, b in zip(before, after):
-        # A replica becomes a summand for nothing; nothing else becomes pending.
-        if isinstance(b, Partial) and not (
-            a == b or (isinstance(a, Replicate) and b.reduce_op == "sum")
-        ):
-            return None
+        # A replica becomes a summand for nothing, also one of a norm, and a shard becomes one by
+        # way of a replica; nothing else becomes pending.
+        if isinstance(b, Partial) and a != b:
+            if isinstance(a, Partial) or b.reduce_op != "sum":
+                return None
+            if isinstance(b, NormPartial) and not isinstance(a, Replicate):
+                return None
     meta: Any = spec.tensor_meta
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     operand = Operand(shape, parts_of(before), meta.dtype.itemsize)

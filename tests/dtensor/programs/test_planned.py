@@ -1,6 +1,7 @@
 """Steps that run as planned compute what one device does, and receive what the plan says."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import residual_programs
@@ -283,3 +284,85 @@ def test_layers_that_are_alike_take_one_way():
 
     plan = plan_of(step, (4,))
     assert sum(op.op == "aten.mm.default" for op in plan.ops) == 3
+
+
+def linear(x):
+    """A bias that is sharded, of a product that is pending."""
+    return F.linear(x["a"], x["w"], x["b"]).tanh().square().sum()
+
+
+def test_a_shard_that_becomes_a_summand_is_planned():
+    plan = plan_of(
+        step_of(linear, {"a": ((4, 8), [S1]), "w": ((6, 8), [S1]), "b": ((6,), [S0])}), (4,)
+    )
+    assert plan.totals["planned"].received <= plan.totals["op by op"].received
+
+
+def test_norms_of_replicas_and_shards_are_planned():
+    """As of gradients that are clipped: one norm is pending, and the other whole."""
+
+    def step(mesh):
+        whole, cut = (distribute_tensor(number((8, 8)), mesh, [p]) for p in (R, S0))
+
+        def run():
+            return torch.stack(torch._foreach_norm([whole, cut]))
+
+        return run
+
+    plan = plan_of(step, (4,))
+    with ranks_of((4,)):
+        whole, cut = (distribute(number((8, 8)), (4,), [p]) for p in (R, S0))
+        with planned(plan):
+            found = torch.stack(torch._foreach_norm([whole, cut]))
+        assert_close(found, number((8, 8)).norm().expand(2), "norms")
+
+
+@pytest.mark.parametrize("placements", ["[S(7)]", "[S(-9)]", "[R, R]", "[]", "[Q]"])
+def test_placements_that_no_tensor_has_are_refused(placements):
+    plan = plan_of(step_of(norms, PROGRAMS[norms]), (4,))
+    mm = next(op for op in plan.ops if op.op == "aten.mm.default")
+    ops = [replace(op, gives=(placements,)) if op is mm else op for op in plan.ops]
+    with ranks_of((4,)):
+        given = {
+            "a": distribute(number((4, 8)), (4,), [S1]),
+            "b": distribute(number((8, 6)), (4,), [S0]),
+        }
+        with pytest.raises(ValueError, match="placement"), planned(replace(plan, ops=tuple(ops))):
+            norms(given)
+
+
+@pytest.mark.parametrize("side", ["reads", "gives"])
+def test_what_is_written_or_viewed_stays_as_it_lies(side):
+    """Also if a plan says otherwise: what is written is seen by all that share the memory."""
+
+    def program(a):
+        a.t().add_(1)
+        return a
+
+    def step(mesh):
+        a = distribute_tensor(number((4, 8)), mesh, [S0])
+        return lambda: program(a)
+
+    plan = plan_of(step, (4,))
+    ops = tuple([replace(op, **{side: ("[R]",)}) for op in plan.ops])
+    with ranks_of((4,)):
+        a = distribute(number((4, 8)), (4,), [S0])
+        with planned(replace(plan, ops=ops)):
+            program(a)
+        assert_close(a, number((4, 8)) + 1, "written")
+
+
+def test_evaluation_in_inference_mode_is_planned():
+    """Ops that torch decomposes arrive whole there, and are then decomposed by DTensor."""
+
+    def step(mesh):
+        w, x = (distribute_tensor(number((8, 8)), mesh, [p]) for p in (S0, S0))
+
+        def run():
+            with torch.inference_mode():
+                return F.softmax(x @ w, 1) * x
+
+        return run
+
+    plan = plan_of(step, (4,))
+    assert plan.totals["planned"].received <= plan.totals["op by op"].received

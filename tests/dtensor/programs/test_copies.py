@@ -1,0 +1,95 @@
+"""Copies of a value that a plan keeps are not read after something has written to the value: on
+processes with plain local tensors, whose versions do not count writes.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cute_sharding
+from cute_sharding import planned
+from cute_sharding.tools.steps.__main__ import planned_step
+
+
+@pytest.fixture(autouse=True)
+def everything():
+    with cute_sharding.enabled(redistribution=True, movement=True):
+        yield
+
+
+def placed(mesh, placements):
+    local = torch.rand(2, 8) if placements == [Shard(0)] else torch.rand(8, 8)
+    return DTensor.from_local(local, mesh, placements, run_check=False)
+
+
+def written_by(write):
+    """A step whose two losses read a weight that ``write`` has written to between them."""
+
+    def step(mesh):
+        w, x = placed(mesh, [Shard(0)]), placed(mesh, [Replicate()])
+
+        def run():
+            found = (x @ w).amax(1), (x @ w.exp()).amax(1)
+            write(w)
+            return *found, (x @ w).amax(1)
+
+        return run
+
+    return step
+
+
+def by_data(w):
+    w.data.mul_(2)
+
+
+def by_lists(w):
+    torch._foreach_mul_([w], 2.0)
+
+
+def by_views(w):
+    w[1:3].mul_(2)
+
+
+def by_local_tensors(w):
+    w.to_local().mul_(2)
+
+
+def by_collectives(w):
+    dist.all_reduce(w.to_local())
+
+
+def by_out(w):
+    torch.split_with_sizes_copy(torch.ones(2, 8), [2], out=[w.to_local()])
+
+
+def by_nothing(w):
+    pass
+
+
+WRITES = (by_data, by_lists, by_views, by_local_tensors, by_collectives, by_out)
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("cpu", (4,))
+
+
+def gathered(step, mesh, plan):
+    """The collectives of the second of two steps."""
+    run = step(mesh)
+    with CommDebugMode() as seen, planned(plan):
+        run()
+        before = seen.get_total_counts()
+        run()
+    return seen.get_total_counts() - before
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_what_is_written_is_gathered_again(mesh, write):
+    plan = planned_step(written_by(by_nothing), mesh, device="cpu")
+    assert any(any(op.keeps) for op in plan.ops)
+    without = gathered(written_by(by_nothing), mesh, plan)
+    assert gathered(written_by(write), mesh, plan) > without
