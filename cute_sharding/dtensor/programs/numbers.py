@@ -24,12 +24,28 @@ Key: TypeAlias = "tuple[Hashable, ...]"
 # Arguments by which calls are not told apart: where a dry run has other ones than a run.
 _UNTOLD = (torch.device, torch.layout, torch.Generator)
 
+_PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
+
+
+class _Place(ref):  # type: ignore[type-arg]
+    """A weak reference that says for which place it stands."""
+
+    __slots__ = ("place",)
+    place: int
+
 
 class Numbers:
     """The numbers of the DTensors that are alive."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Any, int]] = {}
+        of: dict[int, tuple[_Place, int]] = {}
+
+        def forget(dead: Any) -> None:
+            found = of.get(dead.place)
+            if found is not None and found[0] is dead:
+                del of[dead.place]
+
+        self._of, self._forget = of, forget
 
     def get(self, tensor: DTensor) -> int | None:
         """The number of a tensor; None if it has none."""
@@ -42,14 +58,9 @@ class Numbers:
 
     def put(self, tensor: DTensor, number: int) -> None:
         """Number a tensor, for as long as it is alive."""
-        place, of = id(tensor), self._of
-
-        def forget(dead: Any) -> None:
-            found = of.get(place)
-            if found is not None and found[0] is dead:
-                del of[place]
-
-        of[place] = ref(tensor, forget), number
+        place = _Place(tensor, self._forget)
+        place.place = id(tensor)
+        self._of[place.place] = place, number
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Any, number: Callable[[DTensor], Any]) -> Key:
@@ -61,6 +72,8 @@ def key_of(func: Any, args: Sequence[Any], kwargs: Any, number: Callable[[DTenso
 
 
 def _told(arg: Any, number: Callable[[DTensor], Any]) -> Hashable:
+    if type(arg) in _PLAIN:  # most that are no tensors
+        return arg  # type: ignore[no-any-return]
     if isinstance(arg, torch.Tensor):
         return number(arg) if isinstance(arg, DTensor) else None
     if isinstance(arg, (list, tuple)):

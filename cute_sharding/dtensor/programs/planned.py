@@ -140,7 +140,8 @@ class Planned(TorchDispatchMode):
             result = tree_map(
                 lambda x: _brought(x, next(given, None)) if isinstance(x, DTensor) else x, result
             )
-        for x, number in zip(dtensors_in(result), entry.results):
+        made = (result,) if type(result) is DTensor else dtensors_in(result)
+        for x, number in zip(made, entry.results):
             if number is not None:
                 self._values.put(x, number)
         return result
@@ -154,7 +155,7 @@ class Planned(TorchDispatchMode):
 
     def _read(self, entry: _Entry, func: Any, args: Any, kwargs: Any) -> Any:
         wanted = iter(zip(entry.reads, entry.keeps))
-        aliased = as_lies(func, args, kwargs)
+        aliased = as_lies(func, args, kwargs) if is_aliased(func) else ()
         positions = count()
 
         def read(x: Any) -> Any:
@@ -237,6 +238,12 @@ def written(func: Any) -> tuple[tuple[int, str], ...]:
             if says_nothing or (argument.alias_info is not None and argument.alias_info.is_write)
         ]
     )
+
+
+@cache
+def is_aliased(func: Any) -> bool:
+    """Whether the op writes to an argument, or returns a view of one."""
+    return any(argument.alias_info is not None for argument in func._schema.arguments)
 
 
 def _brought(x: DTensor, placements: str | None) -> DTensor:
