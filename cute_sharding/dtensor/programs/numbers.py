@@ -27,7 +27,7 @@ _UNTOLD = (torch.device, torch.layout, torch.Generator)
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
 
 
-class _Place(ref):  # type: ignore[type-arg]
+class _Place(ref):
     """A weak reference that says for which place it stands."""
 
     __slots__ = ("place",)
@@ -73,7 +73,7 @@ def key_of(func: Any, args: Sequence[Any], kwargs: Any, number: Callable[[DTenso
 
 def _told(arg: Any, number: Callable[[DTensor], Any]) -> Hashable:
     if type(arg) in _PLAIN:  # most that are no tensors
-        return arg  # type: ignore[no-any-return]
+        return arg
     if isinstance(arg, torch.Tensor):
         return number(arg) if isinstance(arg, DTensor) else None
     if isinstance(arg, (list, tuple)):

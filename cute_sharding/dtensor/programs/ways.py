@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import inf
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import flop_registry
 
 from cute_sharding.dtensor.bookkeeping.settings import in_force, network_in_force
 from cute_sharding.dtensor.decide.question import Question
@@ -63,7 +65,33 @@ def ways_of(
         way = _way(kind, given, counting)
         if way is not None:
             found.setdefault(way.operands, way)  # type: ignore[arg-type]
-    return list(found.values())
+    own, *others = found.values() or (None,)
+    if own is None:
+        return []
+    # What is not sent must not be computed several times instead.
+    most = _multiplications(kind, own)
+    return [own, *[way for way in others if _multiplications(kind, way) <= most]]
+
+
+def _multiplications(kind: Kind, way: Way) -> float:
+    """Those of the fullest device, of a product, a convolution or attention (torch's formulas)."""
+    count = flop_registry.get(kind.func.overloadpacket)
+    if count is None:
+        return 0
+
+    def local(spec: Any, placements: Any) -> torch.Tensor:
+        return torch.empty(local_shape(placed_as(spec, placements)), device="meta")
+
+    given = map(local, kind.specs, way.operands)
+    args, kwargs = tree_map(
+        lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
+        (kind.args, kind.kwargs),
+    )
+    made = tuple(map(local, kind.made, way.results))
+    try:
+        return float(count(*args, **kwargs, out_val=made[0] if len(made) == 1 else made))
+    except (AssertionError, ValueError):  # operands that the op itself redistributes
+        return inf
 
 
 def _operands(
