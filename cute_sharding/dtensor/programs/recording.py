@@ -38,6 +38,7 @@ class Kind:
         results: the numbers of its results; None for what is no DTensor, or an operand that it
             writes to.
         made: the specs of its results.
+        returned: all that it returns, with specs in place of DTensors.
     """
 
     key: Key
@@ -49,6 +50,7 @@ class Kind:
     as_lies: frozenset[int]
     results: tuple[int | None, ...]
     made: tuple[DTensorSpec, ...]
+    returned: Any
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class Recording(TorchDispatchMode):
                     as_lies(func, args, kwargs),
                     numbers,
                     tuple([x._spec for x in made]),
+                    tree_map(_spec_of, result),
                 )
             )
         results = []

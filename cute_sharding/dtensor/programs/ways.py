@@ -6,7 +6,7 @@ what will happen, and nothing is worked out twice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from math import inf
 from typing import Any
 
@@ -82,14 +82,13 @@ def _multiplications(kind: Kind, way: Way) -> float:
     def local(spec: Any, placements: Any) -> torch.Tensor:
         return torch.empty(local_shape(placed_as(spec, placements)), device="meta")
 
-    given = map(local, kind.specs, way.operands)
-    args, kwargs = tree_map(
-        lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
-        (kind.args, kind.kwargs),
+    tensors = chain(map(local, kind.specs, way.operands), map(local, kind.made, way.results))
+    args, kwargs, returned = tree_map(
+        lambda leaf: next(tensors) if isinstance(leaf, DTensorSpec) else leaf,
+        (kind.args, kind.kwargs, kind.returned),
     )
-    made = tuple(map(local, kind.made, way.results))
     try:
-        return float(count(*args, **kwargs, out_val=made[0] if len(made) == 1 else made))
+        return float(count(*args, **kwargs, out_val=returned))
     except (AssertionError, ValueError):  # operands that the op itself redistributes
         return inf
 
