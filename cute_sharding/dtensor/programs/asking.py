@@ -171,7 +171,8 @@ def plan_of(
             moves = i not in kind.as_lies and any(moved) and _is_written(placements)
             again = [last[r.operands[i], placements] != (c, i) for c, r in zip(calls[k], some)]
             reads.append(_placements_text(placements) if moves else None)
-            keeps.append(moves and any(again))
+            handed = any(call.operands[i] in recorded.handed for call in some)
+            keeps.append(moves and any(again) and not handed)
         gives = [
             _placements_text(lies) if lies != placements and _is_written(lies) else None
             for lies, placements in zip([solved.lies[t] for t in some[0].results], way.results)

@@ -176,10 +176,12 @@ class Planned(TorchDispatchMode):
         if is_wrapper(local) or local.is_inference() or x.is_inference():
             return _brought(x, placements)
         storage = storage_of(local)
+        where: Any = (local.storage_offset(), tuple(local.shape), local.stride())
+        if type(local) is not torch.Tensor:
+            where = str(where)  # sizes of all ranks have no hash
         key = (
-            local.storage_offset(),
-            tuple(local.shape),
-            local.stride(),
+            self._number(x),  # the same on all ranks, also where a rank has no elements
+            where,
             local.dtype,
             tuple(x.shape),
             text(x._spec.placements),

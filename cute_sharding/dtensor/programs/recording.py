@@ -80,6 +80,7 @@ class Recorded:
         numbers: for each tensor the number of its value.
         asked: tensors whose placements the program asks for.
         lay: the specs of those tensors.
+        handed: tensors whose local tensors the program gets, to which a rank may then write alone.
         spent: what was received for what the program asked.
         kept: tensors that are alive at the end.
         keys: what tells values that are given from others -> their numbers.
@@ -91,6 +92,7 @@ class Recorded:
     numbers: list[int] = field(default_factory=list)
     asked: set[int] = field(default_factory=set)
     lay: dict[int, DTensorSpec] = field(default_factory=dict)
+    handed: set[int] = field(default_factory=set)
     spent: Price = field(default_factory=Price)
     kept: frozenset[int] = frozenset()
     keys: dict[Key, int] = field(default_factory=dict)
@@ -187,12 +189,14 @@ class Recording(TorchDispatchMode):
         finally:
             self._is_inside = before
 
-    def _asked(self, tensor: DTensor, ask: Callable[[], Any]) -> Any:
-        """The answer to what the program asks of a tensor."""
+    def _asked(self, tensor: DTensor, name: str, ask: Callable[[], Any]) -> Any:
+        """The answer to what the program asks of a tensor by the method of this name."""
         if self._is_inside:
             return ask()
         number = self._tensor(tensor)
         self.recorded.asked.add(number)
+        if name == "to_local":
+            self.recorded.handed.add(number)
         self.recorded.lay[number] = tensor._spec
         with self._inside(), self._counting() as price:
             found = ask()
@@ -267,14 +271,14 @@ def _spec_of(leaf: Any) -> Any:
 
 
 @contextmanager
-def _asking(answer: Callable[[DTensor, Callable[[], Any]], Any]) -> Iterator[None]:
+def _asking(answer: Callable[[DTensor, str, Callable[[], Any]], Any]) -> Iterator[None]:
     """Let ``answer`` run what the program asks of a DTensor by its placements."""
     stock = {name: getattr(DTensor, name) for name in _ASKS}
 
     def answered(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def asks(self: DTensor, *args: Any, **kwargs: Any) -> Any:
-            return answer(self, partial(method, self, *args, **kwargs))
+            return answer(self, method.__name__, partial(method, self, *args, **kwargs))
 
         return asks
 

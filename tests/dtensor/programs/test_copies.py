@@ -93,3 +93,11 @@ def test_what_is_written_is_gathered_again(mesh, write):
     assert any(any(op.keeps) for op in plan.ops)
     without = gathered(written_by(by_nothing), mesh, plan)
     assert gathered(written_by(write), mesh, plan) > without
+
+
+def test_what_a_rank_may_write_to_alone_is_not_kept(mesh):
+    """All ranks gather it again, whichever has written to its local tensor."""
+    plan = planned_step(written_by(by_local_tensors), mesh, device="cpu")
+    kept = [(op, i) for op in plan.ops for i, keeps in enumerate(op.keeps) if keeps]
+    weights = [plan.numbers[k] for k, given in enumerate(plan.given) if given[2] == "[S(0)]"]
+    assert not [op for op, i in kept if op.arguments[i] in weights]
