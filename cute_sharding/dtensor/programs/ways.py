@@ -22,6 +22,7 @@ from cute_sharding.dtensor.door.cuts import parts_of
 from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.programs.recording import Counting, Kind, dtensors_in
 from cute_sharding.dtensor.replaced import op_schemas
+from cute_sharding.dtensor.replaced.dispatch_modes import below_autograd
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -186,7 +187,7 @@ def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> W
         (kind.args, kind.kwargs),
     )
     # Below autograd, as the program ran it: with autograd an op such as linear runs as others.
-    with torch._C._AutoDispatchBelowAutograd(), counting() as price:
+    with below_autograd(), counting() as price:
         result = kind.func(*args, **kwargs)
     made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
     return Way(tuple([tuple(spec.placements) for spec in specs]), made, price())

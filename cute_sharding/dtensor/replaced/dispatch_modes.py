@@ -28,6 +28,7 @@ __all__ = [
     "OF_THIS_RANK",
     "active_debug_mode",
     "all_ranks",
+    "below_autograd",
     "fake_mode",
     "is_tracing",
     "keep_while_traced",
@@ -80,6 +81,13 @@ def of_this_rank() -> Any:
     its sizes or its peers.
     """
     return annotate({OF_THIS_RANK: True}) if is_tracing() else _NOTHING
+
+
+def below_autograd() -> Any:
+    """A context in which ops run as a mode or a tensor class calls them: autograd does not record
+    them, and composite ones arrive whole.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def no_modes() -> Any:
