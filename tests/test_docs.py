@@ -142,7 +142,9 @@ NEEDED = {"docs/transformers.md": ("transformers", "accelerate")}
 
 # A page with what torch's own rules receive and hold, which is other on other releases: there its
 # commands have to succeed, no more.
-OF_ONE_RELEASE = {"docs/estimate.md": (2, 13), "docs/tensor-parallel.md": (2, 13)}
+OF_ONE_RELEASE = dict.fromkeys(
+    ("docs/estimate.md", "docs/steps.md", "docs/tensor-parallel.md"), (2, 13)
+)
 
 
 def assert_does_what_it_says(page, command, site):
