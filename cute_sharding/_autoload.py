@@ -15,6 +15,9 @@ import os
 
 PREFIX = "USE_CUTE_"  # of all flags
 
+# The plan by which the program runs, to its end: a context that nobody holds would end at once.
+running: list[object] = []
+
 # What became of the flags in this process, for `python -m cute_sharding status`.
 report = (
     "torch has not asked for this package (it does when it is imported, where the package is "
@@ -54,7 +57,9 @@ def _enable(settings):  # type: ignore[no-untyped-def]
         report = "switched on by the environment"
         plan = plan_asked(os.environ)
         if plan is not None:
-            cute_sharding.planned(plan).__enter__()
+            context = cute_sharding.planned(plan)
+            context.__enter__()
+            running.append(context)
             report += f", and runs by the plan {plan}"
     except Exception as error:
         half = half_imported()

@@ -1,6 +1,8 @@
 """Steps that run as planned compute what one device does, and receive what the plan says."""
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ import residual_programs
 import torch
 import torch.nn.functional as F
 from op_programs import assert_close
+from processes import environment, search_path
 from simulation import distribute, mesh_of, number, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -366,3 +369,31 @@ def test_evaluation_in_inference_mode_is_planned():
 
     plan = plan_of(step, (4,))
     assert plan.totals["planned"].received <= plan.totals["op by op"].received
+
+
+BY_FLAG = """
+import gc
+from cute_sharding import _autoload
+_autoload.autoload()
+import torch.distributed.tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+gc.collect()
+print(type(_get_current_dispatch_mode()).__name__, _autoload.report)
+"""
+
+
+@pytest.mark.one_in(1)
+def test_a_flag_runs_the_program_by_a_plan(tmp_path):
+    plan = plan_of(step_of(norms, PROGRAMS[norms]), (4,))
+    plan.save(tmp_path / "step.json")
+    flags = {"USE_CUTE_PLAN": str(tmp_path / "step.json"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", BY_FLAG],
+        env=environment(search_path(*filter(None, sys.path)), **flags),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    said = f"Planned switched on by the environment, and runs by the plan {tmp_path / 'step.json'}"
+    assert done.stdout.strip() == said
