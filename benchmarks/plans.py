@@ -16,7 +16,7 @@ from math import prod
 
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs import solve
-from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, Way
+from cute_sharding.programs.program import Op, OpWay, Placing, Price, Program, Solved
 
 PARTS = ("R", "S0", "S1", "P")  # what one mesh dim does to a matrix
 # What one mesh dim may do in an op: to each operand, and to each result.
@@ -33,12 +33,12 @@ ITEMSIZE = 2
 @cache
 def ways_of(
     choices: tuple[str, ...], results: int, mesh_dims: int, first: tuple[tuple[int, Placing], ...]
-) -> tuple[Way, ...]:
+) -> tuple[OpWay, ...]:
     """Each mesh dim chooses for itself. Those come first in which some operands lie so."""
     found = []
     for chosen in product(choices, repeat=mesh_dims):
         placings = list(zip(*[choice.split() for choice in chosen]))
-        found.append(Way(tuple(placings[:-results]), tuple(placings[-results:])))
+        found.append(OpWay(tuple(placings[:-results]), tuple(placings[-results:])))
     return tuple(sorted(found, key=lambda way: any(way.operands[i] != p for i, p in first)))
 
 

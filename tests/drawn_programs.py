@@ -4,7 +4,7 @@ received, and ops have some ways. With the first way of each op they can run.
 
 from itertools import product
 
-from cute_sharding.programs.program import Op, Price, Program, Way
+from cute_sharding.programs.program import Op, OpWay, Price, Program
 from cute_sharding.propagation.signatures import Operand, received_for
 
 PARTS = {"R": None, "S0": (0, 1), "S1": (1, 1), "P": "sum"}
@@ -78,7 +78,7 @@ class _Drawing:
             for i, v in enumerate(operands)
         ]
         choices = [
-            Way(
+            OpWay(
                 tuple(rng.choice(self.placings) for _ in operands) if w else tuple(first),
                 tuple(rng.choice(self.placings) for _ in results),
                 Price(rng.choice((0, 0, 1, 4, 30)), rng.choice((0, 0, 1))),

@@ -32,9 +32,9 @@ from itertools import chain
 from math import inf
 from typing import Any, TypeAlias
 
-from cute_sharding.programs.folding import Names, kinds_of, own_names
+from cute_sharding.programs.folding import LayerNames, kinds_of, own_names
 from cute_sharding.programs.linear import Column, Model, Terms, library
-from cute_sharding.programs.program import Placing, Price, Program, Way
+from cute_sharding.programs.program import OpWay, Placing, Price, Program
 
 # Makes a number of a price.
 Weigh: TypeAlias = Callable[[Price], float]
@@ -57,7 +57,7 @@ class Choices:
     spares_memory: bool = False
 
     @cached_property
-    def own(self) -> Names:
+    def own(self) -> LayerNames:
         return own_names(self.program)
 
     @cached_property
@@ -98,7 +98,7 @@ class Choices:
     def _found(self) -> dict[tuple[int, bool, int], ByPlacing]:
         return {}
 
-    def _by_placing(self, ways: Sequence[Way], of_results: bool, position: int) -> ByPlacing:
+    def _by_placing(self, ways: Sequence[OpWay], of_results: bool, position: int) -> ByPlacing:
         key = (id(ways), of_results, position)
         if key not in self._found:
             found: dict[Placing, list[int]] = defaultdict(list)
@@ -233,7 +233,7 @@ class Choices:
 # -- the linear program ----------------------------------------------------------------------------
 
 
-def written(choices: Choices, columns: Names, rows: Names, seen: Names) -> Model:
+def written(choices: Choices, columns: LayerNames, rows: LayerNames, seen: LayerNames) -> Model:
     """The choices of a program as a linear program.
 
     Args:
@@ -261,7 +261,9 @@ def written(choices: Choices, columns: Names, rows: Names, seen: Names) -> Model
     return model
 
 
-def _make(model: Model, choices: Choices, columns: Names, rows: Names, v: int, times: int) -> None:
+def _make(
+    model: Model, choices: Choices, columns: LayerNames, rows: LayerNames, v: int, times: int
+) -> None:
     """A value is brought from where it is made to one placing, and may be copied from there."""
     o, position = choices.places[v]
     brought = choices.brought(v)
@@ -279,8 +281,8 @@ def _make(model: Model, choices: Choices, columns: Names, rows: Names, v: int, t
 def _read(
     model: Model,
     choices: Choices,
-    columns: Names,
-    rows: Names,
+    columns: LayerNames,
+    rows: LayerNames,
     reader: tuple[int, int],
     times: int,
 ) -> None:
@@ -321,16 +323,16 @@ def _read(
         model.row(("to", *row, q), terms, 0, 0, times)
 
 
-def bring(choices: Choices, columns: Names, v: int, p: Placing, q: Placing) -> Column:
+def bring(choices: Choices, columns: LayerNames, v: int, p: Placing, q: Placing) -> Column:
     o, position = choices.places[v]
     return ("bring", columns.kinds[o], position, p, q)
 
 
-def take(columns: Names, reader: tuple[int, int], v: int, p: Placing, q: Placing) -> Column:
+def take(columns: LayerNames, reader: tuple[int, int], v: int, p: Placing, q: Placing) -> Column:
     return ("take", columns.ops[reader[0]], reader[1], columns.values[v], p, q)
 
 
-def coarser(names: Iterable[Column], near: Names, further: Names) -> Iterator[Column]:
+def coarser(names: Iterable[Column], near: LayerNames, further: LayerNames) -> Iterator[Column]:
     """Ways, brings and takes, by coarser names."""
     ops, kinds = dict(zip(further.ops, near.ops)), dict(zip(further.kinds, near.kinds))
     values = {name: near.values[v] for v, name in further.values.items()}

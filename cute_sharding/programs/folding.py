@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cute_sharding.programs.program import Program
 
 
-class Names(NamedTuple):
+class LayerNames(NamedTuple):
     """Names for ops, for their kinds (an op without a kind is one by itself) and for values; what
     has one name is alike.
     """
@@ -32,17 +32,17 @@ def kinds_of(program: Program) -> list[list[int]]:
     return list(found.values())
 
 
-def own_names(program: Program) -> Names:
+def own_names(program: Program) -> LayerNames:
     """Nothing is alike but the ops of a kind."""
     kinds = [0] * len(program.ops)
     for k, ops in enumerate(kinds_of(program)):
         for o in ops:
             kinds[o] = k
     values = {v: v for op in program.ops for v in op.results}
-    return Names(range(len(program.ops)), kinds, values)
+    return LayerNames(range(len(program.ops)), kinds, values)
 
 
-def names_by_looking_further(program: Program) -> Iterator[Names]:
+def names_by_looking_further(program: Program) -> Iterator[LayerNames]:
     """What is alike if one looks no further than each op and value; one step further; and so on."""
     kinds = kinds_of(program)
     places = {v: (o, i) for o, op in enumerate(program.ops) for i, v in enumerate(op.results)}
@@ -63,7 +63,7 @@ def names_by_looking_further(program: Program) -> Iterator[Names]:
         for members, name in zip(kinds, _numbered(tuple(sorted(ops[o] for o in m)) for m in kinds)):
             for o in members:
                 of_kinds[o] = name
-        yield Names(ops, of_kinds, values)
+        yield LayerNames(ops, of_kinds, values)
         seen = _numbered(
             (
                 ops[o],

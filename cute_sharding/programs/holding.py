@@ -15,13 +15,13 @@ from itertools import accumulate, product
 from math import inf
 
 from cute_sharding.programs.choices import Choices, bring, take
-from cute_sharding.programs.folding import Names
+from cute_sharding.programs.folding import LayerNames
 from cute_sharding.programs.linear import Column, Model, Terms
-from cute_sharding.programs.program import Placing, Way
+from cute_sharding.programs.program import OpWay, Placing
 
 
 @dataclass(frozen=True)
-class Holding:
+class Occupancy:
     """When the values of a program are held. Moments are the numbers of ops, while they run."""
 
     choices: Choices
@@ -48,7 +48,7 @@ class Holding:
         ops = self.choices.program.ops
         return [(o, i) for o, i in self.choices.readers[v] if i not in ops[o].as_lies]
 
-    def held(self, ways: Sequence[Way], lies: Mapping[int, Placing]) -> list[int]:
+    def held(self, ways: Sequence[OpWay], lies: Mapping[int, Placing]) -> list[int]:
         """The bytes of the fullest device at each moment."""
         changes = [0] * (len(ways) + 1)
 
@@ -71,7 +71,7 @@ class Holding:
                     hold(min(readers), max(readers), self.choices.size(v, placing))
         return list(accumulate(changes))[:-1]
 
-    def limit(self, model: Model, columns: Names, moment: int, limit: float | Column) -> None:
+    def limit(self, model: Model, columns: LayerNames, moment: int, limit: float | Column) -> None:
         """Add a row: at a moment, what is tied so holds at most a limit, or a part of ``most`` that
         is a variable.
         """
@@ -83,7 +83,7 @@ class Holding:
         else:
             _at_most(model, moment, [*terms, (-self.most, limit)], 0, self.most)
 
-    def limit_average(self, model: Model, columns: Names, moment: int, limit: float) -> None:
+    def limit_average(self, model: Model, columns: LayerNames, moment: int, limit: float) -> None:
         """Add a row: at a moment, averages hold at most a limit, if copies are left out, and values
         of which not all that are alike are held are as small as they can be.
         """
@@ -97,14 +97,14 @@ class Holding:
         )
         _at_most(model, moment, self._values(columns, whole, moment), limit - rest, limit)
 
-    def _name(self, columns: Names, v: int) -> tuple[int, int]:
+    def _name(self, columns: LayerNames, v: int) -> tuple[int, int]:
         o, position = self.choices.places[v]
         return columns.kinds[o], position
 
     def _alive(self, moment: int) -> list[int]:
         return [v for v, (first, last) in self.spans.items() if first <= moment <= last]
 
-    def _values(self, columns: Names, values: Sequence[int], moment: int) -> Terms:
+    def _values(self, columns: LayerNames, values: Sequence[int], moment: int) -> Terms:
         choices = self.choices
         terms: Terms = []
         for v in values:
@@ -124,7 +124,7 @@ class Holding:
             for v in choices.places
         )
 
-    def _copies(self, model: Model, columns: Names, v: int, moment: int) -> Terms:
+    def _copies(self, model: Model, columns: LayerNames, v: int, moment: int) -> Terms:
         """The copies of a value that are held: a reader takes it now, or one did and one will."""
         copiers = self.copiers(v)
         now = [reader for reader in copiers if reader[0] == moment]
@@ -154,7 +154,7 @@ class Holding:
                 model.row((*column, *pair), [(1, column), *both], -1, inf)
         return terms
 
-    def _taken(self, columns: Names, v: int, reader: tuple[int, int], q: Placing) -> Terms:
+    def _taken(self, columns: LayerNames, v: int, reader: tuple[int, int], q: Placing) -> Terms:
         """Less 1 if the reader takes a copy there."""
         if q not in self.choices.needed(*reader):
             return []

@@ -31,7 +31,7 @@ class Price(NamedTuple):
         )
 
 
-class Way(NamedTuple):
+class OpWay(NamedTuple):
     """One of the ways in which an op can run.
 
     Attributes:
@@ -61,7 +61,7 @@ class Op:
 
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[OpWay, ...]
     kind: Hashable = None
     as_lies: frozenset[int] = frozenset()
     what: str = ""

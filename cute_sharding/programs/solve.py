@@ -25,10 +25,10 @@ from typing import NoReturn
 
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs.choices import Choices, Weigh, coarser, written
-from cute_sharding.programs.folding import Names, names_by_looking_further
-from cute_sharding.programs.holding import Holding
+from cute_sharding.programs.folding import LayerNames, names_by_looking_further
+from cute_sharding.programs.holding import Occupancy
 from cute_sharding.programs.linear import Column, Model, Optimum
-from cute_sharding.programs.program import Op, Placing, Price, Program, Solved, Way
+from cute_sharding.programs.program import Op, OpWay, Placing, Price, Program, Solved
 
 # What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
 NEAR = 1e-9
@@ -96,7 +96,7 @@ def solve(
     return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
 
 
-def folded(choices: Choices) -> Iterator[tuple[Names, Names, Names]]:
+def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
     """Names of what is alike, each finer than the one before: first if one looks around no further
     than a few ops, and at last the program as it is.
     """
@@ -124,8 +124,8 @@ class _Search:
     moments: set[int] = field(default_factory=set)
 
     @cached_property
-    def holding(self) -> Holding:
-        return Holding(self.choices)
+    def holding(self) -> Occupancy:
+        return Occupancy(self.choices)
 
     def of_first_ways(self) -> Solved | None:
         """What the program does without a plan; None if it cannot, or not within the limit."""
@@ -146,7 +146,7 @@ class _Search:
         return found is not None and found.weight * (1 - self.gap - NEAR) <= least
 
     def between(
-        self, near: Names, further: Names, furthest: Names, least: float
+        self, near: LayerNames, further: LayerNames, furthest: LayerNames, least: float
     ) -> tuple[Solved | None, float | None]:
         """The cheapest way to run the program in which all that is alike does the same, if there is
         one; and what no way weighs less than, None if there is no way.
@@ -172,7 +172,9 @@ class _Search:
                 found = self.tied(near, further)
         return found, average.bound
 
-    def tied(self, near: Names, further: Names, closed: Iterable[Column] = ()) -> Solved | None:
+    def tied(
+        self, near: LayerNames, further: LayerNames, closed: Iterable[Column] = ()
+    ) -> Solved | None:
         """The cheapest way to run the program in which all that is alike does the same, and some
         choices are not made; None if there is none.
         """
@@ -195,7 +197,7 @@ class _Search:
                     self.holding.limit(model, near, moment, self.memory_limit)
             self.moments.update(over)
 
-    def refuse(self, near: Names, further: Names, furthest: Names) -> NoReturn:
+    def refuse(self, near: LayerNames, further: LayerNames, furthest: LayerNames) -> NoReturn:
         """
         Raises:
             MemoryLimitError, ValueError: there is no way to run the program.
@@ -220,7 +222,7 @@ class _Search:
             least=peak,
         )
 
-    def least_peak(self, near: Names, further: Names) -> tuple[int, int] | None:
+    def least_peak(self, near: LayerNames, further: LayerNames) -> tuple[int, int] | None:
         """The least bytes in which the program can run if all that is alike does the same, and when
         they are held; None if it cannot run.
         """
@@ -243,7 +245,7 @@ class _Search:
         seconds = None if self.end == inf else self.end - time.monotonic()
         return model.optimum(seconds, self.gap, whole)
 
-    def chosen(self, names: Names, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
+    def chosen(self, names: LayerNames, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
         """A solution of a model, and the bytes that are held at each moment."""
         taken = [name for name, number in model.number.items() if found.values[number] > 0.5]
         ways = {name[1]: name[2] for name in taken if name[0] == "way"}
@@ -339,7 +341,7 @@ def bytes_first(program: Program) -> Weigh:
 
 def with_sources(program: Program) -> Program:
     """The program with an op, before all others, that makes each value that is given."""
-    sources = [Op((), (v,), (Way((), (placing,)),)) for v, placing in program.given.items()]
+    sources = [Op((), (v,), (OpWay((), (placing,)),)) for v, placing in program.given.items()]
     return replace(
         program,
         ops=(*sources, *program.ops),

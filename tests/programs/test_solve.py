@@ -13,7 +13,7 @@ from drawn_programs import drawn_program, in_layers
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs import solve
 from cute_sharding.programs.linear import Model
-from cute_sharding.programs.program import Op, Price, Program, Way
+from cute_sharding.programs.program import Op, OpWay, Price, Program
 from cute_sharding.programs.solve import bytes_first
 
 
@@ -229,7 +229,7 @@ def test_first_ways_are_taken_if_there_is_no_time():
 
 
 def test_a_program_that_cannot_run_says_so():
-    ways = (Way(("R",), ("R",)),)
+    ways = (OpWay(("R",), ("R",)),)
     program = Program(
         (Op((0,), (1,), ways),), {0: "S0"}, {"matrix": {}}, {0: "matrix", 1: "matrix"}
     )

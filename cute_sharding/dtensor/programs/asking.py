@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.programs.planned import planned_op
-from cute_sharding.dtensor.programs.recording import Counting, Kind, Recorded
+from cute_sharding.dtensor.programs.recording import Counting, OpKind, Recorded
 from cute_sharding.dtensor.programs.ways import (
     Placements,
     held,
@@ -21,7 +21,7 @@ from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, NormPartial
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.programs.plan import PlannedOp
-from cute_sharding.programs.program import Op, Price, Program, Solved, Way
+from cute_sharding.programs.program import Op, OpWay, Price, Program, Solved
 
 
 def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str] = str) -> Program:
@@ -45,7 +45,7 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
         about = f"{kind.func} at {what(call.line)}"
         ops.append(Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about))
     for k, t in enumerate(sorted(recorded.asked)):
-        way = Way((tuple(recorded.lay[t].placements),), (), Price() if k else recorded.spent)
+        way = OpWay((tuple(recorded.lay[t].placements),), (), Price() if k else recorded.spent)
         ops.append(Op((t,), (), (way,), ("asked", t), frozenset((0,))))
     tensors = {t: specs[number] for t, number in enumerate(recorded.numbers)}
     given = {t: tuple(spec.placements) for t, spec in tensors.items() if t not in made}
@@ -72,18 +72,18 @@ class _Asked:
 
     def __init__(self, recorded: Recorded, counting: Counting) -> None:
         self._counting = counting
-        self._known: dict[Hashable, tuple[Way, ...]] = {}
+        self._known: dict[Hashable, tuple[OpWay, ...]] = {}
         # For each value the placements in which it may lie.
         self._candidates: dict[int, dict[Placements, None]] = {
             number: {tuple(spec.placements): None} for number, spec in recorded.given.items()
         }
 
-    def ways(self, kind: Kind) -> tuple[Way, ...]:
+    def ways(self, kind: OpKind) -> tuple[OpWay, ...]:
         candidates = [[*self._candidates[number]] for number in kind.operands]
         arguments = tree_map(_told, (kind.args, kind.kwargs))
         key = (kind.func, repr(arguments), tuple(map(tuple, candidates)))
         if key not in self._known:
-            own = Way(
+            own = OpWay(
                 tuple([tuple(spec.placements) for spec in kind.specs]),
                 tuple([tuple(spec.placements) for spec in kind.made]),
             )
@@ -162,7 +162,7 @@ def plan_of(
 
     before, after = _received_by_op(recorded, program), _received(program, solved)
 
-    def planned(k: int, kind: Kind) -> PlannedOp:
+    def planned(k: int, kind: OpKind) -> PlannedOp:
         some = [recorded.calls[c] for c in calls[k]]
         way = program.ops[calls[k][0]].ways[solved.ways[calls[k][0]]]
         reads, keeps = list[str | None](), list[bool]()

@@ -25,7 +25,7 @@ _ASKS = ("redistribute", "to_local", "full_tensor")
 
 
 @dataclass(frozen=True)
-class Kind:
+class OpKind:
     """Calls that are the same op on values of the same numbers.
 
     Attributes:
@@ -86,7 +86,7 @@ class Recorded:
         keys: what tells values that are given from others -> their numbers.
     """
 
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: list[OpKind] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     given: dict[int, DTensorSpec] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Recording(TorchDispatchMode):
             numbers = tuple([None if _is_one_of(x, operands) else self._new() for x in made])
             kind = self._kinds[key] = len(self.recorded.kinds)
             self.recorded.kinds.append(
-                Kind(
+                OpKind(
                     key,
                     func,
                     given,

@@ -20,7 +20,7 @@ from cute_sharding.dtensor.decide.signatures import placements_allowed
 from cute_sharding.dtensor.decide.views import is_free
 from cute_sharding.dtensor.door.cuts import parts_of
 from cute_sharding.dtensor.door.held import local_shape
-from cute_sharding.dtensor.programs.recording import Counting, Kind, dtensors_in
+from cute_sharding.dtensor.programs.recording import Counting, OpKind, dtensors_in
 from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.dtensor.replaced.dispatch_modes import below_autograd
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
@@ -40,7 +40,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
 from cute_sharding.exchange.placed import local_elements
-from cute_sharding.programs.program import Price, Way
+from cute_sharding.programs.program import OpWay, Price
 from cute_sharding.propagation.signatures import Operand, moved_for
 
 Placements = tuple[Placement, ...]
@@ -53,15 +53,15 @@ def standard(spec: DTensorSpec) -> list[Placements]:
 
 
 def ways_of(
-    kind: Kind, candidates: Sequence[Sequence[Placements]], counting: Counting
-) -> list[Way]:
+    kind: OpKind, candidates: Sequence[Sequence[Placements]], counting: Counting
+) -> list[OpWay]:
     """The ways of an op; the first is what it does without a plan.
 
     Args:
         candidates: for each operand the placements in which it may lie.
         counting: counts what is received.
     """
-    found: dict[tuple[Placements, ...], Way] = {}
+    found: dict[tuple[Placements, ...], OpWay] = {}
     for given in _operands(kind, candidates):
         way = _way(kind, given, counting)
         if way is not None:
@@ -74,7 +74,7 @@ def ways_of(
     return [own, *[way for way in others if _multiplications(kind, way) <= most]]
 
 
-def _multiplications(kind: Kind, way: Way) -> float:
+def _multiplications(kind: OpKind, way: OpWay) -> float:
     """Those of the fullest device, of a product, a convolution or attention (torch's formulas)."""
     count = flop_registry.get(kind.func.overloadpacket)
     if count is None:
@@ -95,7 +95,7 @@ def _multiplications(kind: Kind, way: Way) -> float:
 
 
 def _operands(
-    kind: Kind, candidates: Sequence[Sequence[Placements]]
+    kind: OpKind, candidates: Sequence[Sequence[Placements]]
 ) -> Iterator[tuple[Placements, ...]]:
     """The placements of operands that are tried, those that it has without a plan first."""
     own = tuple([tuple(spec.placements) for spec in kind.specs])
@@ -127,7 +127,7 @@ def _fits(placements: Placements, spec: DTensorSpec) -> bool:
     return all(cut is None or spec.shape[cut[0]] > 1 for cut in [cut_of(p) for p in placements])
 
 
-def _question(kind: Kind, specs: Sequence[DTensorSpec]) -> Question:
+def _question(kind: OpKind, specs: Sequence[DTensorSpec]) -> Question:
     settings = in_force()
     assert settings is not None, "a plan is made with the package switched on"
     given = iter(specs)
@@ -144,7 +144,7 @@ def _question(kind: Kind, specs: Sequence[DTensorSpec]) -> Question:
     return Question(schema, tuple(specs), op_schemas.stock_propagation(), settings)
 
 
-def _way(kind: Kind, given: Sequence[Placements], counting: Counting) -> Way | None:
+def _way(kind: OpKind, given: Sequence[Placements], counting: Counting) -> OpWay | None:
     """The op on operands in these placements; if it would redistribute some, on those that it
     wants. None if it cannot run.
     """
@@ -172,15 +172,15 @@ def _way(kind: Kind, given: Sequence[Placements], counting: Counting) -> Way | N
         return None
 
 
-def _local(specs: Sequence[DTensorSpec], made: Sequence[Any]) -> Way:
+def _local(specs: Sequence[DTensorSpec], made: Sequence[Any]) -> OpWay:
     """The way of an op that runs as it is, on local tensors that are not redistributed."""
-    return Way(
+    return OpWay(
         tuple([tuple(spec.placements) for spec in specs]),
         tuple([tuple(spec.placements) for spec in made if isinstance(spec, DTensorSpec)]),
     )
 
 
-def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> Way | None:
+def _measured(kind: OpKind, specs: Sequence[DTensorSpec], counting: Counting) -> OpWay | None:
     given = iter(map(stand_in, specs))
     args, kwargs = tree_map(
         lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
@@ -190,7 +190,7 @@ def _measured(kind: Kind, specs: Sequence[DTensorSpec], counting: Counting) -> W
     with below_autograd(), counting() as price:
         result = kind.func(*args, **kwargs)
     made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
-    return Way(tuple([tuple(spec.placements) for spec in specs]), made, price())
+    return OpWay(tuple([tuple(spec.placements) for spec in specs]), made, price())
 
 
 def stand_in(spec: DTensorSpec) -> DTensor:
