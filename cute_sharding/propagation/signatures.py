@@ -177,20 +177,9 @@ def assign(
     operands: Sequence[Operand],
     mesh: Sequence[int],
     *,
-    reduce: str | None = "sum",
-    linear: Linear | Sequence[int] = (),
-    filled: bool | frozenset[str] = False,
     spare: bool = False,
-    shares: bool = False,
-    empty: bool = False,
-    assume_rows: bool = False,
-    network: Chosen = None,
     compared: list[Assignment] | None = None,
-    results: Sequence[tuple[int, ...] | None] | None = None,
-    itemsizes: Sequence[int] = (),
-    folding: Folding = NOT_FOLDED,
-    weighs_picks: bool = False,
-    exchanges: bool = True,
+    **how: Any,
 ) -> Assignment:
     """One that receives nothing; or the assignment that receives the fewest bytes, with the least
     for what stays pending (:func:`.signatures.owed_for`). Of several, one that receives the fewest
@@ -237,23 +226,7 @@ def assign(
     >>> found.results, found.received  # all of a quarter of the rows
     ((((0, 1), (0, 1)),), 8)
     """
-    question = _asked(
-        signature,
-        operands,
-        mesh,
-        reduce=reduce,
-        linear=linear,
-        filled=filled,
-        shares=shares,
-        empty=empty,
-        assume_rows=assume_rows,
-        network=network,
-        results=results,
-        itemsizes=itemsizes,
-        folding=folding,
-        weighs_picks=weighs_picks,
-        exchanges=exchanges,
-    )
+    question = _asked(signature, operands, mesh, **how)
     if compared is not None:
         return _search(question, spare, compared)[1]
     return _assign(question, spare)[1]
