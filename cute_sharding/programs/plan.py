@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,7 @@ class StepPlan:
         given: for each value that no op makes its shape, dtype, placements, mesh and names.
         numbers: the numbers of these values.
         ops: the ops.
+        gradients: pairs of numbers: a value, and its gradient.
         totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
             in dry runs; and the "bound", below which no plan of these ops gets.
 
@@ -109,6 +112,7 @@ class StepPlan:
     numbers: tuple[int, ...]
     ops: tuple[PlannedOp, ...]
     totals: Mapping[str, Totals]
+    gradients: tuple[tuple[int, int], ...] = ()
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, as JSON that a person can read and change."""
@@ -146,11 +150,13 @@ class StepPlan:
             given = tuple(map(_frozen, found.pop("given")))
             mesh, names = tuple(found.pop("mesh")), found.pop("names")
             numbers = tuple(found.pop("numbers"))
+            gradients = _frozen(found.pop("gradients"))
             plan = cls(
                 mesh=mesh,
                 names=names and tuple(names),
                 given=given,
                 numbers=numbers,
+                gradients=gradients,
                 ops=ops,
                 totals=totals,
                 **found,
@@ -165,6 +171,11 @@ class StepPlan:
                 f"{VERSION}: plan the step again"
             )
         return plan
+
+    @cached_property
+    def digest(self) -> str:
+        """A text that tells this plan from others."""
+        return sha1(self.to_json().encode(), usedforsecurity=False).hexdigest()[:16]
 
     def explain(self, line: str) -> str:
         """What the plan does on a line of the program: ``file:number``, or the end of it."""

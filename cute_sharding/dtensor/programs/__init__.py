@@ -4,4 +4,5 @@
 - :mod:`.recording`: the ops of a program that runs, and what it fixes
 - :mod:`.ways`: the ways in which a recorded op can run, by asking and by running it
 - :mod:`.planned`: brings values to where a plan wants them, while a program runs
+- :mod:`.traced`: and while it is compiled
 """

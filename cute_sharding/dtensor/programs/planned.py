@@ -4,6 +4,7 @@ after. A mode of torch does it, the official way to stand in front of ops; nothi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -20,10 +21,12 @@ from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.redistributions import redistribute
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
 from cute_sharding.dtensor.programs.recording import as_lies, dtensors_in, tensors_in
+from cute_sharding.dtensor.replaced import compiler
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import is_wrapper, storage_of, tree_map
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
+from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.placements import checked_placements, text
 from cute_sharding.programs.plan import PlannedOp, StepPlan
 
@@ -35,8 +38,9 @@ def planned(plan: StepPlan | str | Path) -> Iterator[None]:
 
     An op is recognized by its arguments and by what its operands are made of, all the way back to
     weights and inputs with their shapes and placements. What the plan does not know, such as a last
-    smaller batch or another branch, is decided op by op; the log says so once. Compiled code runs
-    as without a plan. All ranks must have the same plan.
+    smaller batch or another branch, is decided op by op; the log says so once. Programs that
+    ``torch.compile`` compiles inside the block run as planned too; for another plan, or outside of
+    the block, they are compiled anew. All ranks must have the same plan.
 
     Args:
         plan: from :func:`cute_sharding.plan_step`, or the path of a file that ``plan.save`` wrote.
@@ -58,6 +62,43 @@ USE_CUTE_SHARDING=1, or call cute_sharding.enable(redistribution=True, movement=
         )
     with Planned(plan if isinstance(plan, StepPlan) else StepPlan.load(plan)):
         yield
+
+
+# -- plans in force --------------------------------------------------------------------------------
+
+_of_thread = threading.local()
+# The digests of plans, or None, for which graphs were traced that may still be run.
+_graphs_of: set[str | None] = set()
+
+
+def _running() -> list[Planned]:
+    if not hasattr(_of_thread, "running"):
+        _of_thread.running = []
+    found: list[Planned] = _of_thread.running
+    return found
+
+
+def plan_in_force() -> Planned | None:
+    """The plan by which this thread runs."""
+    return next(reversed(_running()), None)
+
+
+def note_graph() -> None:
+    """Note that a graph is traced for the plan in force, or for none."""
+    running = plan_in_force()
+    _graphs_of.add(None if running is None else running.plan.digest)
+
+
+def _change_graphs(plan: StepPlan | None) -> None:
+    """Have programs compiled anew that were compiled for another plan."""
+    digest = None if plan is None else plan.digest
+    in_graphs.tag_plan(digest)
+    if _graphs_of.difference((digest,)):
+        _graphs_of.clear()
+        compiler.forget_compiled_code()
+
+
+# -- running ---------------------------------------------------------------------------------------
 
 
 class _Entry(NamedTuple):
@@ -99,13 +140,29 @@ class _Copies(NamedTuple):
 class Planned(TorchDispatchMode):
     """Brings the values of a program to where a plan wants them."""
 
+    is_traced = False
+
     def __init__(self, plan: StepPlan) -> None:
         super().__init__()
+        self.plan = plan
+        self.returned: tuple[int, ...] = ()  # by the program that was last noted while traced
         self._given = dict(zip(plan.given, plan.numbers))
         self._entries = {_key(op): _entry(op) for op in plan.ops}
         self._values = Numbers()
         self._copies: dict[int, _Copies] = {}
         self._has_said = False
+
+    def __enter__(self) -> Planned:
+        _running().append(self)
+        _change_graphs(self.plan)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        _running().remove(self)
+        running = plan_in_force()
+        _change_graphs(None if running is None else running.plan)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -117,7 +174,7 @@ class Planned(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if DTensor not in types or is_tracing():
+        if DTensor not in types or (is_tracing() and not self.is_traced):
             if self._copies:
                 self._forget_written(func, args, kwargs)
             return func(*args, **kwargs)
@@ -138,7 +195,7 @@ class Planned(TorchDispatchMode):
         if entry.is_given:
             given = iter(entry.gives)
             result = tree_map(
-                lambda x: _brought(x, next(given, None)) if isinstance(x, DTensor) else x, result
+                lambda x: brought(x, next(given, None)) if isinstance(x, DTensor) else x, result
             )
         made = (result,) if type(result) is DTensor else dtensors_in(result)
         for x, number in zip(made, entry.results):
@@ -174,7 +231,7 @@ class Planned(TorchDispatchMode):
             return x
         local = x._local_tensor
         if is_wrapper(local) or local.is_inference() or x.is_inference():
-            return _brought(x, placements)
+            return brought(x, placements)
         storage = storage_of(local)
         where: Any = (local.storage_offset(), tuple(local.shape), local.stride())
         if type(local) is not torch.Tensor:
@@ -195,7 +252,7 @@ class Planned(TorchDispatchMode):
             if not keeps:
                 self._drop(storage._cdata, key)
             return found.tensor
-        copy = _brought(x, placements)
+        copy = brought(x, placements)
         if keeps:
             if copies is None:
                 copies = self._copies[storage._cdata] = self._copies_in(storage)
@@ -248,7 +305,7 @@ def is_aliased(func: Any) -> bool:
     return any(argument.alias_info is not None for argument in func._schema.arguments)
 
 
-def _brought(x: DTensor, placements: str | None) -> DTensor:
+def brought(x: DTensor, placements: str | None) -> DTensor:
     """The tensor, redistributed."""
     if placements is None or text(x._spec.placements) == placements:
         return x
@@ -285,6 +342,16 @@ def planned_op(key: Key, **others: Any) -> PlannedOp:
         named={name: _written(value) for name, value in named},  # type: ignore[attr-defined]
         **others,
     )
+
+
+def operands_of(op: PlannedOp) -> list[int]:
+    """The numbers of its operands, in the order of its arguments."""
+    found: list[int] = []
+    for i, argument in enumerate(overload(op.op)._schema.arguments):
+        value = op.arguments[i] if i < len(op.arguments) else op.named.get(argument.name)
+        if "Tensor" in str(argument.type):
+            found += [n for n in (value if isinstance(value, tuple) else (value,)) if n is not None]
+    return found
 
 
 def _key(op: PlannedOp) -> Key:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
@@ -84,6 +85,7 @@ class Recorded:
         spent: what was received for what the program asked.
         kept: tensors that are alive at the end.
         keys: what tells values that are given from others -> their numbers.
+        gradients: for the number of a value that of its gradient.
     """
 
     kinds: list[OpKind] = field(default_factory=list)
@@ -96,6 +98,7 @@ class Recorded:
     spent: Price = field(default_factory=Price)
     kept: frozenset[int] = frozenset()
     keys: dict[Key, int] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
 
 
 class Recording(TorchDispatchMode):
@@ -121,6 +124,7 @@ class Recording(TorchDispatchMode):
         self._kinds: dict[Key, int] = {}
         self._counted = 0  # values
         self._asking: Any = None
+        self._gradients = _Gradients(self._values.get, self.recorded.gradients)
         self._is_inside = False  # an op, or what the program asks for
 
     @classmethod
@@ -130,11 +134,13 @@ class Recording(TorchDispatchMode):
     def __enter__(self) -> Recording:
         self._asking = _asking(self._asked)
         self._asking.__enter__()
+        self._gradients.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
+        self._gradients.__exit__(*raised)
         self._asking.__exit__(*raised)
         self.recorded.kept = frozenset(self._tensors.values())
 
@@ -228,6 +234,27 @@ class Recording(TorchDispatchMode):
         self._values.put(x, number)
         self._tensors.put(x, len(self.recorded.numbers) - 1)
         return len(self.recorded.numbers) - 1
+
+
+class _Gradients(TorchFunctionMode):
+    """Notes which value is the gradient of which, of what torch's functions return."""
+
+    def __init__(self, number: Callable[[DTensor], int | None], found: dict[int, int]) -> None:
+        super().__init__()
+        self._number, self._found = number, found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in dtensors_in(result):
+            number = self._number(x) if x.grad_fn is not None else None
+            if number is not None:
+                x.register_hook(partial(self._note, number))
+        return result
+
+    def _note(self, of: int, gradient: torch.Tensor) -> None:
+        number = self._number(gradient) if isinstance(gradient, DTensor) else None
+        if number is not None:
+            self._found.setdefault(of, number)
 
 
 def dtensors_in(tree: Any) -> list[DTensor]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from operator import attrgetter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
@@ -244,7 +244,9 @@ def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
 _SET_LATER = "act_input_indices"
 
 
-def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
+def traced_as_known(
+    planned_graph: Callable[[], PlannedGraph | None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
     """torch's function that traces a program. It traces once more if the trace has made constants
     of sizes that were noted as symbols of its DTensors before. (Each time, fewer are left.)
     """
@@ -253,7 +255,8 @@ def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
     def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any, *args: Any) -> Any:
         given: Any = list(aot_state.flat_args)
         descs = list(aot_state.flat_args_descs)
-        traced = stock(aot_state, orig_flat_fn, *args)
+        program = forward_as_planned(planned_graph, orig_flat_fn)
+        traced = stock(aot_state, program, *args)
         while _is_outdated(aot_state.fw_metadata):
             state: Any = aot_autograd.create_aot_state(
                 aot_state.stack,
@@ -268,7 +271,7 @@ def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
                 setattr(state.fw_metadata, _SET_LATER, getattr(aot_state.fw_metadata, _SET_LATER))
             for field in fields(state):
                 setattr(aot_state, field.name, getattr(state, field.name))
-            traced = stock(aot_state, orig_flat_fn, *args)
+            traced = stock(aot_state, program, *args)
         return traced
 
     return aot_stage1_graph_capture
@@ -439,7 +442,8 @@ class Tracing:
     be equal. ``writing(inputs)`` is called before a program that writes to these inputs, and its
     result afterwards, while there are ``live`` copies. ``of_one_rank()`` is called before a graph
     is compiled that may have other sizes on other ranks, and once Inductor is imported, which keeps
-    graphs on disk.
+    graphs on disk. ``planned_graph()`` is the mode in which programs are traced, if a plan is in
+    force.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -452,10 +456,12 @@ class Tracing:
         writing: Callable[[Sequence[DTensor]], Callable[[], None]],
         live: set[Any],
         of_one_rank: Callable[[], None],
+        planned_graph: Callable[[], PlannedGraph | None],
     ) -> None:
         self._installed = installed
         self._local_size, self._equate = local_size, equate
         self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
+        self._planned_graph = planned_graph
         installed.before_undo(self._end)
         installed.replace(patches.UNFLATTEN, self._unflatten)
         installed.replace(patches.LOCAL_SHAPES, self._local)
@@ -478,9 +484,12 @@ class Tracing:
             (compiler_patches.METADATA, self._settled_metadata),
             (
                 compiler_patches.TRACES,
-                lambda stock: collective_order.numbered(traced_as_known(stock)),
+                lambda stock: collective_order.numbered(
+                    traced_as_known(self._planned_graph, stock)
+                ),
             ),
-            (compiler_patches.VIEW_OPS, _noting_view_ops),
+            (compiler_patches.VIEW_OPS, partial(_noting_view_ops, self._planned_graph)),
+            (compiler_patches.PLANNED, partial(traced_as_planned, self._planned_graph)),
             (compiler_patches.ALIASES, _by_view_ops),
             (
                 compiler_patches.WRITES,
@@ -563,13 +572,91 @@ class Tracing:
         return compute_local_shape_and_global_offset
 
 
+# -- plans -----------------------------------------------------------------------------------------
+# A plan of a step, in a program that AOTAutograd traces: first the forward pass alone, to note what
+# it returns, and then both passes.
+
+
+class PlannedGraph(Protocol):
+    """A mode that brings the values of a program to where a plan wants them."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *raised: Any) -> Any: ...
+
+    def note_results(self, results: Sequence[Any]) -> None:
+        """Note what the program returns, when its forward pass is traced alone."""
+
+    def note_gradients(self, tangents: Sequence[Any], of: Sequence[int | None]) -> None:
+        """Note the gradients that the traced program is given: each of the result with a number."""
+
+    def finished(self, gradients: Any) -> Any:
+        """The gradients that the traced program returns."""
+
+
+def forward_as_planned(
+    planned_graph: Callable[[], PlannedGraph | None],
+    program: Callable[..., Any],
+    *,
+    notes_results: bool = False,
+) -> Callable[..., Any]:
+    """A forward pass that AOTAutograd runs, as planned; inside of a program that is traced as
+    planned, as it is.
+    """
+
+    @wraps(program)
+    def run(*args: Any) -> Any:
+        mode = planned_graph()
+        if mode is None:
+            return program(*args)
+        with mode:
+            results = program(*args)
+        if notes_results:
+            mode.note_results(results)
+        return results
+
+    return run
+
+
+def traced_as_planned(
+    planned_graph: Callable[[], PlannedGraph | None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    """torch's function that makes what AOTAutograd traces: a forward pass, or both passes, with
+    their results and what torch says of them. They run as planned.
+    """
+
+    def create_functionalized_fn(fn: Any, args: Any, args_descs: Any, **options: Any) -> Any:
+        is_joint = options["trace_joint"]
+
+        @wraps(fn)
+        def run(*traced: Any) -> Any:
+            mode = planned_graph()
+            if mode is None:
+                return fn(*traced)
+            if is_joint:
+                outputs = [getattr(desc, "output", None) for desc in args_descs[1]]
+                mode.note_gradients(traced[1], [getattr(of, "idx", None) for of in outputs])
+            with mode:
+                results, said = fn(*traced)
+                if is_joint:
+                    results = results[0], mode.finished(results[1])
+            return results, said
+
+        return stock(run, args, args_descs, **options)
+
+    return create_functionalized_fn
+
+
 # Programs that do not compile never call these, and do not import what these import.
 
 
-def _noting_view_ops(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def run_functionalized_fw_and_collect_metadata(*args: Any, **options: Any) -> Any:
+def _noting_view_ops(
+    planned_graph: Callable[[], PlannedGraph | None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    def run_functionalized_fw_and_collect_metadata(f: Any, **options: Any) -> Any:
 
-        return with_view_ops(stock)(*args, **options)
+        program = forward_as_planned(planned_graph, f, notes_results=True)
+        return with_view_ops(stock)(program, **options)
 
     return run_functionalized_fw_and_collect_metadata
 

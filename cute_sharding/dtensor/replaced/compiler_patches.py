@@ -98,6 +98,18 @@ VIEW_OPS = Patch(
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
 )
+PLANNED = Patch(
+    module=_AOT + ".graph_capture",
+    attribute="create_functionalized_fn",
+    file="torch/_functorch/_aot_autograd/graph_capture_wrappers.py",
+    why="A mode that runs outside of `torch.compile` does not see the ops of DTensors while "
+    "AOTAutograd traces them. `create_functionalized_fn` returns the function that AOTAutograd "
+    "traces, forward and backward. With `cute_sharding`, this function runs in a mode that brings "
+    "values to where a plan of the step wants them.",
+    until="modes of the program see the ops of DTensors while AOTAutograd traces",
+    test="tests/dtensor/programs/test_compiled_as_planned.py"
+    "::test_graphs_receive_what_the_plan_says",
+)
 ALIASES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="gen_alias_from_base",

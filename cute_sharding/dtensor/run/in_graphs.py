@@ -48,7 +48,20 @@ def tag(settings: Settings | None) -> None:
         compiler.tag_compiled_graphs(None)
         return
     rank = communication.this_rank() if dist.is_initialized() else None
-    compiler.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}")
+    key = f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}"
+    compiler.tag_compiled_graphs(key if _plan is None else f"{key}:{_plan}")
+
+
+# What tells the plan of a step by which programs are compiled from others.
+_plan: str | None = None
+
+
+def tag_plan(plan: str | None) -> None:
+    """Key graphs by a plan from now on."""
+    global _plan
+    if plan != _plan:
+        _plan = plan
+        tag(in_force())
 
 
 def tag_traced() -> None:

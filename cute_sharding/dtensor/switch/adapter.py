@@ -32,6 +32,7 @@ from cute_sharding.dtensor.extras.mapped import (
 )
 from cute_sharding.dtensor.fixes.filled import handlers_in_nodes
 from cute_sharding.dtensor.fixes.in_place import views_in_place
+from cute_sharding.dtensor.programs.traced import planned_graph
 from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
@@ -244,7 +245,13 @@ def _install(settings: Settings | None) -> None:
 def _fill(installed: Installed, settings: Settings) -> None:
     """Install the rows of replaced/patches.py that these settings need."""
     compiler.Tracing(
-        installed, local_size_if_known, equate, before_program, LIVE, in_graphs.tag_traced
+        installed,
+        local_size_if_known,
+        equate,
+        before_program,
+        LIVE,
+        in_graphs.tag_traced,
+        planned_graph,
     )
     given_placements.install_distribution(
         installed, gather_to_distribute, distributed, check_locals

@@ -83,6 +83,7 @@ def planned_step(
             tuple(keys.values()),
             ops,
             {},
+            tuple(recorded.gradients.items()),
         )
         with counting() as counted, Planned(plan):
             run()
