@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -27,6 +27,7 @@ from cute_sharding.dtensor.replaced.local_tensors import is_wrapper, storage_of,
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
 from cute_sharding.dtensor.run import in_graphs
+from cute_sharding.dtensor.run.ops import Copies, copies_of, forget_copies, keep_copies
 from cute_sharding.dtensor.run.placements import checked_placements, text
 from cute_sharding.programs.plan import PlannedOp, StepPlan
 
@@ -130,13 +131,6 @@ class _Copy(NamedTuple):
         )
 
 
-class _Copies(NamedTuple):
-    """Copies of values in one memory, as long as it exists and nothing writes to it."""
-
-    storage: ref[torch.UntypedStorage]
-    made: dict[Any, _Copy]
-
-
 class Planned(TorchDispatchMode):
     """Brings the values of a program to where a plan wants them."""
 
@@ -149,7 +143,8 @@ class Planned(TorchDispatchMode):
         self._given = dict(zip(plan.given, plan.numbers))
         self._entries = {_key(op): _entry(op) for op in plan.ops}
         self._values = Numbers()
-        self._copies: dict[int, _Copies] = {}
+        self._kept = WeakSet[Copies]()
+        self._own = object()  # tells its copies from those of other plans
         self._has_said = False
 
     def __enter__(self) -> Planned:
@@ -161,6 +156,9 @@ class Planned(TorchDispatchMode):
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         _running().remove(self)
+        for copies in self._kept:
+            for key in [key for key in copies.made if key[0] is self._own]:
+                del copies.made[key]
         running = plan_in_force()
         _change_graphs(None if running is None else running.plan)
 
@@ -175,14 +173,14 @@ class Planned(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if DTensor not in types or (is_tracing() and not self.is_traced):
-            if self._copies:
-                self._forget_written(func, args, kwargs)
+            if self._kept:
+                _forget_written(func, args, kwargs)
             return func(*args, **kwargs)
         entry = self._entries.get(key_of(func, args, kwargs, self._number))
         if entry is not None and entry.is_read:
             args, kwargs = self._read(entry, func, args, kwargs)
-        if self._copies:
-            self._forget_written(func, args, kwargs)
+        if self._kept:
+            _forget_written(func, args, kwargs)
         result = func(*args, **kwargs)
         if entry is None:
             first = args[0] if args else None
@@ -237,6 +235,7 @@ class Planned(TorchDispatchMode):
         if type(local) is not torch.Tensor:
             where = str(where)  # sizes of all ranks have no hash
         key = (
+            self._own,
             self._number(x),  # the same on all ranks, also where a rank has no elements
             where,
             local.dtype,
@@ -244,44 +243,28 @@ class Planned(TorchDispatchMode):
             text(x._spec.placements),
             placements,
         )
-        copies = self._copies.get(storage._cdata)
-        if copies is not None and copies.storage() is not storage:
-            copies = None
-        found = copies.made.get(key) if copies is not None else None
-        if found is not None and found.is_of_now():
+        copies = copies_of(storage)
+        found = None if copies is None else copies.made.get(key)
+        if copies is not None and found is not None and found.is_of_now():
             if not keeps:
-                self._drop(storage._cdata, key)
-            return found.tensor
+                del copies.made[key]
+            tensor: DTensor = found.tensor
+            return tensor
         copy = brought(x, placements)
         if keeps:
-            if copies is None:
-                copies = self._copies[storage._cdata] = self._copies_in(storage)
+            copies = keep_copies(storage)
             copies.made[key] = _Copy(copy, ref(x), x._version, local._version)
+            self._kept.add(copies)
         return copy
 
-    def _copies_in(self, storage: torch.UntypedStorage) -> _Copies:
-        place, of = storage._cdata, self._copies
 
-        def forget(dead: Any) -> None:
-            found = of.get(place)
-            if found is not None and found.storage is dead:
-                del of[place]
-
-        return _Copies(ref(storage, forget), {})
-
-    def _drop(self, place: int, key: Any) -> None:
-        made = self._copies[place].made
-        del made[key]
-        if not made:
-            del self._copies[place]
-
-    def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Forget copies of what an op writes to."""
-        for i, name in written(func):
-            for x in tensors_in(args[i] if i < len(args) else kwargs.get(name)):
-                local = x._local_tensor if isinstance(x, DTensor) else x
-                if local.layout is torch.strided and not is_wrapper(local):
-                    self._copies.pop(storage_of(local)._cdata, None)
+def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
+    """Forget copies of what an op writes to, also if it is a local tensor."""
+    for i, name in written(func):
+        for x in tensors_in(args[i] if i < len(args) else kwargs.get(name)):
+            local = x._local_tensor if isinstance(x, DTensor) else x
+            if local.layout is torch.strided and not is_wrapper(local):
+                forget_copies(storage_of(local))
 
 
 @cache

@@ -65,13 +65,16 @@ from cute_sharding.sharding.rows import chains_of
 # may happen at any point of this code, or in another thread.
 Views: TypeAlias = "set[weakref.ref[MovedView]]"
 
-# All of them. If there are none, writes skip the check, which costs a fortieth of the op.
-LIVE: Views = set()
+# All of them, and all kept copies. If there are none, writes skip the check, which costs a fortieth
+# of the op.
+LIVE: set[weakref.ref[Any]] = set()
 # The stale ones. If there are none, reads skip the check.
 _STALE: Views = set()
 
-# Attributes of a memory: the result that lies in it, and the views of it that are not stale.
+# Attributes of a memory: the result that lies in it, the views of it that are not stale, and copies
+# in other placements.
 _RESULT, _VIEWS = "_cute_sharding_result", "_cute_sharding_views"
+_COPIES = "_cute_sharding_copies"
 
 
 class StaleView(RuntimeError):
@@ -349,6 +352,39 @@ def views_of(memory: Any) -> Iterator[MovedView]:
         memory = local_tensors.storage_of(result.view.source)
 
 
+class Copies:
+    """Copies of tensors in one memory, by what tells them apart, until something writes to it, in
+    whichever thread.
+    """
+
+    __slots__ = ("__weakref__", "made")
+
+    def __init__(self) -> None:
+        self.made: dict[Any, Any] = {}
+
+
+def copies_of(memory: Any) -> Copies | None:
+    """What is kept of a memory."""
+    found: Copies | None = getattr(memory, _COPIES, None)
+    return found
+
+
+def keep_copies(memory: Any) -> Copies:
+    """A place for copies of what lies in a memory, which ends with it."""
+    found = copies_of(memory)
+    if found is None:
+        found = Copies()
+        LIVE.add(weakref.ref(found, LIVE.discard))
+        setattr(memory, _COPIES, found)
+    return found
+
+
+def forget_copies(memory: Any) -> None:
+    """Keep nothing of a memory any more."""
+    if copies_of(memory) is not None:
+        delattr(memory, _COPIES)
+
+
 def result_in(memory: Any) -> Result | None:
     """The result of a view that lies there, if one does."""
     return getattr(memory, _RESULT, None)
@@ -366,11 +402,11 @@ def living(views: Views) -> list[MovedView]:
 
 
 def is_of_view(local: torch.Tensor) -> bool:
-    """Whether a write to a local tensor may concern views. While there are any, every write asks
-    this.
+    """Whether a write to a local tensor may concern views or copies. While there are any, every
+    write asks this.
     """
     memory = local_tensors.memory_of(communication.in_flight(local))
-    return hasattr(memory, _RESULT) or hasattr(memory, _VIEWS)
+    return any(hasattr(memory, name) for name in (_RESULT, _VIEWS, _COPIES))
 
 
 def own_writes(local: torch.Tensor) -> int | None:
@@ -491,8 +527,9 @@ def _record_write(
 ) -> None:
     """Record a write to ``memory``, through a view of it or otherwise: the views of it that may
     have the written rows are stale. If the memory is itself a view's, the tensor that was viewed is
-    written to.
+    written to. Copies of it are forgotten.
     """
+    forget_copies(memory)
     views = views_that_hold(memory)
     for view in living(views):
         if by is None or not by.is_apart(view):

@@ -2,6 +2,8 @@
 processes with plain local tensors, whose versions do not count writes.
 """
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,11 +67,18 @@ def by_out(w):
     torch.split_with_sizes_copy(torch.ones(2, 8), [2], out=[w.to_local()])
 
 
+def by_another_thread(w):
+    """Whose ops no mode of this thread sees, and whose writes to lists no tensor counts."""
+    thread = threading.Thread(target=by_lists, args=(w,))
+    thread.start()
+    thread.join()
+
+
 def by_nothing(w):
     pass
 
 
-WRITES = (by_data, by_lists, by_views, by_local_tensors, by_collectives, by_out)
+WRITES = (by_data, by_lists, by_views, by_local_tensors, by_collectives, by_out, by_another_thread)
 
 
 @pytest.fixture
