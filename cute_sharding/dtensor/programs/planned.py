@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -115,20 +115,12 @@ class _Copy(NamedTuple):
     """A tensor in other placements, and the versions of what it was made of."""
 
     tensor: DTensor
-    source: ref[DTensor]
-    version: int
-    local_version: int
+    versions: tuple[int, int]
 
-    def is_of_now(self) -> bool:
-        """Whether nothing has written to the source without an op, as compiled code does: it counts
-        versions of the tensors that it is given.
-        """
-        x = self.source()
-        return (
-            x is not None
-            and x._version == self.version
-            and x._local_tensor._version == self.local_version
-        )
+
+def _versions(x: DTensor) -> tuple[int, int]:
+    """They tell of writes without an op, as of compiled code to the tensors that it is given."""
+    return x._version, x._local_tensor._version
 
 
 class Planned(TorchDispatchMode):
@@ -245,7 +237,7 @@ class Planned(TorchDispatchMode):
         )
         copies = copies_of(storage)
         found = None if copies is None else copies.made.get(key)
-        if copies is not None and found is not None and found.is_of_now():
+        if copies is not None and found is not None and found.versions == _versions(x):
             if not keeps:
                 del copies.made[key]
             tensor: DTensor = found.tensor
@@ -253,7 +245,7 @@ class Planned(TorchDispatchMode):
         copy = brought(x, placements)
         if keeps:
             copies = keep_copies(storage)
-            copies.made[key] = _Copy(copy, ref(x), x._version, local._version)
+            copies.made[key] = _Copy(copy, _versions(x))
             self._kept.add(copies)
         return copy
 

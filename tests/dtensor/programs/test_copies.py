@@ -3,6 +3,7 @@ processes with plain local tensors, whose versions do not count writes.
 """
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,11 +75,35 @@ def by_another_thread(w):
     thread.join()
 
 
+def double(w):
+    w.mul_(2)
+
+
+def by_compiled_code(w):
+    torch.compile(double, backend="aot_eager")(w)
+
+
+def by_compiled_code_elsewhere(w):
+    """On another DTensor in the same memory, which counts versions of its own."""
+    other = DTensor.from_local(w.to_local(), w.device_mesh, w.placements, run_check=False)
+    torch.compile(double, backend="aot_eager")(other)
+
+
 def by_nothing(w):
     pass
 
 
-WRITES = (by_data, by_lists, by_views, by_local_tensors, by_collectives, by_out, by_another_thread)
+WRITES = (
+    by_data,
+    by_lists,
+    by_views,
+    by_local_tensors,
+    by_collectives,
+    by_out,
+    by_another_thread,
+    by_compiled_code,
+    by_compiled_code_elsewhere,
+)
 
 
 @pytest.fixture
@@ -94,6 +119,37 @@ def gathered(step, mesh, plan):
         before = seen.get_total_counts()
         run()
     return seen.get_total_counts() - before
+
+
+def test_a_copy_is_read_when_its_source_is_gone(mesh):
+    """As of an activation that autograd keeps, as another tensor, for the gradient."""
+
+    def step(mesh):
+        x, w = placed(mesh, [Shard(0)]), placed(mesh, [Replicate()]).requires_grad_()
+
+        def run():
+            ((x @ w).relu() @ w).amax(1).sum().backward()
+            w.grad = None
+
+        return run
+
+    plan = planned_step(step, mesh, device="cpu")
+    activation = next(op.results[0] for op in plan.ops if op.op == "aten.relu.default")
+
+    def whole(op, keeps):
+        """It reads the activation as a replica."""
+        at = [k for k, argument in enumerate(op.arguments) if argument == activation]
+        if not at or op.op not in ("aten.mm.default", "aten.threshold_backward.default"):
+            return op
+        reads = tuple(["[R]" if k in at else None for k in range(2)])
+        return replace(op, reads=reads, keeps=(keeps,) * 2)
+
+    def sent(keeps):
+        ops = tuple([whole(op, keeps) for op in plan.ops])
+        assert sum(op.reads.count("[R]") for op in ops) == 2
+        return gathered(step, mesh, replace(plan, ops=ops))
+
+    assert sent(keeps=True) == sent(keeps=False) - 1
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
