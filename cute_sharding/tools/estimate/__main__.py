@@ -133,6 +133,7 @@ def once(make: Callable[[], Any], sizes: Sequence[int], device: str) -> DryRun:
             step = make()
             if step is not None:
                 starts.append(len(recorder.seen))
+                memory.find_parameters()
                 memory.forget_peaks()
                 step()
                 if memory.optimized:

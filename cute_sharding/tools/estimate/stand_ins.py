@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.replaced.communication import WAIT
-from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
+from cute_sharding.dtensor.replaced.dispatch_modes import below_autograd, fake_mode
 from cute_sharding.dtensor.replaced.local_tensors import FakeTensor, FakeTensorMode, leaves
 from cute_sharding.dtensor.replaced.observing import TAKING_APART, Observer, kind_of
 from cute_sharding.dtensor.replaced.op_schemas import (
@@ -97,16 +97,39 @@ class GpuKernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        if func is torch.rms_norm:
-            aten = torch.ops.aten
-            return aten._fused_rms_norm(*_of_rms_norm(*args, **kwargs))[0]
+        if func in (torch.rms_norm, torch.nn.functional.rms_norm):
+            return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _of_rms_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None
-) -> tuple[Any, ...]:
-    return input, normalized_shape, weight, eps
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    return _RmsNorm.apply(input, normalized_shape, weight, eps)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """The kernel of a GPU, and its gradient. On other devices autograd takes the op apart before a
+    DTensor sees it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
+        aten = torch.ops.aten
+        with below_autograd():
+            result, scales = aten._fused_rms_norm(input, normalized_shape, weight, eps)
+        ctx.normalized_shape = normalized_shape
+        ctx.save_for_backward(input, scales, weight)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        input, scales, weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        aten = torch.ops.aten
+        with below_autograd():
+            of_input, of_weight = aten._fused_rms_norm_backward(
+                gradients[0], input, ctx.normalized_shape, scales, weight, wanted
+            )
+        return of_input, None, of_weight, None
 
 
 def _attention(

@@ -4,6 +4,7 @@ layer and its purpose; and the storages at the peak.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -97,7 +98,7 @@ class Block:
 
 class Storages(observing.Observer):
     """The memory of all storages that are made inside the ``with`` block, and of the parameters of
-    the modules that run there.
+    the modules that run there, or that ``find_parameters`` finds.
 
     Args:
         mode: the mode of the tensors without elements.
@@ -189,17 +190,28 @@ class Storages(observing.Observer):
             self._most[where] = self._total
             self.peaks[where] = Counter({of: n for of, n in self._held.items() if n})
 
+    def find_parameters(self) -> None:
+        """Hold what the program trains of the tensors that exist, as parameters outside of all
+        layers; a module that runs later says of which layer they are.
+        """
+        for x in gc.get_objects():
+            if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad:
+                self._of_parameter(x, OUTSIDE)
+
     def _of_module(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
-            layer = name.rpartition(".")[0]
-            self._hold_all([parameter], (PARAMETERS, layer))
-            self._layer_of.setdefault(id(parameter), layer)
-            if parameter.requires_grad and id(parameter) not in self._trained:
-                self._trained.add(id(parameter))
-                parameter.register_post_accumulate_grad_hook(partial(self._of_gradient, layer))
+            self._of_parameter(parameter, name.rpartition(".")[0])
 
-    def _of_gradient(self, layer: str, parameter: torch.Tensor) -> None:
-        self._hold_all([parameter.grad], (GRADIENTS, layer))
+    def _of_parameter(self, parameter: torch.Tensor, layer: str) -> None:
+        self._hold_all([parameter], (PARAMETERS, layer))
+        if self._layer_of.get(id(parameter), OUTSIDE) == OUTSIDE:
+            self._layer_of[id(parameter)] = layer
+        if parameter.requires_grad and id(parameter) not in self._trained:
+            self._trained.add(id(parameter))
+            parameter.register_post_accumulate_grad_hook(self._of_gradient)
+
+    def _of_gradient(self, parameter: torch.Tensor) -> None:
+        self._hold_all([parameter.grad], (GRADIENTS, self._layer_of[id(parameter)]))
 
     def _of_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.optimized = True

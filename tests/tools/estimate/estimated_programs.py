@@ -241,3 +241,19 @@ def grows_unevenly(mesh, layers):
             x.redistribute(placements=[R])
 
     return step
+
+
+def weights_alone(mesh):
+    """Weights that are in no module, of a norm for which GPUs have a kernel."""
+    scale, up = (
+        distribute_tensor(torch.ones(shape), mesh, [p]).requires_grad_()
+        for shape, p in (((WIDTH,), R), ((WIDTH, WIDTH), Shard(0)))
+    )
+    x = distribute_tensor(torch.ones(BATCH, WIDTH), mesh, [R])
+    optimizer = torch.optim.AdamW([scale, up])
+
+    def step():
+        F.linear(F.rms_norm(x, (WIDTH,), scale), up).sum().backward()
+        optimizer.step()
+
+    return step

@@ -12,6 +12,7 @@ from pathlib import Path
 import estimate_worker
 import gloo
 import pytest
+from estimated_programs import WIDTH
 from processes import REPOSITORY, search_path
 
 import cute_sharding
@@ -120,3 +121,26 @@ def test_a_process_for_each_setting():
     assert stock.causes == ours.causes
     with pytest.raises(ImportError, match="has no function 'nothing'"):
         cute_sharding.estimate(f"{PROGRAMS}:nothing", (4,), settings=("PyTorch",))
+
+
+def test_weights_in_no_module_are_parameters():
+    """Their bytes, those of their gradients (of which torch keeps one whole), and of AdamW's two
+    averages and steps.
+    """
+    found = cute_sharding.estimate(f"{PROGRAMS}:weights_alone", (4,), settings=["PyTorch"])
+    held = found.runs[0].memory.by_kind()
+    weights = 4 * (WIDTH + WIDTH * WIDTH // 4)
+    assert held["parameters"] == weights
+    assert held["gradients"] == 4 * (WIDTH + WIDTH * WIDTH)
+    assert held["optimizer"] == 2 * weights + 2 * 4
+
+
+def test_gpus_norm_by_one_kernel():
+    ops = {}
+    for device in ("cpu", "cuda"):
+        plan = cute_sharding.plan_step(
+            f"{PROGRAMS}:weights_alone", (4,), device=device, beside_pytorch=False
+        )
+        ops[device] = {op.op for op in plan.ops}
+    kernels = {"aten._fused_rms_norm.default", "aten._fused_rms_norm_backward.default"}
+    assert kernels <= ops["cuda"] and not kernels & ops["cpu"]
