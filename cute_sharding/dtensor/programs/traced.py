@@ -1,8 +1,7 @@
 """A plan in compiled graphs. AOTAutograd traces a program's forward and backward pass on DTensors,
 whose ops are those of the eager program; what is brought where becomes part of the graph.
 
-Within a graph, equal redistributions of a value are one, as equal nodes are. A graph is given the
-gradients of what it returned; the plan says which values these are.
+A graph is given the gradients of what it returned; the plan says which values these are.
 """
 
 from __future__ import annotations
@@ -64,9 +63,6 @@ class TracedPlan(Planned):
     def _end(self, gradient: DTensor) -> str | None:
         wanted = self._readers.get(self._number(gradient), ())
         return wanted[0] if len(wanted) == 1 else None
-
-    def _copy(self, x: DTensor, placements: str, keeps: bool) -> DTensor:
-        return brought(x, placements)
 
     @cached_property
     def _readers(self) -> dict[int, list[str | None]]:
