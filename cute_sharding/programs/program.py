@@ -17,6 +17,8 @@ class Price(NamedTuple):
 
     >>> Price(8, 1).plus(Price(4, 2))
     Price(received=12, collectives=3, seconds=0.0)
+    >>> Price(12, 3).minus(Price(4, 2))
+    Price(received=8, collectives=1, seconds=0.0)
     """
 
     received: int = 0
@@ -28,6 +30,13 @@ class Price(NamedTuple):
         received, collectives, seconds = other
         return Price(
             self.received + received, self.collectives + collectives, self.seconds + seconds
+        )
+
+    def minus(self, other: Price) -> Price:
+        """This one without the other, which is part of it."""
+        received, collectives, seconds = other
+        return Price(
+            self.received - received, self.collectives - collectives, self.seconds - seconds
         )
 
 

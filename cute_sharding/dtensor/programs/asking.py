@@ -17,6 +17,7 @@ from cute_sharding.dtensor.programs.ways import (
     standard,
     ways_of,
 )
+from cute_sharding.dtensor.replaced.asked import Ask
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, NormPartial
 from cute_sharding.dtensor.run.placements import text
@@ -36,17 +37,16 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
     specs = dict(recorded.given)
     for kind in recorded.kinds:
         specs |= {n: spec for n, spec in zip(kind.results, kind.made) if n is not None}
-    ops, within, made = list[Op](), dict[int, int](), set[int]()
+    ops, within, made, fixed = list[Op](), dict[int, int](), set[int](), set[int]()
     for call in recorded.calls:
         kind = recorded.kinds[call.kind]
-        if kind.as_lies:
+        if isinstance(kind.func, Ask):
+            fixed.update(call.results)
+        elif kind.as_lies:
             within |= dict.fromkeys(call.results, call.operands[min(kind.as_lies)])
         made.update(call.results)
         about = f"{kind.func} at {what(call.line)}"
         ops.append(Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about))
-    for k, t in enumerate(sorted(recorded.asked)):
-        way = OpWay((tuple(recorded.lay[t].placements),), (), Price() if k else recorded.spent)
-        ops.append(Op((t,), (), (way,), ("asked", t), frozenset((0,))))
     tensors = {t: specs[number] for t, number in enumerate(recorded.numbers)}
     given = {t: tuple(spec.placements) for t, spec in tensors.items() if t not in made}
     kinds = {t: _kind_of(spec) for t, spec in tensors.items()}
@@ -57,7 +57,7 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
         given,
         _moves(lying, of_kind),
         kinds,
-        fixed=frozenset(within),
+        fixed=frozenset((*within, *fixed)),
         sizes={
             kind: {placements: held(of_kind[kind], placements) for placements in {**one, **other}}
             for kind, (one, other) in lying.items()
@@ -189,14 +189,20 @@ def plan_of(
             after=sum(after[c] for c in calls[k]),
         )
 
-    return tuple([planned(k, kind) for k, kind in enumerate(recorded.kinds)])
+    return tuple(
+        [
+            planned(k, kind)
+            for k, kind in enumerate(recorded.kinds)
+            if not isinstance(kind.func, Ask)  # which the program gets, whatever a plan says
+        ]
+    )
 
 
 def _received_by_op(recorded: Recorded, program: Program) -> list[int]:
     """The bytes that each op receives without a plan: it redistributes what it reads."""
     lie = dict(program.given)
     found = []
-    for op in program.ops[: len(recorded.calls)]:
+    for op in program.ops:
         way = op.ways[0]
         moves = [(t, lie[t], p) for t, p in zip(op.operands, way.operands)]
         found.append(way.price.received + sum(program.received(*move) for move in moves))

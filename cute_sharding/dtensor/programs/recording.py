@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -13,16 +13,15 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
+from cute_sharding.dtensor.replaced.asked import Ask, watched
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.any_mesh import BY_AUTOGRAD
 from cute_sharding.programs.program import Price
 
 # Counts what is received while something runs, as the function says after it.
 Counting: TypeAlias = Callable[[], AbstractContextManager[Callable[[], Price]]]
-
-# What a program asks of a DTensor by its placements. It gets them as they are without a plan.
-_ASKS = ("redistribute", "to_local", "full_tensor")
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,12 @@ class OpKind:
 
     Attributes:
         key: what tells them from others.
-        func: the op.
+        func: the op, or what the program asks of a DTensor.
         args, kwargs: of the first call, with specs in place of DTensors.
         operands: the numbers of its operands, in the order of its arguments.
         specs: theirs.
-        as_lies: positions of operands that it writes to, or of which it returns views.
+        as_lies: positions of operands that it writes to, or of which it returns views; or of which
+            the program asks something.
         results: the numbers of its results; None for what is no DTensor, or an operand that it
             writes to.
         made: the specs of its results.
@@ -79,10 +79,8 @@ class Recorded:
         calls: in order.
         given: the numbers of values that no call makes -> their specs.
         numbers: for each tensor the number of its value.
-        asked: tensors whose placements the program asks for.
-        lay: the specs of those tensors.
         handed: tensors whose local tensors the program gets, to which a rank may then write alone.
-        spent: what was received for what the program asked.
+        received: what its calls received.
         kept: tensors that are alive at the end.
         keys: what tells values that are given from others -> their numbers.
         gradients: for the number of a value that of its gradient.
@@ -92,10 +90,8 @@ class Recorded:
     calls: list[Call] = field(default_factory=list)
     given: dict[int, DTensorSpec] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
-    asked: set[int] = field(default_factory=set)
-    lay: dict[int, DTensorSpec] = field(default_factory=dict)
     handed: set[int] = field(default_factory=set)
-    spent: Price = field(default_factory=Price)
+    received: Price = field(default_factory=Price)
     kept: frozenset[int] = frozenset()
     keys: dict[Key, int] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
@@ -123,7 +119,7 @@ class Recording(TorchDispatchMode):
         self._values, self._tensors = Numbers(), Numbers()
         self._kinds: dict[Key, int] = {}
         self._counted = 0  # values
-        self._asking: Any = None
+        self._watched: Any = None
         self._gradients = _Gradients(self._values.get, self.recorded.gradients)
         self._is_inside = False  # an op, or what the program asks for
 
@@ -132,8 +128,8 @@ class Recording(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Recording:
-        self._asking = _asking(self._asked)
-        self._asking.__enter__()
+        self._watched = watched(self._asked, BY_AUTOGRAD)
+        self._watched.__enter__()
         self._gradients.__enter__()
         super().__enter__()
         return self
@@ -141,28 +137,43 @@ class Recording(TorchDispatchMode):
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self._gradients.__exit__(*raised)
-        self._asking.__exit__(*raised)
+        self._watched.__exit__(*raised)
         self.recorded.kept = frozenset(self._tensors.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not any(issubclass(kind, DTensor) for kind in types):
             return func(*args, **kwargs)
+        return self._recorded(func, args, kwargs, partial(func, *args, **kwargs))
+
+    def _asked(self, tensor: DTensor, ask: Ask, run: Callable[[], Any]) -> Any:
+        if self._is_inside:
+            return run()
+        result = self._recorded(ask, (tensor,), {}, run)
+        if tensors_in(result) and not dtensors_in(result):
+            self.recorded.handed.add(self._tensor(tensor))
+        return result
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         operands = dtensors_in((args, kwargs))
         asked = [(self._number(x), self._tensor(x)) for x in operands]
         specs = [x._spec for x in operands]
         key = key_of(func, args, kwargs, self._number)
         given, named = tree_map(_spec_of, (tuple(args), dict(kwargs)))
-        with self._inside():
-            result = func(*args, **kwargs)
-        if len(operands) == 1 and is_same(func, operands[0], result):
+        with self._inside(), self._counting() as price:
+            result = run()
+        self.recorded.received = self.recorded.received.plus(price())
+        is_asked = isinstance(func, Ask)
+        if not is_asked and len(operands) == 1 and is_same(func, operands[0], result):
             self._values.put(result, asked[0][0])
             self._tensors.put(result, asked[0][1])
             return result
         made = dtensors_in(result)
         kind = self._kinds.get(key)
         if kind is None:
-            numbers = tuple([None if _is_one_of(x, operands) else self._new() for x in made])
+            # A mode does not see what is asked for: what it gives has the number of its spec.
+            number_of = self._number if is_asked else self._new
+            numbers = tuple([None if _is_one_of(x, operands) else number_of(x) for x in made])
             kind = self._kinds[key] = len(self.recorded.kinds)
             self.recorded.kinds.append(
                 OpKind(
@@ -172,7 +183,7 @@ class Recording(TorchDispatchMode):
                     named,
                     tuple([number for number, _ in asked]),
                     tuple(specs),
-                    as_lies(func, args, kwargs),
+                    frozenset((0,)) if is_asked else as_lies(func, args, kwargs),
                     numbers,
                     tuple([x._spec for x in made]),
                     tree_map(_spec_of, result),
@@ -195,21 +206,7 @@ class Recording(TorchDispatchMode):
         finally:
             self._is_inside = before
 
-    def _asked(self, tensor: DTensor, name: str, ask: Callable[[], Any]) -> Any:
-        """The answer to what the program asks of a tensor by the method of this name."""
-        if self._is_inside:
-            return ask()
-        number = self._tensor(tensor)
-        self.recorded.asked.add(number)
-        if name == "to_local":
-            self.recorded.handed.add(number)
-        self.recorded.lay[number] = tensor._spec
-        with self._inside(), self._counting() as price:
-            found = ask()
-        self.recorded.spent = self.recorded.spent.plus(price())
-        return found
-
-    def _new(self) -> int:
+    def _new(self, _: DTensor | None = None) -> int:
         self._counted += 1
         return self._counted - 1
 
@@ -296,23 +293,3 @@ def _is_one_of(x: DTensor, operands: list[DTensor]) -> bool:
 def _spec_of(leaf: Any) -> Any:
     return leaf._spec if isinstance(leaf, DTensor) else leaf
 
-
-@contextmanager
-def _asking(answer: Callable[[DTensor, str, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Let ``answer`` run what the program asks of a DTensor by its placements."""
-    stock = {name: getattr(DTensor, name) for name in _ASKS}
-
-    def answered(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def asks(self: DTensor, *args: Any, **kwargs: Any) -> Any:
-            return answer(self, method.__name__, partial(method, self, *args, **kwargs))
-
-        return asks
-
-    for name, method in stock.items():
-        setattr(DTensor, name, answered(method))
-    try:
-        yield
-    finally:
-        for name, method in stock.items():
-            setattr(DTensor, name, method)

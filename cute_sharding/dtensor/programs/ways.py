@@ -5,7 +5,7 @@ what will happen, and nothing is worked out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, product
 from math import inf
 from typing import Any
@@ -22,6 +22,7 @@ from cute_sharding.dtensor.door.cuts import parts_of
 from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.programs.recording import Counting, OpKind, dtensors_in
 from cute_sharding.dtensor.replaced import op_schemas
+from cute_sharding.dtensor.replaced.asked import Ask
 from cute_sharding.dtensor.replaced.dispatch_modes import below_autograd
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -61,6 +62,8 @@ def ways_of(
         candidates: for each operand the placements in which it may lie.
         counting: counts what is received.
     """
+    if isinstance(kind.func, Ask):
+        return _ways_of_ask(kind, candidates[0], counting)
     found: dict[tuple[Placements, ...], OpWay] = {}
     for given in _operands(kind, candidates):
         way = _way(kind, given, counting)
@@ -72,6 +75,19 @@ def ways_of(
     # What is not sent must not be computed several times instead.
     most = _multiplications(kind, own)
     return [own, *[way for way in others if _multiplications(kind, way) <= most]]
+
+
+def _ways_of_ask(
+    kind: OpKind, candidates: Sequence[Placements], counting: Counting
+) -> list[OpWay]:
+    """The ways in which a program gets what it asks for: it lies as without a plan."""
+    (spec,), made = kind.specs, tuple([tuple(spec.placements) for spec in kind.made])
+    own = tuple(spec.placements)
+    if kind.func.answer is None:
+        return [OpWay((own,), made)]
+    placements = dict.fromkeys([own, *(candidates if kind.func.is_free else ())])
+    found = [_way(kind, [each], counting) for each in placements]
+    return [way for way in found if way is not None and way.results == made]
 
 
 def _multiplications(kind: OpKind, way: OpWay) -> float:
@@ -150,8 +166,10 @@ def _way(kind: OpKind, given: Sequence[Placements], counting: Counting) -> OpWay
     """
     specs = [placed_as(spec, placements) for spec, placements in zip(kind.specs, given)]
     try:
+        if isinstance(kind.func, Ask):
+            return _measured(kind, specs, kind.func.answer, counting)
         if _question(kind, specs).is_composite:  # its parts ask for themselves
-            return _measured(kind, specs, counting)
+            return _measured(kind, specs, kind.func, counting)
         for _ in range(2):
             schema = _question(kind, specs).schema
             answer = op_schemas.propagation()(schema)
@@ -167,7 +185,7 @@ def _way(kind: OpKind, given: Sequence[Placements], counting: Counting) -> OpWay
                     return _local(specs, plan.specs)
                 break
             specs = [placed_as(a, tuple(b.placements)) for a, b in zip(specs, to)]
-        return _measured(kind, specs, counting)
+        return _measured(kind, specs, kind.func, counting)
     except Exception:
         return None
 
@@ -180,7 +198,9 @@ def _local(specs: Sequence[DTensorSpec], made: Sequence[Any]) -> OpWay:
     )
 
 
-def _measured(kind: OpKind, specs: Sequence[DTensorSpec], counting: Counting) -> OpWay | None:
+def _measured(
+    kind: OpKind, specs: Sequence[DTensorSpec], run: Callable[..., Any], counting: Counting
+) -> OpWay:
     given = iter(map(stand_in, specs))
     args, kwargs = tree_map(
         lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
@@ -188,7 +208,7 @@ def _measured(kind: OpKind, specs: Sequence[DTensorSpec], counting: Counting) ->
     )
     # Below autograd, as the program ran it: with autograd an op such as linear runs as others.
     with below_autograd(), counting() as price:
-        result = kind.func(*args, **kwargs)
+        result = run(*args, **kwargs)
     made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
     return OpWay(tuple([tuple(spec.placements) for spec in specs]), made, price())
 

@@ -161,3 +161,7 @@ def _check_limit(current: DTensorSpec, target: DTensorSpec, memory_limit: int) -
         planned_across(current, target, memory_limit)
     elif current.mesh._is_current_rank_part_of_mesh():
         planned_for(current, target, memory_limit)
+
+
+# The function that autograd calls to redistribute, forward and backward.
+BY_AUTOGRAD = ((_Redistribute, "forward"),)

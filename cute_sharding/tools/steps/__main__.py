@@ -87,11 +87,10 @@ def planned_step(
         )
         with counting() as counted, Planned(plan):
             run()
-    totals = {
-        "op by op": by_op(),
-        "planned": counted(),
-        "bound": Price(min(int(solved.least), solved.price.received), solved.price.collectives),
-    }
+    least = solved.price._replace(received=min(int(solved.least), solved.price.received))
+    # What the program sends by itself, as FSDP does.
+    beside = by_op().minus(recorded.received)
+    totals = {"op by op": by_op(), "planned": counted(), "bound": least.plus(beside)}
     return replace(
         plan,
         totals={name: Totals(of.received, of.collectives) for name, of in totals.items()},

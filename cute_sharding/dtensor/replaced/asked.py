@@ -1,0 +1,105 @@
+"""What a program asks of a DTensor by its placements (torch/distributed/tensor/_api.py,
+_redistribute.py): to redistribute it, and for its local tensor; and what the gradients of both ask.
+
+They are watched only in the process of a dry run, which ends with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from torch.distributed.tensor import DTensor, _api, _redistribute
+
+__all__ = ["Ask", "watched"]
+
+# Functions that autograd calls with a context and a DTensor, by class and name. What the first ones
+# give does not depend on how the DTensor lies.
+_REDISTRIBUTES: tuple[tuple[Any, str], ...] = (
+    (_redistribute.Redistribute, "forward"),
+    (_redistribute.NestedRedistribute, "forward"),
+    (_api._FromTorchTensor, "backward"),
+)
+_READS: tuple[tuple[Any, str], ...] = ((_api._ToTorchTensor, "forward"),)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a program asks of a DTensor.
+
+    Attributes:
+        told: what tells it from others.
+        answer: what it gives for a DTensor; None if it reads how the DTensor lies.
+        is_free: whether it gives the same for the DTensor in other placements.
+    """
+
+    told: tuple[Any, ...]
+    answer: Callable[[DTensor], Any] | None = field(compare=False)
+    is_free: bool
+
+
+# Gives what the program asks of a DTensor, as the function says that comes last.
+Answer: TypeAlias = Callable[[DTensor, Ask, Callable[[], Any]], Any]
+
+
+@contextmanager
+def watched(answer: Answer, others: Sequence[tuple[Any, str]] = ()) -> Iterator[None]:
+    """Have ``answer`` give what the program asks of DTensors inside the ``with`` block.
+
+    Args:
+        others: functions besides torch's that autograd calls to redistribute a DTensor.
+    """
+    local, placements = DTensor.to_local, DTensor.placements.fget  # type: ignore[attr-defined]
+    watching: list[tuple[Any, str, Any]] = [
+        (of, name, staticmethod(_of_autograd(answer, getattr(of, name), redistributes)))
+        for functions, redistributes in (((*_REDISTRIBUTES, *others), True), (_READS, False))
+        for of, name in functions
+    ]
+    watching.append((DTensor, "to_local", _reading(answer, local)))
+    watching.append((DTensor, "placements", property(_reading(answer, placements))))
+    before = [(of, name, vars(of)[name]) for of, name, _ in watching]
+    for of, name, watches in watching:
+        setattr(of, name, watches)
+    try:
+        yield
+    finally:
+        for of, name, stock in before:
+            setattr(of, name, stock)
+
+
+def _of_autograd(
+    answer: Answer, function: Callable[..., Any], redistributes: bool
+) -> Callable[..., Any]:
+    @wraps(function)
+    def asks(context: Any, tensor: Any, *others: Any) -> Any:
+        run = partial(function, context, tensor, *others)
+        if not isinstance(tensor, DTensor):  # no gradient
+            return run()
+        name, before = function.__qualname__, dict(vars(context))
+
+        def again(other: DTensor) -> Any:
+            return function(SimpleNamespace(**before), other, *others)
+
+        # A gradient goes back to where the tensor lay.
+        is_free = redistributes and not tensor.requires_grad
+        told = (name, *map(_told, before.items()), *map(_told, others), is_free)
+        return answer(tensor, Ask(told, again if redistributes else None, is_free), run)
+
+    return asks
+
+
+def _told(argument: Any) -> Any:
+    return repr(argument) if isinstance(argument, dict) else argument
+
+
+def _reading(answer: Answer, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def asks(self: DTensor, **arguments: Any) -> Any:
+        ask = Ask((method.__qualname__,), None, False)
+        return answer(self, ask, partial(method, self, **arguments))
+
+    return asks
