@@ -144,6 +144,7 @@ def drawn_program(rng, ops, ways=3, mesh=(2,), kinds=0.2, fixed=0.2, as_lies=0.2
         {shape: {p: elements(shape, p, mesh) for p in drawing.placings} for shape in SHAPES},
         frozenset(v for v in drawing.kinds if rng.random() < 0.1),
         views,
+        frozenset(v for v in drawing.kinds if rng.random() < 0.2),
     )
 
 
@@ -157,7 +158,8 @@ def in_layers(program, layers):
     ]
     if not fitting:
         return None
-    ops, given, kinds, fixed, kept, within = [], {first: program.given[first]}, {}, set(), set(), {}
+    ops, given, kinds, within = [], {first: program.given[first]}, {}, {}
+    fixed, kept, alone = set(), set(), set()
     kinds[first] = program.kinds[first]
     into, numbers = first, len(program.kinds)
     for layer in range(layers):
@@ -168,11 +170,21 @@ def in_layers(program, layers):
         given.update({number[v]: program.given[v] for v in weights})
         fixed.update(number[v] for v in program.fixed if v != first)
         kept.update(number[v] for v in program.kept if v != first)
+        alone.update(number[v] for v in program.alone if v != first)
         within.update({number[v]: number[u] for v, u in program.within.items()})
         for op in program.ops:
             operands, results = ([number[v] for v in each] for each in (op.operands, op.results))
             kind = None if op.kind is None else (op.kind, layer)
             ops.append(Op(tuple(operands), tuple(results), op.ways, kind, op.as_lies, op.what))
         into = number[fitting[-1]]
-    sets = [frozenset(each) for each in (fixed, kept)]
-    return Program(tuple(ops), given, program.moves, kinds, sets[0], program.sizes, sets[1], within)
+    return Program(
+        tuple(ops),
+        given,
+        program.moves,
+        kinds,
+        frozenset(fixed),
+        program.sizes,
+        frozenset(kept),
+        within,
+        frozenset(alone),
+    )

@@ -152,6 +152,8 @@ class Choices:
             with numpy.errstate(invalid="ignore"):  # neither can be a copy: nothing is saved
                 each = moved[:, None, needed] - weights[None, :, needed]
             each = numpy.sort(numpy.nan_to_num(each, nan=0, posinf=inf).clip(0), axis=2)
+            if v in self.program.alone:  # all readers may have a copy there
+                each = each[..., -1:].repeat(most, axis=2)
             weight, saved = weight + moved, saved + each[..., -most:].sum(axis=2)
             spares[:, [placings[q] for q in as_lies if q in placings]] = True
             if self.spares_memory:
@@ -214,7 +216,7 @@ class Choices:
 
     def is_shared(self, v: int) -> bool:
         """Whether several readers may take one copy."""
-        return self._needs(v)[2] > 1
+        return v not in self.program.alone and self._needs(v)[2] > 1
 
     def copied(self, v: int) -> Sequence[tuple[Placing, Placing]]:
         """From where to where a value may be copied, if not for nothing."""

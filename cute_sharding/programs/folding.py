@@ -54,7 +54,13 @@ def names_by_looking_further(program: Program) -> Iterator[LayerNames]:
     ways = dict(zip(distinct, _numbered(distinct.values())))
     ops = _numbered((ways[id(op.ways)], op.as_lies) for op in program.ops)
     first = _numbered(
-        (program.kinds[v], v in program.fixed, v in program.kept, v in program.within)
+        (
+            program.kinds[v],
+            v in program.fixed,
+            v in program.kept,
+            v in program.within,
+            v in program.alone,
+        )
         for v in places
     )
     values = dict(zip(places, first))

@@ -93,9 +93,11 @@ class Program:
         kept: values that are held to the end, such as weights and what the program returns.
         within: for a value that has no memory of its own, such as a view, or what an op that
             writes in place returns, the value in whose memory it is. It is fixed.
+        alone: values to which a device may write without an op, so that no copy outlives its
+            reader.
 
     A value is brought elsewhere where it is made, once and for good; and, for an op that needs it
-    otherwise, as a copy that all later readers share.
+    otherwise, as a copy that all later readers share, unless the value is ``alone``.
     """
 
     ops: tuple[Op, ...]
@@ -106,6 +108,7 @@ class Program:
     sizes: Mapping[Hashable, Mapping[Placing, int]] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
     within: Mapping[int, int] = field(default_factory=dict)
+    alone: frozenset[int] = frozenset()
 
     def received(self, value: int, before: Placing, after: Placing) -> int:
         """The bytes of bringing a value from one placing to another."""

@@ -295,7 +295,7 @@ class _Search:
             made.update(zip(op.results, way.results))
             moved = [(v, made[v], lies[v]) for v in op.results]
             for v, needed in zip(op.operands, way.operands):
-                if needed not in (lies[v], *copies[v]):
+                if needed != lies[v] and (v in program.alone or needed not in copies[v]):
                     copies[v].append(needed)
                     moved.append((v, lies[v], needed))
             for v, source, target in moved:
@@ -307,7 +307,7 @@ class _Search:
             ways=tuple(numbers[sources:]),
             lies=lies,
             made={v: made[v] for op in program.ops[sources:] for v in op.results},
-            copies={v: tuple(placings) for v, placings in copies.items() if placings},
+            copies={v: tuple(dict.fromkeys(each)) for v, each in copies.items() if each},
             price=price,
             least=min(bound, weight),
             weight=weight,

@@ -60,13 +60,13 @@ def _of_value(program, weigh, ways, values, made, lies):
     weight = 0
     for v in values:
         moves = {**program.moves[program.kinds[v]], (lies, lies): Price(), (made, made): Price()}
-        copies = set()
+        copies = []
         for o, op in enumerate(program.ops):
             for i, (operand, needed) in enumerate(zip(op.operands, op.ways[ways[o]].operands)):
                 if operand == v and i in op.as_lies and needed != lies:
                     return None
-                if operand == v:
-                    copies.add(needed)
+                if operand == v and (v in program.alone or needed not in copies):
+                    copies.append(needed)
         for pair in [(made, lies), *[(lies, copy) for copy in copies]]:
             if pair not in moves:
                 return None
@@ -135,7 +135,7 @@ def of_first_ways(program):
     for op in program.ops:
         price = price.plus(op.ways[0].price)
         for v, needed in zip(op.operands, op.ways[0].operands):
-            if needed != lies[v] and (v, needed) not in copies:
+            if needed != lies[v] and (v in program.alone or (v, needed) not in copies):
                 copies.add((v, needed))
                 price = price.plus(program.moves[program.kinds[v]][lies[v], needed])
         lies.update(zip(op.results, op.ways[0].results))

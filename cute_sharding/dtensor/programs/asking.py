@@ -5,7 +5,7 @@ to the ops of a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.programs.planned import planned_op
@@ -64,7 +64,27 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
         },
         kept=recorded.kept | given.keys(),
         within=within,
+        alone=_alone(recorded, ops, within),
     )
+
+
+def _alone(recorded: Recorded, ops: Sequence[Op], within: Mapping[int, int]) -> frozenset[int]:
+    """Tensors in whose memory is one whose local tensor the program gets, to which a rank may then
+    write alone.
+    """
+    memory = dict(within)
+    for call, op in zip(recorded.calls, ops):
+        kind = recorded.kinds[call.kind]
+        if isinstance(kind.func, Ask) and not op.ways[0].price.received:
+            memory |= dict.fromkeys(call.results, *call.operands)
+
+    def owner(t: int) -> int:
+        while t in memory:
+            t = memory[t]
+        return t
+
+    handed = set(map(owner, recorded.handed))
+    return frozenset([t for t in range(len(recorded.numbers)) if owner(t) in handed])
 
 
 class _Asked:
@@ -171,8 +191,8 @@ def plan_of(
             moves = i not in kind.as_lies and any(moved) and _is_written(placements)
             again = [last[r.operands[i], placements] != (c, i) for c, r in zip(calls[k], some)]
             reads.append(_placements_text(placements) if moves else None)
-            handed = any(call.operands[i] in recorded.handed for call in some)
-            keeps.append(moves and any(again) and not handed)
+            alone = any(call.operands[i] in program.alone for call in some)
+            keeps.append(moves and any(again) and not alone)
         gives = [
             _placements_text(lies) if lies != placements and _is_written(lies) else None
             for lies, placements in zip([solved.lies[t] for t in some[0].results], way.results)
@@ -219,7 +239,7 @@ def _received(program: Program, solved: Solved) -> list[int]:
         way = op.ways[w]
         moves = [(t, p, solved.lies[t]) for t, p in zip(op.results, way.results)]
         for t, p in zip(op.operands, way.operands):
-            if (t, p) not in copied:
+            if (t, p) not in copied or t in program.alone:
                 copied.add((t, p))
                 moves.append((t, solved.lies[t], p))
         found.append(way.price.received + sum(program.received(*move) for move in moves))
