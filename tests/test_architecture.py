@@ -342,6 +342,7 @@ TORCH_PRIVATE = [
     "tensor_specs",
     "op_schemas",
     "dispatch",
+    "asked",
     "given_placements",
     "indices",
     "mixed_lists",

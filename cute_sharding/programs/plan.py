@@ -76,7 +76,8 @@ class StepPlan:
     :func:`cute_sharding.planned` runs a program by it.
 
     Whatever a plan says, results are right: it only says to which placements DTensors are
-    redistributed on the way. An op that it does not know is decided op by op.
+    redistributed on the way. (Local tensors lie as placements say; those of the program that was
+    planned, as without a plan.) An op that it does not know is decided op by op.
 
     Attributes:
         program: the function that was planned.

@@ -1,4 +1,4 @@
-"""The ops of a program that runs on DTensors, forward and backward, and what it fixes."""
+"""The ops of a program on DTensors, forward and backward, and what it asks of DTensors."""
 
 from __future__ import annotations
 
@@ -292,4 +292,3 @@ def _is_one_of(x: DTensor, operands: list[DTensor]) -> bool:
 
 def _spec_of(leaf: Any) -> Any:
     return leaf._spec if isinstance(leaf, DTensor) else leaf
-

@@ -5,7 +5,7 @@ what will happen, and nothing is worked out twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from math import inf
 from typing import Any
@@ -77,17 +77,17 @@ def ways_of(
     return [own, *[way for way in others if _multiplications(kind, way) <= most]]
 
 
-def _ways_of_ask(
-    kind: OpKind, candidates: Sequence[Placements], counting: Counting
-) -> list[OpWay]:
+def _ways_of_ask(kind: OpKind, candidates: Sequence[Placements], counting: Counting) -> list[OpWay]:
     """The ways in which a program gets what it asks for: it lies as without a plan."""
     (spec,), made = kind.specs, tuple([tuple(spec.placements) for spec in kind.made])
     own = tuple(spec.placements)
-    if kind.func.answer is None:
+    if not kind.func.redistributes:
         return [OpWay((own,), made)]
     placements = dict.fromkeys([own, *(candidates if kind.func.is_free else ())])
-    found = [_way(kind, [each], counting) for each in placements]
-    return [way for way in found if way is not None and way.results == made]
+    first, *others = [_way(kind, [each], counting) for each in placements]
+    if first is None:
+        return []
+    return [first, *[way for way in others if way is not None and way.results == made]]
 
 
 def _multiplications(kind: OpKind, way: OpWay) -> float:
@@ -167,9 +167,9 @@ def _way(kind: OpKind, given: Sequence[Placements], counting: Counting) -> OpWay
     specs = [placed_as(spec, placements) for spec, placements in zip(kind.specs, given)]
     try:
         if isinstance(kind.func, Ask):
-            return _measured(kind, specs, kind.func.answer, counting)
+            return _measured(kind, specs, counting)
         if _question(kind, specs).is_composite:  # its parts ask for themselves
-            return _measured(kind, specs, kind.func, counting)
+            return _measured(kind, specs, counting)
         for _ in range(2):
             schema = _question(kind, specs).schema
             answer = op_schemas.propagation()(schema)
@@ -185,7 +185,7 @@ def _way(kind: OpKind, given: Sequence[Placements], counting: Counting) -> OpWay
                     return _local(specs, plan.specs)
                 break
             specs = [placed_as(a, tuple(b.placements)) for a, b in zip(specs, to)]
-        return _measured(kind, specs, kind.func, counting)
+        return _measured(kind, specs, counting)
     except Exception:
         return None
 
@@ -198,9 +198,7 @@ def _local(specs: Sequence[DTensorSpec], made: Sequence[Any]) -> OpWay:
     )
 
 
-def _measured(
-    kind: OpKind, specs: Sequence[DTensorSpec], run: Callable[..., Any], counting: Counting
-) -> OpWay:
+def _measured(kind: OpKind, specs: Sequence[DTensorSpec], counting: Counting) -> OpWay:
     given = iter(map(stand_in, specs))
     args, kwargs = tree_map(
         lambda leaf: next(given) if isinstance(leaf, DTensorSpec) else leaf,
@@ -208,7 +206,7 @@ def _measured(
     )
     # Below autograd, as the program ran it: with autograd an op such as linear runs as others.
     with below_autograd(), counting() as price:
-        result = run(*args, **kwargs)
+        result = kind.func(*args, **kwargs)
     made = tuple([tuple(x._spec.placements) for x in dtensors_in(result)])
     return OpWay(tuple([tuple(spec.placements) for spec in specs]), made, price())
 

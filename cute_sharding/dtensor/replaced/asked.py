@@ -6,7 +6,7 @@ They are watched only in the process of a dry run, which ends with the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -29,17 +29,22 @@ _READS: tuple[tuple[Any, str], ...] = ((_api._ToTorchTensor, "forward"),)
 
 @dataclass(frozen=True)
 class Ask:
-    """What a program asks of a DTensor.
+    """What a program asks of a DTensor, to be asked of another one.
 
     Attributes:
         told: what tells it from others.
-        answer: what it gives for a DTensor; None if it reads how the DTensor lies.
+        redistributes: or it reads how the DTensor lies.
         is_free: whether it gives the same for the DTensor in other placements.
+        run: what is called with the DTensor.
     """
 
     told: tuple[Any, ...]
-    answer: Callable[[DTensor], Any] | None = field(compare=False)
+    redistributes: bool
     is_free: bool
+    run: Callable[[DTensor], Any] = field(compare=False)
+
+    def __call__(self, tensor: DTensor) -> Any:
+        return self.run(tensor)
 
 
 # Gives what the program asks of a DTensor, as the function says that comes last.
@@ -84,22 +89,23 @@ def _of_autograd(
         def again(other: DTensor) -> Any:
             return function(SimpleNamespace(**before), other, *others)
 
+        told = (name, *map(_told, before.items()), *map(_told, others))
         # A gradient goes back to where the tensor lay.
         is_free = redistributes and not tensor.requires_grad
-        told = (name, *map(_told, before.items()), *map(_told, others), is_free)
-        return answer(tensor, Ask(told, again if redistributes else None, is_free), run)
+        return answer(tensor, Ask(told, redistributes, is_free, again), run)
 
     return asks
 
 
 def _told(argument: Any) -> Any:
-    return repr(argument) if isinstance(argument, dict) else argument
+    """An argument, or its text if it has no hash."""
+    return argument if isinstance(argument, Hashable) else repr(argument)
 
 
 def _reading(answer: Answer, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def asks(self: DTensor, **arguments: Any) -> Any:
-        ask = Ask((method.__qualname__,), None, False)
-        return answer(self, ask, partial(method, self, **arguments))
+        run = partial(method, **arguments)
+        return answer(self, Ask((method.__qualname__,), False, False, run), partial(run, self))
 
     return asks
