@@ -2,9 +2,10 @@
 received, and ops have some ways. With the first way of each op they can run.
 """
 
+from dataclasses import replace
 from itertools import product
 
-from cute_sharding.programs.program import Op, OpWay, Price, Program
+from cute_sharding.programs.program import FreeValues, Op, OpWay, Price, Program
 from cute_sharding.propagation.signatures import Operand, received_for
 
 PARTS = {"R": None, "S0": (0, 1), "S1": (1, 1), "P": "sum"}
@@ -145,6 +146,19 @@ def drawn_program(rng, ops, ways=3, mesh=(2,), kinds=0.2, fixed=0.2, as_lies=0.2
         frozenset(v for v in drawing.kinds if rng.random() < 0.1),
         views,
     )
+
+
+def freed(rng, program, placings=3):
+    """The program with what is given free: each value by itself, or those of one shape together."""
+    groups = {}
+    for v in program.given:
+        groups.setdefault((program.kinds[v], program.given[v], rng.random() < 0.5 or v), []).append(v)
+    every = [*next(iter(program.sizes.values()))]
+    free = [
+        FreeValues(tuple(values), tuple(dict.fromkeys([placing, *rng.sample(every, placings)])))
+        for (_, placing, _), values in groups.items()
+    ]
+    return replace(program, given={}, free=tuple(free))
 
 
 def in_layers(program, layers):
