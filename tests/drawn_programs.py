@@ -148,16 +148,17 @@ def drawn_program(rng, ops, ways=3, mesh=(2,), kinds=0.2, fixed=0.2, as_lies=0.2
     )
 
 
-def freed(rng, program, placings=3):
-    """The program with what is given free: each value by itself, or those of one shape together."""
-    groups = {}
-    for v in program.given:
-        groups.setdefault((program.kinds[v], program.given[v], rng.random() < 0.5 or v), []).append(v)
-    every = [*next(iter(program.sizes.values()))]
-    free = [
-        FreeValues(tuple(values), tuple(dict.fromkeys([placing, *rng.sample(every, placings)])))
-        for (_, placing, _), values in groups.items()
-    ]
+def freed(rng, program, together=0.5, placings=3):
+    """The program with what is given free: each value by itself, or those that are alike together.
+    Those that are alike may lie in the same placings.
+    """
+    every, choices, groups = [*next(iter(program.sizes.values()))], {}, {}
+    for v, placing in program.given.items():
+        alike = program.kinds[v], placing
+        if alike not in choices:
+            choices[alike] = tuple(dict.fromkeys([placing, *rng.sample(every, placings)]))
+        groups.setdefault((alike, None if rng.random() < together else v), []).append(v)
+    free = [FreeValues(tuple(values), choices[alike]) for (alike, _), values in groups.items()]
     return replace(program, given={}, free=tuple(free))
 
 

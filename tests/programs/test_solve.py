@@ -266,13 +266,20 @@ def test_what_is_left_out_at_first_loses_nothing(seed, monkeypatch):
     test_layers_that_are_alike_lose_nothing(seed)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_layers_with_free_values_lose_nothing(seed):
+    test_layers_that_are_alike_lose_nothing(seed, free=True)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_layers_that_are_alike_lose_nothing(seed):
+def test_layers_that_are_alike_lose_nothing(seed, free=False):
     rng = random.Random(seed)
     mesh = rng.choice([(2,), (4,), (2, 2)])
     program = in_layers(drawn_program(rng, rng.randint(2, 6), mesh=mesh), rng.randint(10, 30))
     if program is None:
         return
+    if free:
+        program = freed(rng, program, together=0)
     try:
         expected = as_it_is(program)
     except ValueError as error:
