@@ -27,6 +27,23 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class PlannedWeight:
+    """A weight of a step, and where a plan wants it.
+
+    Attributes:
+        name: in the module that has it; without a module the line that makes it.
+        shape: in elements.
+        before: its placements in the program.
+        after: those of the plan.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class PlannedOp:
     """An op of a step on values of the step.
 
@@ -83,7 +100,9 @@ class StepPlan:
         numbers: the numbers of these values.
         ops: the ops.
         totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
-            in dry runs; and the "bound", below which no plan of these ops gets.
+            in dry runs; and the "bound", below which no plan of these ops gets. If the plan places
+            weights, also what it receives "as written", planned with the weights as they are.
+        weights: if the plan places them, the weights in the order in which the program makes them.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals
     >>> once = PlannedOp("aten.mm.default", (0, 1), {}, (2,), (None, None), (False,) * 2, ("[R]",))
@@ -109,6 +128,14 @@ class StepPlan:
     numbers: tuple[int, ...]
     ops: tuple[PlannedOp, ...]
     totals: Mapping[str, Totals]
+    weights: tuple[PlannedWeight, ...] = ()
+
+    @property
+    def placements(self) -> dict[str, str]:
+        """For each weight, by name, where the plan wants it: ``reshard(model, plan.placements)``
+        brings the weights of a model there.
+        """
+        return {weight.name: weight.after for weight in self.weights}
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, as JSON that a person can read and change."""
@@ -127,6 +154,8 @@ class StepPlan:
         """The plan as text, one op a line."""
         found = asdict(self) | {"version": VERSION}
         ops = found.pop("ops")
+        if not self.weights:
+            del found["weights"]
         head = json.dumps(found, indent=1)[:-2]
         lines = ",\n  ".join(json.dumps(op) for op in ops)
         return f'{head},\n "ops": [\n  {lines}\n ]\n}}'
@@ -142,6 +171,7 @@ class StepPlan:
             found = json.loads(text)
             version = found.pop("version")
             ops = tuple([PlannedOp(**_frozen(op)) for op in found.pop("ops")])
+            weights = [PlannedWeight(**_frozen(of)) for of in found.pop("weights", ())]
             totals = {name: Totals(**of) for name, of in found.pop("totals").items()}
             given = tuple(map(_frozen, found.pop("given")))
             mesh, names = tuple(found.pop("mesh")), found.pop("names")
@@ -153,6 +183,7 @@ class StepPlan:
                 numbers=numbers,
                 ops=ops,
                 totals=totals,
+                weights=tuple(weights),
                 **found,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -185,6 +216,9 @@ class StepPlan:
         for name, total in self.totals.items():
             sent = f" in {counted(total.collectives, 'collective')}" if name != "bound" else ""
             lines.append(f"{name:>12}  {bytes_text(total.received):>8}{sent}")
+        moved = [weight for weight in self.weights if weight.after != weight.before]
+        lines += ["", "weights" if moved else "weights: as written"] * bool(self.weights)
+        lines += [f"    {w.name} {w.shape}  {w.before} -> {w.after}" for w in moved]
         for of, ops in self._by_line().items():
             if any(op.changes or op.saves for op in ops):
                 lines += ["", *_line(of, ops)]

@@ -53,28 +53,33 @@ def standard(spec: DTensorSpec) -> list[Placements]:
 
 
 def ways_of(
-    kind: OpKind, candidates: Sequence[Sequence[Placements]], counting: Counting
+    kind: OpKind,
+    candidates: Sequence[Sequence[Placements]],
+    counting: Counting,
+    written: OpWay | None = None,
 ) -> list[OpWay]:
-    """The ways of an op; the first is what it does without a plan.
+    """The ways of an op; the first is what it does without a plan, if that does not multiply more
+    than as written.
 
     Args:
         candidates: for each operand the placements in which it may lie.
         counting: counts what is received.
+        written: what it does in the program as it is written; None: what it does here.
     """
     found: dict[tuple[Placements, ...], OpWay] = {}
     for given in _operands(kind, candidates):
         way = _way(kind, given, counting)
         if way is not None:
             found.setdefault(way.operands, way)  # type: ignore[arg-type]
-    own, *others = found.values() or (None,)
-    if own is None:
+    ways = [*found.values()]
+    if not ways:
         return []
     # What is not sent must not be computed several times instead.
-    most = _multiplications(kind, own)
-    return [own, *[way for way in others if _multiplications(kind, way) <= most]]
+    most = multiplications(kind, written or ways[0])
+    return [way for way in ways if multiplications(kind, way) <= most] or ways[:1]
 
 
-def _multiplications(kind: OpKind, way: OpWay) -> float:
+def multiplications(kind: OpKind, way: OpWay) -> float:
     """Those of the fullest device, of a product, a convolution or attention (torch's formulas)."""
     count = flop_registry.get(kind.func.overloadpacket)
     if count is None:

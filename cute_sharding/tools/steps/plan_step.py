@@ -25,6 +25,7 @@ def plan_step(
     mesh: Sequence[int] | Mapping[str, int],
     *,
     memory_limit: int | None = None,
+    free: Literal["parameters"] | None = None,
     network: str | None = None,
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -40,6 +41,8 @@ def plan_step(
             makes a model, its batch and an optimizer, and returns one step.
         mesh, network, rank, device: as for ``estimate``.
         memory_limit: the bytes that the values of the step may hold on a device at once.
+        free: "parameters": also choose the placements of the weights, the ``torch.nn.Parameter``s
+            that ``step(mesh)`` makes.
         beside_pytorch: also run the step with PyTorch alone, for the totals.
 
     Raises:
@@ -56,6 +59,8 @@ file.py:function
     names = tuple(mesh) if isinstance(mesh, Mapping) else None
     sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
     check(sizes, network, None, rank, device, [STOCK])
+    if free not in (None, "parameters"):
+        raise ValueError(f'free={free!r}: write free="parameters", or leave it out')
     module, file, name = located(step)
     request = {
         "function": (module, file, name),
@@ -64,6 +69,7 @@ file.py:function
         "rank": rank,
         "device": device,
         "memory_limit": memory_limit,
+        "free": free,
         "program": f"{module if file is None else os.path.relpath(file)}:{name}",
     }
     flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
