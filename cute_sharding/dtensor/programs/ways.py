@@ -18,7 +18,7 @@ from cute_sharding.dtensor.bookkeeping.settings import in_force, network_in_forc
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.signatures import placements_allowed
 from cute_sharding.dtensor.decide.views import is_free
-from cute_sharding.dtensor.door.cuts import parts_of
+from cute_sharding.dtensor.door.cuts import are_understood, parts_of
 from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.programs.recording import Counting, OpKind, dtensors_in
 from cute_sharding.dtensor.replaced import op_schemas
@@ -106,9 +106,10 @@ def _operands(
     own = tuple([tuple(spec.placements) for spec in kind.specs])
     yield own
     allowed = False
-    question = _question(kind, kind.specs)
+    # Which placements an op allows does not depend on where its operands lie.
+    question = _question(kind, [_understood(spec) for spec in kind.specs])
     if question.row is not None:
-        for found in placements_allowed(question.row, question.schema, kind.specs, candidates):
+        for found in placements_allowed(question.row, question.schema, question.specs, candidates):
             allowed = True
             if all(found[i] in candidates[i] for i in kind.as_lies):
                 yield tuple(found)
@@ -126,6 +127,12 @@ def _operands(
                 _question(kind, [placed_as(kind.specs[i], placements)])
             ):
                 yield given
+
+
+def _understood(spec: DTensorSpec) -> DTensorSpec:
+    """The spec; a replica's, if rules do not know what its placements mean, as of a masked sum."""
+    whole = (Replicate(),) * spec.mesh.ndim
+    return spec if are_understood([spec]) else placed_as(spec, whole)
 
 
 def _fits(placements: Placements, spec: DTensorSpec) -> bool:
