@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_sharding._words import bytes_text, counted
+from cute_sharding._words import bytes_text, counted, seconds_text
 
 VERSION = 1
 
@@ -20,10 +20,17 @@ class Totals:
     Attributes:
         received: the bytes that the busiest rank of each collective receives, summed.
         collectives: their number.
+        seconds: what they take by the network, one after the other; None without a network.
     """
 
     received: int
     collectives: int
+    seconds: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """What a plan makes small: seconds if a network is given, else bytes."""
+        return self.received if self.seconds is None else self.seconds
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,9 @@ class StepPlan:
         numbers: the numbers of these values.
         ops: the ops.
         totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
-            in dry runs; and the "bound", below which no plan of these ops gets. If the plan places
-            weights, also what it receives "as written", planned with the weights as they are.
+            in dry runs; and the "bound", below which no plan of these ops gets (of seconds alone,
+            if a network is given). If the plan places weights, also what the step receives "as
+            written", planned with the weights as they are.
         weights: if the plan places them, the weights in the order in which the program makes them.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals
@@ -208,14 +216,7 @@ class StepPlan:
         return "\n".join(text for of, ops in found.items() for text in _line(of, ops, all_ops=True))
 
     def __str__(self) -> str:
-        sizes = ", ".join(
-            f"{name}={n}" if name else str(n)
-            for name, n in zip(self.names or ("",) * len(self.mesh), self.mesh)
-        )
-        lines = [f"{self.program}, one step on mesh ({sizes})", ""]
-        for name, total in self.totals.items():
-            sent = f" in {counted(total.collectives, 'collective')}" if name != "bound" else ""
-            lines.append(f"{name:>12}  {bytes_text(total.received):>8}{sent}")
+        lines = self._totals()
         moved = [weight for weight in self.weights if weight.after != weight.before]
         lines += ["", "weights" if moved else "weights: as written"] * bool(self.weights)
         lines += [f"    {w.name} {w.shape}  {w.before} -> {w.after}" for w in moved]
@@ -223,6 +224,22 @@ class StepPlan:
             if any(op.changes or op.saves for op in ops):
                 lines += ["", *_line(of, ops)]
         return "\n".join(lines)
+
+    def _totals(self) -> list[str]:
+        sizes = ", ".join(
+            f"{name}={n}" if name else str(n)
+            for name, n in zip(self.names or ("",) * len(self.mesh), self.mesh)
+        )
+        lines = [f"{self.program}, one step on mesh ({sizes})", ""]
+        for name, total in self.totals.items():
+            cells = [] if total.seconds is None else [f"{seconds_text(total.seconds):>8}"]
+            if name != "bound":
+                sent = counted(total.collectives, "collective")
+                cells.append(f"{bytes_text(total.received):>8} in {sent}")
+            elif not cells:
+                cells.append(f"{bytes_text(total.received):>8}")
+            lines.append(f"{name:>12}  {'  '.join(cells)}")
+        return lines
 
     def _by_line(self) -> dict[str, list[PlannedOp]]:
         """The ops of each line, the line on which most is saved first."""

@@ -41,7 +41,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
 from cute_sharding.exchange.placed import local_elements
 from cute_sharding.programs.program import OpWay, Price
-from cute_sharding.propagation.signatures import Operand, moved_for
+from cute_sharding.propagation.signatures import Operand, moved_for, seconds_for
 
 Placements = tuple[Placement, ...]
 
@@ -213,7 +213,9 @@ def stand_in(spec: DTensorSpec) -> DTensor:
 
 
 def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Price | None:
-    """What a redistribution of a tensor receives; None if it cannot be had."""
+    """What a redistribution of a tensor receives, and how long it takes by the network, if one is
+    set; None if it cannot be had.
+    """
     both = (*before, *after)
     if any(isinstance(p, MaskPartial) for p in after) or not all(
         are_known((p,)) or isinstance(p, MaskPartial) for p in both
@@ -230,8 +232,10 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     meta: Any = spec.tensor_meta
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     operand = Operand(shape, parts_of(before), meta.dtype.itemsize)
-    received, steps = moved_for(operand, parts_of(after), mesh, network_in_force())
-    return Price(received * operand.itemsize, steps)
+    chosen = network_in_force()
+    received, steps = moved_for(operand, parts_of(after), mesh, chosen)
+    seconds = 0.0 if chosen is None else seconds_for(operand, parts_of(after), mesh, chosen)
+    return Price(received * operand.itemsize, steps, seconds)
 
 
 def held(spec: DTensorSpec, placements: Placements) -> int:

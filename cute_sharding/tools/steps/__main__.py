@@ -52,6 +52,7 @@ def planned_step(
     program: str = "",
     memory_limit: int | None = None,
     free: str | None = None,
+    network: str | None = None,
 ) -> StepPlan:
     """The plan of a step, of which this process runs one rank, with nobody else there."""
     recorder = Recorder()
@@ -61,11 +62,11 @@ def planned_step(
             contexts.enter_context(stand_ins.exchanges_shards())
         for context in (stand_ins.Fakes(), recorder):
             contexts.enter_context(context)
-        planning = Planning(recorder, mesh, program, memory_limit)
+        planning = Planning(recorder, mesh, program, memory_limit, network)
         if free is None:
             run = step(mesh)
             run()  # makes what an optimizer keeps
-            return planning.plan(run, planning.asked(run)).plan
+            return planning.plan(run, planning.asked(run))
         return freed(planning, step)
 
 

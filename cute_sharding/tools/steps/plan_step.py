@@ -70,6 +70,7 @@ file.py:function
         "device": device,
         "memory_limit": memory_limit,
         "free": free,
+        "network": network,
         "program": f"{module if file is None else os.path.relpath(file)}:{name}",
     }
     flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
@@ -80,10 +81,12 @@ file.py:function
             estimate, step, mesh, network=network, rank=rank, device=device, settings=[STOCK]
         )
         plan = _planned(request, flags)
-        (run,) = stock.result().runs
+        estimated = stock.result()
+    (run,) = estimated.runs
     if run.failure is not None:
         return plan
-    alone = Totals(run.step.busiest_bytes, run.step.collectives)
+    seconds = None if network is None else estimated.seconds(run)
+    alone = Totals(run.step.busiest_bytes, run.step.collectives, seconds)
     return replace(plan, totals={STOCK: alone, **plan.totals})
 
 

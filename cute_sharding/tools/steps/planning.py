@@ -21,7 +21,8 @@ from cute_sharding.dtensor.run.placements import text
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs.plan import PlannedWeight, StepPlan, Totals
 from cute_sharding.programs.program import OpWay, Price, Program, Solved
-from cute_sharding.programs.solve import solve
+from cute_sharding.programs.solve import seconds_first, solve
+from cute_sharding.tools.profile.causes import modelled
 from cute_sharding.tools.profile.recorder import Recorder
 
 Step: TypeAlias = "Callable[[], Any]"
@@ -44,14 +45,6 @@ class Asked(NamedTuple):
         return [op.ways[0] for op, _ in zip(self.program.ops, self.recorded.calls)]
 
 
-class Made(NamedTuple):
-    """A plan, what its dry run received, and below what no plan gets."""
-
-    plan: StepPlan
-    received: Price
-    bound: Price
-
-
 @dataclass(frozen=True)
 class Planning:
     """How steps are planned.
@@ -61,12 +54,14 @@ class Planning:
         mesh: the devices.
         name: of the program.
         memory_limit: the bytes that a device may hold.
+        network: the links by which seconds are weighed; None: bytes are weighed.
     """
 
     recorder: Recorder
     mesh: DeviceMesh
     name: str
-    memory_limit: int | None
+    memory_limit: int | None = None
+    network: str | None = None
 
     def asked(
         self,
@@ -84,36 +79,52 @@ class Planning:
         return Asked(recorded, program, by_op())
 
     def solved(self, program: Program) -> Solved:
-        return solve(program, memory_limit=self.memory_limit)
+        """How it runs at the least price."""
+        weigh = None if self.network is None else seconds_first(program)
+        return solve(program, weigh=weigh, memory_limit=self.memory_limit)
 
-    def plan(self, run: Step, asked: Asked, beside: Asked | None = None) -> Made:
+    def plan(self, run: Step, asked: Asked, beside: Asked | None = None) -> StepPlan:
         """The plan of a step that was asked.
 
         Args:
             beside: the step as written, if it is not the one that was asked.
         """
-        recorded, program, by_op = asked
+        recorded, program, _ = asked
         solved = self.solved(program)
         written = beside or asked
-        before = received_by_op(written.recorded, written.program)
         plan = StepPlan(
             self.name,
             tuple(self.mesh.shape),
             self.mesh.mesh_dim_names,
             tuple(recorded.keys),
             tuple(recorded.keys.values()),
-            plan_of(recorded, program, solved, line_text, before),
+            plan_of(
+                recorded,
+                program,
+                solved,
+                line_text,
+                received_by_op(written.recorded, written.program),
+            ),
             {},
         )
         with self.counting() as counted, Planned(plan):
             run()
         totals = {
-            "op by op": written.by_op,
-            "planned": counted(),
-            "bound": bound_of(solved),
+            "op by op": self.total(written.by_op),
+            "planned": self.total(counted()),
+            "bound": self.bound(solved),
         }
-        plan = replace(plan, totals={name: total(of) for name, of in totals.items()})
-        return Made(plan, counted(), bound_of(solved))
+        return replace(plan, totals=totals)
+
+    def total(self, price: Price) -> Totals:
+        seconds = None if self.network is None else price.seconds
+        return Totals(price.received, price.collectives, seconds)
+
+    def bound(self, solved: Solved) -> Totals:
+        """Below what no plan gets."""
+        if self.network is not None:
+            return Totals(0, 0, min(solved.least, solved.price.seconds))
+        return Totals(min(int(solved.least), solved.price.received), solved.price.collectives)
 
     @contextmanager
     def counting(self) -> Iterator[Callable[[], Price]]:
@@ -125,18 +136,13 @@ class Planning:
         def price() -> Price:
             found = [self.recorder.collective_of(one) for one in seen[begin : end[0]]]
             sent = [one for one in found if one.op != "barrier"]
-            return Price(sum(one.most * one.itemsize for one in sent), len(sent))
+            seconds = 0.0
+            if self.network is not None:
+                seconds = sum(modelled(one, [self.mesh], self.network) for one in sent)
+            return Price(sum(one.most * one.itemsize for one in sent), len(sent), seconds)
 
         yield price
         end[0] = len(seen)
-
-
-def total(price: Price) -> Totals:
-    return Totals(price.received, price.collectives)
-
-
-def bound_of(solved: Solved) -> Price:
-    return Price(min(int(solved.least), solved.price.received), solved.price.collectives)
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -172,15 +178,15 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
             "place them: leave out free, or let the step not depend on placements"
         )
     made = planning.plan(run, again, written)
-    if as_written is not None and made.received.received >= as_written.received.received:
-        made, placements = as_written, before
-    totals = {"op by op": made.plan.totals["op by op"]}
+    totals, bound = made.totals, planning.bound(solved)
     if as_written is not None:
-        totals["as written"] = total(as_written.received)
-    totals |= {"planned": total(made.received), "bound": total(bound_of(solved))}
+        of_written = as_written.totals["planned"]
+        if totals["planned"].weight >= of_written.weight:
+            made, placements, totals = as_written, before, as_written.totals
+        totals = {"op by op": totals["op by op"], "as written": of_written, **totals}
     return replace(
-        made.plan,
-        totals=totals,
+        made,
+        totals={**totals, "bound": min(bound, totals["planned"], key=lambda of: of.weight)},
         weights=tuple(
             [
                 PlannedWeight(name, shape, text(one), text(other))
