@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_sharding._words import bytes_text, counted, seconds_text
+from cute_sharding._words import bytes_text, columns, counted, seconds_text
 
 VERSION = 1
 
@@ -38,16 +38,20 @@ class PlannedWeight:
     """A weight of a step, and where a plan wants it.
 
     Attributes:
-        name: in the module that has it; without a module the line that makes it.
+        name: in the module that has it; else in the step function, or the line that makes it.
         shape: in elements.
         before: its placements in the program.
         after: those of the plan.
+        held_before, held_after: the bytes that the fullest device then holds of it, its gradient
+            and what an optimizer keeps for it, between two steps.
     """
 
     name: str
     shape: tuple[int, ...]
     before: str
     after: str
+    held_before: int = 0
+    held_after: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,9 +221,12 @@ class StepPlan:
 
     def __str__(self) -> str:
         lines = self._totals()
-        moved = [weight for weight in self.weights if weight.after != weight.before]
-        lines += ["", "weights" if moved else "weights: as written"] * bool(self.weights)
-        lines += [f"    {w.name} {w.shape}  {w.before} -> {w.after}" for w in moved]
+        if self.weights:
+            before = sum(weight.held_before for weight in self.weights)
+            after = sum(weight.held_after for weight in self.weights)
+            lines += ["", f"weights hold  {bytes_text(before)} -> {bytes_text(after)}"]
+            rows = [(w.name, f"{w.shape}", f"{w.before} -> {w.after}") for w in self.weights]
+            lines += [f"    {row}" for row in columns(rows, left=2)]
         for of, ops in self._by_line().items():
             if any(op.changes or op.saves for op in ops):
                 lines += ["", *_line(of, ops)]

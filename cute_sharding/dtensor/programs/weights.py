@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -81,24 +82,22 @@ class Weights:
         finally:
             hook.remove()
 
-    def names(self) -> list[str]:
-        """For each weight a name of its own: that in the module that has it, if one has, or the
-        line that made it.
+    def names(self, step: Any) -> list[str]:
+        """For each weight a name of its own: that in the module that has it, if one has; else that
+        in the function of the step; else the line that made it.
         """
         modules = [x for x in gc.get_objects() if issubclass(type(x), torch.nn.Module)]
         parts = {id(part) for module in modules for part in module.children()}
-        of_modules = {
-            id(x): name
-            for module in modules
-            if id(module) not in parts
-            for name, x in module.named_parameters()
-        }
+        known = dict(_named(step, ""))
+        for module in modules:
+            if id(module) not in parts:
+                known |= {id(x): name for name, x in module.named_parameters()}
         found: dict[str, None] = {}
         for x, line in zip(self.tensors, self.lines):
-            name, many = of_modules.get(id(x), line), 1
+            name, many = known.get(id(x), line), 1
             while name in found:
                 many += 1
-                name = f"{of_modules.get(id(x), line)} ({many})"
+                name = f"{known.get(id(x), line)} ({many})"
             found[name] = None
         return list(found)
 
@@ -137,3 +136,18 @@ class Weights:
             if tuple(to) != tuple(weight.placements):
                 moved = weight.detach().redistribute(placements=to)
                 become(weight, moved._local_tensor, moved._spec)
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[int, str]]:
+    """The tensors that a function closes over, also in dicts and lists, by name."""
+    if isinstance(value, torch.Tensor):
+        yield id(value), name
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _named(part, f"{key}")
+    elif isinstance(value, (list, tuple)):
+        for i, part in enumerate(value):
+            yield from _named(part, f"{name}[{i}]")
+    elif isinstance(value, FunctionType) and not name:
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+            yield from _named(cell.cell_contents, variable)

@@ -15,6 +15,7 @@ from cute_sharding.dtensor.programs.asking import plan_of, program_of, received_
 from cute_sharding.dtensor.programs.numbers import Key, given_key
 from cute_sharding.dtensor.programs.planned import Planned
 from cute_sharding.dtensor.programs.recording import Recorded, Recording
+from cute_sharding.dtensor.programs.ways import Placements
 from cute_sharding.dtensor.programs.weights import MakingWeights, Weights
 from cute_sharding.dtensor.replaced.observing import line_text
 from cute_sharding.dtensor.run.placements import text
@@ -148,9 +149,17 @@ class Planning:
 # -- weights ---------------------------------------------------------------------------------------
 
 
+class WeightChoice(NamedTuple):
+    """Where a weight lies as written, and where it is best; and what is then held of it."""
+
+    before: Placements
+    after: Placements
+    held_before: int = 0
+    held_after: int = 0
+
+
 def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
-    """The plan of a step with its weights where they are best, or as they are if that receives no
-    less.
+    """The plan of a step with its weights where they are best, or as they are if that is no better.
 
     The weights are told apart while their placements are chosen. In a run they are known by their
     shapes and placements alone, so the step is then made anew, and planned with the weights there.
@@ -165,11 +174,35 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
         as_written = None
     asked = planning.asked(run, weights.key(), weights.alike())
     solved = planning.solved(asked.program)
-    placements = _chosen(weights, asked, solved)
-    before = [tuple(weight.placements) for weight in weights.tensors]
-    names, shapes = weights.names(), [tuple(weight.shape) for weight in weights.tensors]
+    choices = _choices(weights, asked, solved)
+    names = weights.names(run)
+    made = _planned_there(planning, step, written, choices)
+    totals, bound = made.totals, planning.bound(solved)
+    if as_written is not None:
+        of_written = as_written.totals["planned"]
+        before, after = (sum(held) for held in zip(*[choice[2:] for choice in choices]))
+        if (totals["planned"].weight, after) >= (of_written.weight, before):
+            made, totals = as_written, as_written.totals
+            choices = [WeightChoice(of.before, of.before, *[of.held_before] * 2) for of in choices]
+        totals = {"op by op": totals["op by op"], "as written": of_written, **totals}
+    return replace(
+        made,
+        totals={**totals, "bound": min(bound, totals["planned"], key=lambda of: of.weight)},
+        weights=tuple(
+            [
+                PlannedWeight(name, tuple(x.shape), text(of.before), text(of.after), *of[2:])
+                for name, x, of in zip(names, weights.tensors, choices)
+            ]
+        ),
+    )
+
+
+def _planned_there(
+    planning: Planning, step: Callable[..., Any], written: Asked, choices: Sequence[WeightChoice]
+) -> StepPlan:
+    """The plan of the step, made anew, with its weights brought to where they are best."""
     run, weights = _made(planning, step)
-    weights.place(placements)
+    weights.place([choice.after for choice in choices])
     run()
     again = planning.asked(run, written=written.written)
     if _ops(again) != _ops(written):
@@ -177,23 +210,7 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
             "the step runs other ops when its weights have other placements, so a plan cannot "
             "place them: leave out free, or let the step not depend on placements"
         )
-    made = planning.plan(run, again, written)
-    totals, bound = made.totals, planning.bound(solved)
-    if as_written is not None:
-        of_written = as_written.totals["planned"]
-        if totals["planned"].weight >= of_written.weight:
-            made, placements, totals = as_written, before, as_written.totals
-        totals = {"op by op": totals["op by op"], "as written": of_written, **totals}
-    return replace(
-        made,
-        totals={**totals, "bound": min(bound, totals["planned"], key=lambda of: of.weight)},
-        weights=tuple(
-            [
-                PlannedWeight(name, shape, text(one), text(other))
-                for name, shape, one, other in zip(names, shapes, before, placements)
-            ]
-        ),
-    )
+    return planning.plan(run, again, written)
 
 
 def _made(planning: Planning, step: Callable[..., Any]) -> tuple[Step, Weights]:
@@ -210,14 +227,21 @@ def _made(planning: Planning, step: Callable[..., Any]) -> tuple[Step, Weights]:
     return run, weights
 
 
-def _chosen(weights: Weights, asked: Asked, solved: Solved) -> list[Any]:
-    """The placements of each weight; its own if no op reads it."""
-    recorded = asked.recorded
-    lies = {recorded.numbers[free.values[0]]: free.values[0] for free in asked.program.free}
+def _choices(weights: Weights, asked: Asked, solved: Solved) -> list[WeightChoice]:
+    """For each weight; one that no op reads stays where it is."""
+    recorded, program = asked.recorded, asked.program
+    free = {recorded.numbers[of.values[0]]: of for of in program.free}
     found = []
     for weight, (key, *_) in zip(weights.tensors, weights.alike()):
-        t = lies.get(recorded.keys.get(key, -1))
-        found.append(tuple(weight.placements) if t is None else solved.lies[t])
+        before = after = tuple(weight.placements)
+        of = free.get(recorded.keys.get(key, -1))
+        if of is None:
+            found.append(WeightChoice(before, after))
+            continue
+        after = solved.lies[of.values[0]]
+        sizes = [program.sizes[program.kinds[v]] for v in of.values]
+        held = [sum(each[placing] for each in sizes) for placing in (before, after)]
+        found.append(WeightChoice(before, after, *held))
     return found
 
 
