@@ -113,7 +113,7 @@ class StepPlan:
         totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
             in dry runs; and the "bound", below which no plan of these ops gets (of seconds alone,
             if a network is given). If the plan places weights, also what the step receives "as
-            written", planned with the weights as they are.
+            written", planned with the weights as they are, without a limit of memory.
         weights: if the plan places them, the weights in the order in which the program makes them.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals

@@ -31,7 +31,13 @@ class Price(NamedTuple):
 
     def plus(self, other: Price) -> Price:
         """Both."""
-        return Price(*map(sum, zip(self, other)))
+        received, collectives, seconds, held = other
+        return Price(
+            self.received + received,
+            self.collectives + collectives,
+            self.seconds + seconds,
+            self.held + held,
+        )
 
 
 class OpWay(NamedTuple):
@@ -96,8 +102,8 @@ class Program:
             is not listed is not possible. From a placing to itself it costs nothing.
         kinds: for each value its kind, a key of ``moves``.
         fixed: values that stay as their op makes them, such as views and what is written in place;
-            no value that is given or free moves either. Others may be brought elsewhere as soon as they
-            are made.
+            no value that is given or free moves either. Others may be brought elsewhere as soon as
+            they are made.
         sizes: for each kind of value, the bytes that the fullest device holds in each placing.
         kept: values that are held to the end, such as weights and what the program returns.
         within: for a value that has no memory of its own, such as a view, or what an op that

@@ -1,5 +1,6 @@
 """The solver of programs against brute force: all ways, and for each value all placings."""
 
+import pickle
 import random
 import re
 import sys
@@ -194,9 +195,7 @@ def test_free_values_keep_within_a_limit(seed):
     weigh = bytes_first(program)
     peak = solve(program).peak
     for limit in (peak, peak - rng.randint(1, 1 + peak // 2)):
-        expected = of_all_placings(
-            program, weigh, lambda each: least_within(each, weigh, limit)[0]
-        )
+        expected = of_all_placings(program, weigh, lambda each: least_within(each, weigh, limit)[0])
         if expected is None:
             with pytest.raises(MemoryLimitError):
                 solve(program, memory_limit=limit, gap=0)
@@ -244,7 +243,8 @@ def test_small_programs_keep_within_a_limit(seed):
                 MemoryLimitError, match=f"Pass memory_limit={smallest} or"
             ) as raised:
                 solve(program, memory_limit=limit, gap=0)
-            assert (raised.value.limit, raised.value.least) == (limit, smallest)
+            again = pickle.loads(pickle.dumps(raised.value))  # as from a process of its own
+            assert (again.limit, again.least, str(again)) == (limit, smallest, str(raised.value))
             continue
         solved = solve(program, memory_limit=limit, gap=0)
         assert solved.peak <= limit

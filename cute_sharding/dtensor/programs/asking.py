@@ -6,6 +6,7 @@ to the ops of a plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.programs.numbers import Key
@@ -44,7 +45,7 @@ def program_of(
     """
     loose = {recorded.keys[key]: key for alike in free for key in alike if key in recorded.keys}
     asked = _Asked(recorded, counting, loose)
-    ways = [asked.ways(kind, way) for kind, way in zip(recorded.kinds, _of_kinds(recorded, written))]
+    ways = [*map(asked.ways, recorded.kinds, _of_kinds(recorded, written))]
     specs = dict(recorded.given)
     for kind in recorded.kinds:
         specs |= {n: spec for n, spec in zip(kind.results, kind.made) if n is not None}
@@ -79,6 +80,26 @@ def program_of(
         within=within,
         free=chosen,
     )
+
+
+def with_fixed(
+    program: Program, recorded: Recorded, is_fixed: Callable[[Any], bool], written: Sequence[OpWay]
+) -> Program:
+    """The program in which ops of some lines do what they do as written, and their results stay.
+
+    Args:
+        program: what ran, by :func:`program_of`.
+        is_fixed: whether a line is one of those.
+        written: the ways that the calls take in the program as it is written.
+    """
+    kinds = {call.kind for call in recorded.calls if is_fixed(call.line)}
+    ops, stay = list(program.ops), set(program.fixed)
+    for c, (call, own) in enumerate(zip(recorded.calls, written)):
+        if call.kind in kinds:
+            same = [way for way in ops[c].ways if way.operands == own.operands]
+            ops[c] = replace(ops[c], ways=tuple(same[:1]) or ops[c].ways[:1])
+            stay.update(call.results)
+    return replace(program, ops=tuple(ops), fixed=frozenset(stay))
 
 
 def _of_kinds(recorded: Recorded, written: Sequence[OpWay]) -> list[OpWay | None]:
@@ -136,9 +157,7 @@ class _Asked:
                 tuple([tuple(spec.placements) for spec in kind.specs]),
                 tuple([tuple(spec.placements) for spec in kind.made]),
             )
-            self._known[key] = (
-                tuple(ways_of(kind, candidates, self._counting, written)) or (own,)
-            )
+            self._known[key] = tuple(ways_of(kind, candidates, self._counting, written)) or (own,)
         found = self._known[key]
         for i, (number, spec) in enumerate(zip(kind.results, kind.made)):
             if number is not None:

@@ -49,7 +49,7 @@ class MakingWeights(TorchDispatchMode):
         """
         gc.collect()
         managed = kept_parameters()
-        found = [
+        found: list[DTensor] = [
             x
             for x in gc.get_objects()
             if issubclass(type(x), DTensor)
@@ -113,7 +113,7 @@ class Weights:
         return lambda x: known.get(id(x)) or given_key(x)
 
     def _keys(self) -> list[list[tuple[DTensor, Key]]]:
-        found = []
+        found: list[list[tuple[DTensor, Key]]] = []
         for i, weight in enumerate(self.tensors):
             states: dict[Hashable, Any] = {
                 (k, name): x
@@ -134,7 +134,8 @@ class Weights:
         """Bring each weight to its placements. It stays the same object."""
         for weight, to in zip(self.tensors, placements, strict=True):
             if tuple(to) != tuple(weight.placements):
-                moved = weight.detach().redistribute(placements=to)
+                moved: Any = weight.detach()
+                moved = moved.redistribute(placements=to)
                 become(weight, moved._local_tensor, moved._spec)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -53,6 +53,7 @@ def planned_step(
     memory_limit: int | None = None,
     free: str | None = None,
     network: str | None = None,
+    fixed: Sequence[str] = (),
 ) -> StepPlan:
     """The plan of a step, of which this process runs one rank, with nobody else there."""
     recorder = Recorder()
@@ -62,11 +63,12 @@ def planned_step(
             contexts.enter_context(stand_ins.exchanges_shards())
         for context in (stand_ins.Fakes(), recorder):
             contexts.enter_context(context)
-        planning = Planning(recorder, mesh, program, memory_limit, network)
+        planning = Planning(recorder, mesh, program, memory_limit, network, fixed)
         if free is None:
             run = step(mesh)
             run()  # makes what an optimizer keeps
-            return planning.plan(run, planning.asked(run))
+            asked = planning.asked(run)
+            return planning.plan(run, asked, planning.solved(asked))
         return freed(planning, step)
 
 

@@ -26,6 +26,7 @@ def plan_step(
     *,
     memory_limit: int | None = None,
     free: Literal["parameters"] | None = None,
+    fixed: Sequence[str] = (),
     network: str | None = None,
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -39,14 +40,19 @@ def plan_step(
     Args:
         step: as for ``estimate``: a function at the top of a module, or its name. ``step(mesh)``
             makes a model, its batch and an optimizer, and returns one step.
-        mesh, network, rank, device: as for ``estimate``.
+        mesh, rank, device: as for ``estimate``.
+        network: the links, as for ``estimate``; the plan is then the one that takes the fewest
+            seconds by its model.
         memory_limit: the bytes that the values of the step may hold on a device at once.
         free: "parameters": also choose the placements of the weights, the ``torch.nn.Parameter``s
             that ``step(mesh)`` makes.
+        fixed: lines whose ops the plan leaves as they are, and their results where they are:
+            ``file:number`` as the plan prints them, or the ends of that.
         beside_pytorch: also run the step with PyTorch alone, for the totals.
 
     Raises:
-        ValueError: an argument has an unknown value, or the function cannot be imported by name.
+        ValueError: an argument has an unknown value, the function cannot be imported by name, no
+            op is on a line of ``fixed``, or the step has no weights to place.
         RuntimeError: the step raises an error, or its process ended without a result.
         MemoryLimitError: no plan keeps within ``memory_limit``.
         ImportError: scipy is missing: ``pip install "cute-sharding[plan]"``.
@@ -70,6 +76,7 @@ file.py:function
         "device": device,
         "memory_limit": memory_limit,
         "free": free,
+        "fixed": (fixed,) if isinstance(fixed, str) else tuple(fixed),
         "network": network,
         "program": f"{module if file is None else os.path.relpath(file)}:{name}",
     }

@@ -1,5 +1,4 @@
-"""Plans of a step that runs in this process, of its weights as they are, or wherever they are best.
-"""
+"""Plans of a step that runs in this process, of its weights as they are, or wherever they are best."""
 
 from __future__ import annotations
 
@@ -11,15 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.programs.asking import plan_of, program_of, received_by_op
+from cute_sharding.dtensor.programs.asking import plan_of, program_of, received_by_op, with_fixed
 from cute_sharding.dtensor.programs.numbers import Key, given_key
 from cute_sharding.dtensor.programs.planned import Planned
 from cute_sharding.dtensor.programs.recording import Recorded, Recording
 from cute_sharding.dtensor.programs.ways import Placements
 from cute_sharding.dtensor.programs.weights import MakingWeights, Weights
-from cute_sharding.dtensor.replaced.observing import line_text
+from cute_sharding.dtensor.replaced.observing import Line, line_text
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs.plan import PlannedWeight, StepPlan, Totals
 from cute_sharding.programs.program import OpWay, Price, Program, Solved
 from cute_sharding.programs.solve import seconds_first, solve
@@ -41,7 +39,7 @@ class Asked(NamedTuple):
     by_op: Price
 
     @property
-    def written(self) -> list[OpWay]:
+    def ways(self) -> list[OpWay]:
         """The ways that its calls took."""
         return [op.ways[0] for op, _ in zip(self.program.ops, self.recorded.calls)]
 
@@ -56,6 +54,7 @@ class Planning:
         name: of the program.
         memory_limit: the bytes that a device may hold.
         network: the links by which seconds are weighed; None: bytes are weighed.
+        fixed: the ends of lines whose ops do what they do as written.
     """
 
     recorder: Recorder
@@ -63,35 +62,63 @@ class Planning:
     name: str
     memory_limit: int | None = None
     network: str | None = None
+    fixed: Sequence[str] = ()
 
     def asked(
         self,
         run: Step,
         key: Callable[[DTensor], Key] = given_key,
         free: Iterable[Sequence[Key]] = (),
-        written: Sequence[OpWay] = (),
+        written: Asked | None = None,
     ) -> Asked:
-        """Run a step, and ask its ops what they do on other placements."""
+        """Run a step, and ask its ops what they do on other placements.
+
+        Args:
+            key, free: as in :class:`.Recording` and :func:`.program_of`.
+            written: the step as written, if its weights now have other placements.
+        """
         recording = Recording(self.recorder.last_line, self.counting, key)
         with self.counting() as by_op, recording:
             run()
         recorded = recording.recorded
-        program = program_of(recorded, self.counting, line_text, free=free, written=written)
-        return Asked(recorded, program, by_op())
+        if written is not None and _ops(recorded) != _ops(written.recorded):
+            raise CannotPlan(
+                "the step runs other ops when its weights have other placements, so a plan cannot "
+                "place them: leave out free, or let the step not depend on placements"
+            )
+        ways = () if written is None else written.ways
+        program = program_of(recorded, self.counting, line_text, free=free, written=ways)
+        found = Asked(recorded, program, by_op())
+        self._check_fixed(recorded)
+        fixed = with_fixed(program, recorded, self._is_fixed, (written or found).ways)
+        return found._replace(program=fixed)
 
-    def solved(self, program: Program) -> Solved:
-        """How it runs at the least price."""
-        weigh = None if self.network is None else seconds_first(program)
-        return solve(program, weigh=weigh, memory_limit=self.memory_limit)
+    def _is_fixed(self, line: Line | None) -> bool:
+        return line_text(line).endswith(tuple(self.fixed))
 
-    def plan(self, run: Step, asked: Asked, beside: Asked | None = None) -> StepPlan:
-        """The plan of a step that was asked.
+    def _check_fixed(self, recorded: Recorded) -> None:
+        lines = dict.fromkeys(line_text(call.line) for call in recorded.calls)
+        for fixed in self.fixed:
+            if not any(line.endswith(fixed) for line in lines):
+                raise CannotPlan(
+                    f"fixed={fixed!r}: no op of the step is on that line. Give the end of a line "
+                    f"as print(plan) shows it, such as {next(iter(lines), 'train.py:12')}"
+                )
+
+    def solved(self, asked: Asked) -> Solved:
+        """How a step runs at the least price."""
+        weigh = None if self.network is None else seconds_first(asked.program)
+        return solve(asked.program, weigh=weigh, memory_limit=self.memory_limit)
+
+    def plan(
+        self, run: Step, asked: Asked, solved: Solved, beside: Asked | None = None
+    ) -> StepPlan:
+        """The plan of a step that was asked, and solved.
 
         Args:
             beside: the step as written, if it is not the one that was asked.
         """
         recorded, program, _ = asked
-        solved = self.solved(program)
         written = beside or asked
         plan = StepPlan(
             self.name,
@@ -168,23 +195,21 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
     with weights.optimized():
         run()
     written = planning.asked(run)
-    try:
-        as_written = planning.plan(run, written)
-    except MemoryLimitError:
-        as_written = None
+    of_written = replace(planning, memory_limit=None).solved(written)
+    as_written = planning.plan(run, written, of_written)
     asked = planning.asked(run, weights.key(), weights.alike())
-    solved = planning.solved(asked.program)
+    solved = planning.solved(asked)
     choices = _choices(weights, asked, solved)
     names = weights.names(run)
     made = _planned_there(planning, step, written, choices)
     totals, bound = made.totals, planning.bound(solved)
-    if as_written is not None:
-        of_written = as_written.totals["planned"]
-        before, after = (sum(held) for held in zip(*[choice[2:] for choice in choices]))
-        if (totals["planned"].weight, after) >= (of_written.weight, before):
-            made, totals = as_written, as_written.totals
-            choices = [WeightChoice(of.before, of.before, *[of.held_before] * 2) for of in choices]
-        totals = {"op by op": totals["op by op"], "as written": of_written, **totals}
+    fits = planning.memory_limit is None or of_written.peak <= planning.memory_limit
+    before, after = (sum(held) for held in zip(*[choice[2:] for choice in choices]))
+    beside = as_written.totals["planned"]
+    if fits and (totals["planned"].weight, after) >= (beside.weight, before):
+        made, totals = as_written, as_written.totals
+        choices = [WeightChoice(of.before, of.before, *[of.held_before] * 2) for of in choices]
+    totals = {"op by op": totals["op by op"], "as written": beside, **totals}
     return replace(
         made,
         totals={**totals, "bound": min(bound, totals["planned"], key=lambda of: of.weight)},
@@ -204,13 +229,8 @@ def _planned_there(
     run, weights = _made(planning, step)
     weights.place([choice.after for choice in choices])
     run()
-    again = planning.asked(run, written=written.written)
-    if _ops(again) != _ops(written):
-        raise CannotPlan(
-            "the step runs other ops when its weights have other placements, so a plan cannot "
-            "place them: leave out free, or let the step not depend on placements"
-        )
-    return planning.plan(run, again, written)
+    asked = planning.asked(run, written=written)
+    return planning.plan(run, asked, planning.solved(asked), written)
 
 
 def _made(planning: Planning, step: Callable[..., Any]) -> tuple[Step, Weights]:
@@ -233,17 +253,17 @@ def _choices(weights: Weights, asked: Asked, solved: Solved) -> list[WeightChoic
     free = {recorded.numbers[of.values[0]]: of for of in program.free}
     found = []
     for weight, (key, *_) in zip(weights.tensors, weights.alike()):
-        before = after = tuple(weight.placements)
+        before = tuple(weight.placements)
         of = free.get(recorded.keys.get(key, -1))
         if of is None:
-            found.append(WeightChoice(before, after))
+            found.append(WeightChoice(before, before))
             continue
-        after = solved.lies[of.values[0]]
+        after: Any = solved.lies[of.values[0]]
         sizes = [program.sizes[program.kinds[v]] for v in of.values]
         held = [sum(each[placing] for each in sizes) for placing in (before, after)]
         found.append(WeightChoice(before, after, *held))
     return found
 
 
-def _ops(asked: Asked) -> list[Any]:
-    return [asked.recorded.kinds[call.kind].func for call in asked.recorded.calls]
+def _ops(recorded: Recorded) -> list[Any]:
+    return [recorded.kinds[call.kind].func for call in recorded.calls]
