@@ -49,7 +49,7 @@ class MakingWeights(TorchDispatchMode):
         """
         gc.collect()
         managed = kept_parameters()
-        found: list[DTensor] = [
+        found: list[Any] = [
             x
             for x in gc.get_objects()
             if issubclass(type(x), DTensor)

@@ -1,4 +1,4 @@
-"""Plans of a step that runs in this process, of its weights as they are, or wherever they are best."""
+"""Plans of a step that runs in this process: with its weights as they are, or where it is best."""
 
 from __future__ import annotations
 
