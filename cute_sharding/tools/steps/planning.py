@@ -1,4 +1,4 @@
-"""Plans of a step that runs in this process: with its weights as they are, or where it is best."""
+"""Plans of a step in this process: with its weights as they are, or where they are best."""
 
 from __future__ import annotations
 
