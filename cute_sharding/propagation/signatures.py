@@ -102,7 +102,7 @@ def seconds_for(
 ) -> float:
     """The seconds of :func:`moved_for` on the network, if elements have the operand's bytes.
 
-    >>> seconds_for(Operand((8, 8), ((1, 1),)), (None,), (4,), "flat:1e-6,1e-9")  # 2 messages
+    >>> round(seconds_for(Operand((8, 8), ((1, 1),)), (None,), (4,), "flat:1e-6,1e-9"), 12)
     2.048e-06
     """
     if operand.parts == target:
