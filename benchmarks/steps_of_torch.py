@@ -50,7 +50,7 @@ class Training:
         for name, operand in self.step.operands.items():
             x = drawn(operand) if numbers is None else numbers[name]
             x = distribute_tensor(x, mesh, placements(operand, mesh))
-            made[name] = x.requires_grad_(name in self.step.weights)
+            made[name] = torch.nn.Parameter(x) if name in self.step.weights else x
         return made
 
     def once(

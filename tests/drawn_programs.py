@@ -2,9 +2,10 @@
 received, and ops have some ways. With the first way of each op they can run.
 """
 
+from dataclasses import replace
 from itertools import product
 
-from cute_sharding.programs.program import Op, OpWay, Price, Program
+from cute_sharding.programs.program import FreeValues, Op, OpWay, Price, Program
 from cute_sharding.propagation.signatures import Operand, received_for
 
 PARTS = {"R": None, "S0": (0, 1), "S1": (1, 1), "P": "sum"}
@@ -146,6 +147,20 @@ def drawn_program(rng, ops, ways=3, mesh=(2,), kinds=0.2, fixed=0.2, as_lies=0.2
         views,
         frozenset(v for v in drawing.kinds if rng.random() < 0.2),
     )
+
+
+def freed(rng, program, together=0.5, placings=3):
+    """The program with what is given free: each value by itself, or those that are alike together.
+    Those that are alike may lie in the same placings.
+    """
+    every, choices, groups = [*next(iter(program.sizes.values()))], {}, {}
+    for v, placing in program.given.items():
+        alike = program.kinds[v], placing
+        if alike not in choices:
+            choices[alike] = tuple(dict.fromkeys([placing, *rng.sample(every, placings)]))
+        groups.setdefault((alike, None if rng.random() < together else v), []).append(v)
+    free = [FreeValues(tuple(values), choices[alike]) for (alike, _), values in groups.items()]
+    return replace(program, given={}, free=tuple(free))
 
 
 def in_layers(program, layers):

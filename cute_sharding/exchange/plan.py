@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from cute_sharding.exchange.network import Network
@@ -30,6 +30,9 @@ class MemoryLimitError(ValueError):
     def __init__(self, message: str, *, limit: int, least: int) -> None:
         super().__init__(message)
         self.limit, self.least = limit, least
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the message alone would not make it again
+        return partial(MemoryLimitError, limit=self.limit, least=self.least), self.args
 
 
 class Plan(ABC):

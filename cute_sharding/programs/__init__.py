@@ -4,7 +4,7 @@ Nothing here imports torch. A :class:`.program.Program` comes from a recorder, a
 finds how it runs at the least price.
 """
 
-from cute_sharding.programs.program import Op, OpWay, Placing, Price, Program, Solved
+from cute_sharding.programs.program import FreeValues, Op, OpWay, Placing, Price, Program, Solved
 from cute_sharding.programs.solve import solve
 
-__all__ = ["Op", "OpWay", "Placing", "Price", "Program", "Solved", "solve"]
+__all__ = ["FreeValues", "Op", "OpWay", "Placing", "Price", "Program", "Solved", "solve"]

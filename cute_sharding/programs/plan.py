@@ -10,7 +10,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from cute_sharding._words import bytes_text, counted
+from cute_sharding._words import bytes_text, columns, counted, seconds_text
 
 VERSION = 1
 
@@ -22,10 +22,38 @@ class Totals:
     Attributes:
         received: the bytes that the busiest rank of each collective receives, summed.
         collectives: their number.
+        seconds: what they take by the network, one after the other; None without a network.
     """
 
     received: int
     collectives: int
+    seconds: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """What a plan makes small: seconds if a network is given, else bytes."""
+        return self.received if self.seconds is None else self.seconds
+
+
+@dataclass(frozen=True)
+class PlannedWeight:
+    """A weight of a step, and where a plan wants it.
+
+    Attributes:
+        name: in the module that has it; else in the step function, or the line that makes it.
+        shape: in elements.
+        before: its placements in the program.
+        after: those of the plan.
+        held_before, held_after: the bytes that the fullest device then holds of it, its gradient
+            and what an optimizer keeps for it, between two steps.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before: str
+    after: str
+    held_before: int = 0
+    held_after: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +115,10 @@ class StepPlan:
         ops: the ops.
         gradients: pairs of numbers: a value, and its gradient.
         totals: what the step receives with "PyTorch" alone, "op by op" and "planned", as counted
-            in dry runs; and the "bound", below which no plan of these ops gets.
+            in dry runs; and the "bound", below which no plan of these ops gets (of seconds alone,
+            if a network is given). If the plan places weights, also what the step receives "as
+            written", planned with the weights as they are, without a limit of memory.
+        weights: if the plan places them, the weights in the order in which the program makes them.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals
     >>> once = PlannedOp("aten.mm.default", (0, 1), {}, (2,), (None, None), (False,) * 2, ("[R]",))
@@ -114,6 +145,14 @@ class StepPlan:
     ops: tuple[PlannedOp, ...]
     totals: Mapping[str, Totals]
     gradients: tuple[tuple[int, int], ...] = ()
+    weights: tuple[PlannedWeight, ...] = ()
+
+    @property
+    def placements(self) -> dict[str, str]:
+        """For each weight, by name, where the plan wants it: ``reshard(model, plan.placements)``
+        brings the weights of a model there.
+        """
+        return {weight.name: weight.after for weight in self.weights}
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, as JSON that a person can read and change."""
@@ -132,6 +171,8 @@ class StepPlan:
         """The plan as text, one op a line."""
         found = asdict(self) | {"version": VERSION}
         ops = found.pop("ops")
+        if not self.weights:
+            del found["weights"]
         head = json.dumps(found, indent=1)[:-2]
         lines = ",\n  ".join(json.dumps(op) for op in ops)
         return f'{head},\n "ops": [\n  {lines}\n ]\n}}'
@@ -147,6 +188,7 @@ class StepPlan:
             found = json.loads(text)
             version = found.pop("version")
             ops = tuple([PlannedOp(**_frozen(op)) for op in found.pop("ops")])
+            weights = [PlannedWeight(**_frozen(of)) for of in found.pop("weights", ())]
             totals = {name: Totals(**of) for name, of in found.pop("totals").items()}
             given = tuple(map(_frozen, found.pop("given")))
             mesh, names = tuple(found.pop("mesh")), found.pop("names")
@@ -160,6 +202,7 @@ class StepPlan:
                 gradients=gradients,
                 ops=ops,
                 totals=totals,
+                weights=tuple(weights),
                 **found,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -189,18 +232,33 @@ class StepPlan:
         return "\n".join(text for of, ops in found.items() for text in _line(of, ops, all_ops=True))
 
     def __str__(self) -> str:
+        lines = self._totals()
+        if self.weights:
+            before = sum(weight.held_before for weight in self.weights)
+            after = sum(weight.held_after for weight in self.weights)
+            lines += ["", f"weights hold  {bytes_text(before)} -> {bytes_text(after)}"]
+            rows = [(w.name, f"{w.shape}", f"{w.before} -> {w.after}") for w in self.weights]
+            lines += [f"    {row}" for row in columns(rows, left=2)]
+        for of, ops in self._by_line().items():
+            if any(op.changes or op.saves for op in ops):
+                lines += ["", *_line(of, ops)]
+        return "\n".join(lines)
+
+    def _totals(self) -> list[str]:
         sizes = ", ".join(
             f"{name}={n}" if name else str(n)
             for name, n in zip(self.names or ("",) * len(self.mesh), self.mesh)
         )
         lines = [f"{self.program}, one step on mesh ({sizes})", ""]
         for name, total in self.totals.items():
-            sent = f" in {counted(total.collectives, 'collective')}" if name != "bound" else ""
-            lines.append(f"{name:>12}  {bytes_text(total.received):>8}{sent}")
-        for of, ops in self._by_line().items():
-            if any(op.changes or op.saves for op in ops):
-                lines += ["", *_line(of, ops)]
-        return "\n".join(lines)
+            cells = [] if total.seconds is None else [f"{seconds_text(total.seconds):>8}"]
+            if name != "bound":
+                sent = counted(total.collectives, "collective")
+                cells.append(f"{bytes_text(total.received):>8} in {sent}")
+            elif not cells:
+                cells.append(f"{bytes_text(total.received):>8}")
+            lines.append(f"{name:>12}  {'  '.join(cells)}")
+        return lines
 
     def _by_line(self) -> dict[str, list[PlannedOp]]:
         """The ops of each line, the line on which most is saved first."""

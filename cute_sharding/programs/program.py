@@ -12,31 +12,43 @@ Placing: TypeAlias = Hashable
 
 
 class Price(NamedTuple):
-    """What an exchange or an op costs: the bytes that the busiest device receives, and the number
-    of collectives; or the seconds by a network, whichever a plan weighs.
+    """What a choice costs.
+
+    Attributes:
+        received: the bytes that the busiest device receives.
+        collectives: their number.
+        seconds: by a network.
+        held: the bytes that a device holds of weights whose placings are chosen.
 
     >>> Price(8, 1).plus(Price(4, 2))
-    Price(received=12, collectives=3, seconds=0.0)
-    >>> Price(12, 3).minus(Price(4, 2))
-    Price(received=8, collectives=1, seconds=0.0)
+    Price(received=12, collectives=3, seconds=0.0, held=0)
+    >>> Price(12, 3).minus(Price(4, 2)).received
+    8
     """
 
     received: int = 0
     collectives: int = 0
     seconds: float = 0.0
+    held: int = 0
 
     def plus(self, other: Price) -> Price:
         """Both."""
-        received, collectives, seconds = other
+        received, collectives, seconds, held = other
         return Price(
-            self.received + received, self.collectives + collectives, self.seconds + seconds
+            self.received + received,
+            self.collectives + collectives,
+            self.seconds + seconds,
+            self.held + held,
         )
 
     def minus(self, other: Price) -> Price:
         """This one without the other, which is part of it."""
-        received, collectives, seconds = other
+        received, collectives, seconds, held = other
         return Price(
-            self.received - received, self.collectives - collectives, self.seconds - seconds
+            self.received - received,
+            self.collectives - collectives,
+            self.seconds - seconds,
+            self.held - held,
         )
 
 
@@ -77,18 +89,33 @@ class Op:
 
 
 @dataclass(frozen=True)
+class FreeValues:
+    """Values that are given, and lie alike, but whose placing is chosen: a weight, and what an
+    optimizer keeps for it.
+
+    Attributes:
+        values: their numbers.
+        placings: how they may lie. The first is that of the program.
+    """
+
+    values: tuple[int, ...]
+    placings: tuple[Placing, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """Ops in the order in which they run, and what it costs to bring their values elsewhere.
 
     Attributes:
-        ops: each value is made by one op, or given.
+        ops: each value is made by one op, given or free.
         given: how the values lie that no op makes: weights and inputs.
+        free: of other values that no op makes, how they may lie.
         moves: for each kind of value, what it costs to bring it from one placing to another; what
             is not listed is not possible. From a placing to itself it costs nothing.
         kinds: for each value its kind, a key of ``moves``.
         fixed: values that stay as their op makes them, such as views and what is written in place;
-            no value that is given moves either. Others may be brought elsewhere as soon as they
-            are made.
+            no value that is given or free moves either. Others may be brought elsewhere as soon as
+            they are made.
         sizes: for each kind of value, the bytes that the fullest device holds in each placing.
         kept: values that are held to the end, such as weights and what the program returns.
         within: for a value that has no memory of its own, such as a view, or what an op that
@@ -109,6 +136,7 @@ class Program:
     kept: frozenset[int] = frozenset()
     within: Mapping[int, int] = field(default_factory=dict)
     alone: frozenset[int] = frozenset()
+    free: tuple[FreeValues, ...] = ()
 
     def received(self, value: int, before: Placing, after: Placing) -> int:
         """The bytes of bringing a value from one placing to another."""

@@ -28,7 +28,7 @@ from cute_sharding.programs.choices import Choices, Weigh, coarser, written
 from cute_sharding.programs.folding import LayerNames, names_by_looking_further
 from cute_sharding.programs.holding import Occupancy
 from cute_sharding.programs.linear import Column, Model, Optimum
-from cute_sharding.programs.program import Op, OpWay, Placing, Price, Program, Solved
+from cute_sharding.programs.program import FreeValues, Op, OpWay, Placing, Price, Program, Solved
 
 # What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
 NEAR = 1e-9
@@ -51,8 +51,7 @@ def solve(
 
     Args:
         program: what its ops can do.
-        weigh: makes a number of a price, at least 0 and additive; None: bytes, and of equal bytes
-            the number of collectives.
+        weigh: makes a number of a price, at least 0 and additive; None: :func:`bytes_first`.
         memory_limit: the bytes that a device may hold at once.
         gap: within a limit of memory, be content with what weighs so much more than the bound, as
             a part of its weight. Without a limit what is found is the cheapest.
@@ -68,7 +67,7 @@ def solve(
     search = _Search(
         Choices(
             with_sources(program),
-            len(program.given),
+            len(program.given) + len(program.free),
             weigh or bytes_first(program),
             spares_memory=memory_limit is not None,
         ),
@@ -327,24 +326,60 @@ def peaks(held: Sequence[int], limit: float) -> list[int]:
 
 
 def bytes_first(program: Program) -> Weigh:
-    """Bytes, and a fraction of a byte for a collective, so little that no bytes are spent to save
-    collectives.
+    """Bytes that are received. Among equal bytes, those that are held of free values, if there are
+    some; else the number of collectives. Both count for so little that no bytes are spent on them.
     """
-    prices = [way.price for op in program.ops for way in op.ways]
+    unit = gcd(*[price.received for price in _prices(program)]) or 1
+    if program.free:
+        most = _most_held(program)
+        return lambda price: price.received + price.held * unit / (1 + most)
     moves = [price for prices in program.moves.values() for price in prices.values()]
-    unit = gcd(*[price.received for price in (*prices, *moves)]) or 1
     most = sum(max((way.price.collectives for way in op.ways), default=0) for op in program.ops)
     moved = sum(len(op.operands) + len(op.results) for op in program.ops)
     most += moved * max((price.collectives for price in moves), default=0)
     return lambda price: price.received + price.collectives * unit / (1 + most)
 
 
+def seconds_first(program: Program) -> Weigh:
+    """Seconds, and the bytes that are held of free values for less than any exchange takes."""
+    unit = min([price.seconds for price in _prices(program) if price.seconds], default=1.0)
+    most = _most_held(program)
+    return lambda price: price.seconds + price.held * unit / (1 + most)
+
+
+def _prices(program: Program) -> Iterator[Price]:
+    for op in program.ops:
+        yield from (way.price for way in op.ways)
+    for prices in program.moves.values():
+        yield from prices.values()
+
+
+def _most_held(program: Program) -> int:
+    return sum(max(price.held for price in _held_of(program, free)) for free in program.free)
+
+
+def _held_of(program: Program, free: FreeValues) -> list[Price]:
+    """For each placing of free values what it costs: what is held of them."""
+    sizes = [program.sizes.get(program.kinds[v], {}) for v in free.values]
+    return [Price(held=sum(of.get(placing, 0) for of in sizes)) for placing in free.placings]
+
+
 def with_sources(program: Program) -> Program:
-    """The program with an op, before all others, that makes each value that is given."""
+    """The program with an op, before all others, that makes each value that is given; and those
+    that are free in one of their placings.
+    """
     sources = [Op((), (v,), (OpWay((), (placing,)),)) for v, placing in program.given.items()]
+    for free in program.free:
+        many = len(free.values)
+        ways = [
+            OpWay((), (placing,) * many, price)
+            for placing, price in zip(free.placings, _held_of(program, free))
+        ]
+        sources.append(Op((), free.values, tuple(ways)))
     return replace(
         program,
         ops=(*sources, *program.ops),
         given={},
-        fixed=program.fixed | program.given.keys(),
+        free=(),
+        fixed=program.fixed.union(*[op.results for op in sources]),
     )

@@ -87,17 +87,40 @@ def moved_for(
     """
     if operand.parts == target:
         return 0, 0
-    source = _placed(operand.shape, operand.parts, mesh)
-    wanted = _placed(operand.shape, target, mesh)
-    wanted = replace(
-        wanted, pending=tuple([each for each in wanted.pending if each in source.pending])
-    )
+    source, wanted = _ends(operand, target, mesh)
     network = Network.of_programs(mesh, chosen)
     if source.pending == wanted.pending and network.is_flat:  # one exchange of what is missing
         elements = received(operand.shape, source.chains, wanted.chains, mesh)
         return elements, int(elements > 0)
     steps = plan_steps(source, wanted, network)
     return received_by(steps), collectives(steps)
+
+
+@remembered
+def seconds_for(
+    operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...], chosen: Chosen = None
+) -> float:
+    """The seconds of :func:`moved_for` on the network, if elements have the operand's bytes.
+
+    >>> round(seconds_for(Operand((8, 8), ((1, 1),)), (None,), (4,), "flat:1e-6,1e-9"), 12)
+    2.048e-06
+    """
+    if operand.parts == target:
+        return 0.0
+    steps = plan_steps(*_ends(operand, target, mesh), Network.of_programs(mesh, chosen))
+    network = Network.of_elements(mesh, chosen, operand.itemsize)
+    return float(sum(step.seconds(network) for step in steps))
+
+
+def _ends(
+    operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]
+) -> tuple[Placed, Placed]:
+    """From where to where an operand is brought: a replica is already what may be pending."""
+    source = _placed(operand.shape, operand.parts, mesh)
+    wanted = _placed(operand.shape, target, mesh)
+    return source, replace(
+        wanted, pending=tuple([each for each in wanted.pending if each in source.pending])
+    )
 
 
 def _placed(shape: tuple[int, ...], parts: Sequence[Part], mesh: tuple[int, ...]) -> Placed:

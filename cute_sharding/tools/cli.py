@@ -367,6 +367,8 @@ def run_plan_step(given: Namespace) -> Printed:
         rank=given.rank,
         device=given.device,
         memory_limit=given.memory_limit,
+        free=given.free,
+        fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
     )
     if given.save is not None:
         found.save(given.save)
@@ -452,6 +454,8 @@ HELP = {
     "layers": "the number of layers of the model: estimate calls the function with layers=2, 3 "
     "and 4, and computes the figures of N layers from these runs if each layer adds the same",
     "rank": "the rank that is run (default: 0)",
+    "free": "parameters: also choose the placements of the weights",
+    "fixed": "lines whose ops the plan leaves as they are, such as model.py:31,model.py:40",
     "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
@@ -466,6 +470,8 @@ HOW: dict[str, dict[str, Any]] = {
     **{name: {"type": int} for name in ("memory-limit", "width", "layers")},
     "itemsize": {"default": "4"},
     "rank": {"type": int, "default": 0},
+    "fixed": {"default": ""},
+    "free": {"choices": ("parameters",)},
     "device": {"choices": ("cuda", "cpu"), "default": "cuda"},
     "settings": {"default": ",".join(SETTINGS)},
     "m": {"action": "store_true", "dest": "is_module"},
@@ -517,7 +523,7 @@ COMMANDS = {
         "plan one step of a program: which values are redistributed where, so that the step "
         "receives the fewest bytes; needs no device",
         run_plan_step,
-        "[step] mesh! network rank device memory-limit save",
+        "[step] mesh! network rank device memory-limit free fixed save",
     ),
     "status": Command(
         "show the settings in force and the reason for each, the release of torch, and the "

@@ -1,19 +1,21 @@
 """The solver of programs against brute force: all ways, and for each value all placings."""
 
+import pickle
 import random
 import re
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 import pytest
-from drawn_programs import drawn_program, in_layers
+from drawn_programs import drawn_program, freed, in_layers
 
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs import solve
 from cute_sharding.programs.linear import Model
-from cute_sharding.programs.program import Op, OpWay, Price, Program
+from cute_sharding.programs.program import FreeValues, Op, OpWay, Price, Program
 from cute_sharding.programs.solve import bytes_first
 
 
@@ -142,6 +144,22 @@ def of_first_ways(program):
     return price
 
 
+def of_all_placings(program, weigh, least_of):
+    """``least_of`` the program with free values in each of their placings, and what is held of
+    them.
+    """
+    found = []
+    for chosen in product(*[free.placings for free in program.free]):
+        given, held = dict(program.given), 0
+        for free, placing in zip(program.free, chosen):
+            given |= dict.fromkeys(free.values, placing)
+            held += sum(program.sizes[program.kinds[v]][placing] for v in free.values)
+        best = least_of(replace(program, given=given, free=()))
+        if best is not None:
+            found.append(best + weigh(Price(held=held)))
+    return min(found, default=None)
+
+
 def drawn(seed, ops):
     rng = random.Random(seed)
     return drawn_program(rng, rng.randint(1, ops), mesh=rng.choice([(2,), (4,), (2, 2)]))
@@ -154,6 +172,53 @@ def test_small_programs_have_the_least_price(seed):
     solved = solve(program)
     assert solved.weight == solved.least == weigh(solved.price)
     assert solved.weight == pytest.approx(least(program, weigh), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_free_values_lie_where_all_weighs_least(seed):
+    rng = random.Random(seed)
+    program = freed(rng, drawn(seed, 6))
+    weigh = bytes_first(program)
+    expected = of_all_placings(program, weigh, lambda each: least(each, weigh))
+    solved = solve(program)
+    assert solved.weight == solved.least == weigh(solved.price)
+    assert solved.weight == pytest.approx(expected, rel=1e-9)
+    for free in program.free:
+        assert {solved.lies[v] for v in free.values} < {*free.placings, None}
+        assert len({solved.lies[v] for v in free.values}) == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_free_values_keep_within_a_limit(seed):
+    rng = random.Random(seed)
+    program = freed(rng, drawn_program(rng, 3, ways=2, mesh=rng.choice([(2,), (4,)])))
+    weigh = bytes_first(program)
+    peak = solve(program).peak
+    for limit in (peak, peak - rng.randint(1, 1 + peak // 2)):
+        expected = of_all_placings(program, weigh, lambda each: least_within(each, weigh, limit)[0])
+        if expected is None:
+            with pytest.raises(MemoryLimitError):
+                solve(program, memory_limit=limit, gap=0)
+            continue
+        solved = solve(program, memory_limit=limit, gap=0)
+        assert solved.peak <= limit
+        assert solved.weight == pytest.approx(expected, rel=1e-9)
+
+
+def test_free_values_are_held_in_parts_if_it_costs_nothing_or_must_be():
+    """Two weights that ops need whole, one after the other, and one that they need in any way."""
+    moves = {"weight": {("S0", "R"): Price(6, 1)}}
+    whole, either = (tuple(OpWay((p,), ("R",)) for p in some) for some in (["R"], ["R", "S0"]))
+    ops = tuple(Op((v,), (v + 3,), ways) for v, ways in enumerate((whole, whole, either)))
+    kinds = dict.fromkeys(range(3), "weight") | dict.fromkeys(range(3, 6), "result")
+    free = tuple(FreeValues((v,), ("R", "S0")) for v in range(3))
+    sizes = {"weight": {"R": 8, "S0": 2}}
+    program = Program(ops, {}, moves, kinds, sizes=sizes, kept=frozenset(range(3)), free=free)
+    solved = solve(program)
+    assert ([solved.lies[v] for v in range(3)], solved.price.received) == (["R", "R", "S0"], 0)
+    assert (solved.peak, solved.price.held) == (18, 18)
+    limited = solve(program, memory_limit=14)
+    assert ([limited.lies[v] for v in range(3)], limited.price.received) == (["S0"] * 3, 12)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -178,7 +243,8 @@ def test_small_programs_keep_within_a_limit(seed):
                 MemoryLimitError, match=f"Pass memory_limit={smallest} or"
             ) as raised:
                 solve(program, memory_limit=limit, gap=0)
-            assert (raised.value.limit, raised.value.least) == (limit, smallest)
+            again = pickle.loads(pickle.dumps(raised.value))  # as from a process of its own
+            assert (again.limit, again.least, str(again)) == (limit, smallest, str(raised.value))
             continue
         solved = solve(program, memory_limit=limit, gap=0)
         assert solved.peak <= limit
@@ -200,13 +266,20 @@ def test_what_is_left_out_at_first_loses_nothing(seed, monkeypatch):
     test_layers_that_are_alike_lose_nothing(seed)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_layers_with_free_values_lose_nothing(seed):
+    test_layers_that_are_alike_lose_nothing(seed, free=True)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_layers_that_are_alike_lose_nothing(seed):
+def test_layers_that_are_alike_lose_nothing(seed, free=False):
     rng = random.Random(seed)
     mesh = rng.choice([(2,), (4,), (2, 2)])
     program = in_layers(drawn_program(rng, rng.randint(2, 6), mesh=mesh), rng.randint(10, 30))
     if program is None:
         return
+    if free:
+        program = freed(rng, program, together=0)
     try:
         expected = as_it_is(program)
     except ValueError as error:

@@ -5,15 +5,18 @@ to the ops of a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+from cute_sharding.dtensor.programs.numbers import Key
 from cute_sharding.dtensor.programs.planned import planned_op
 from cute_sharding.dtensor.programs.recording import Counting, OpKind, Recorded
 from cute_sharding.dtensor.programs.ways import (
     Placements,
     held,
     move_price,
+    multiplications,
     standard,
     ways_of,
 )
@@ -22,18 +25,28 @@ from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, NormPartial
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.programs.plan import PlannedOp
-from cute_sharding.programs.program import Op, OpWay, Price, Program, Solved
+from cute_sharding.programs.program import FreeValues, Op, OpWay, Price, Program, Solved
 
 
-def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str] = str) -> Program:
+def program_of(
+    recorded: Recorded,
+    counting: Counting,
+    what: Callable[[Any], str] = str,
+    *,
+    free: Iterable[Sequence[Key]] = (),
+    written: Sequence[OpWay] = (),
+) -> Program:
     """What ran, as a program of tensors.
 
     Args:
         counting: counts what is received while an op runs.
         what: the text for a line.
+        free: keys of values that are given, but whose placements are chosen: those that lie alike.
+        written: the ways that the calls take in the program as it is written; none: what they did.
     """
-    asked = _Asked(recorded, counting)
-    ways = [asked.ways(kind) for kind in recorded.kinds]
+    loose = {recorded.keys[key]: key for alike in free for key in alike if key in recorded.keys}
+    asked = _Asked(recorded, counting, loose)
+    ways = [*map(asked.ways, recorded.kinds, _of_kinds(recorded, written))]
     specs = dict(recorded.given)
     for kind in recorded.kinds:
         specs |= {n: spec for n, spec in zip(kind.results, kind.made) if n is not None}
@@ -48,13 +61,14 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
         about = f"{kind.func} at {what(call.line)}"
         ops.append(Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about))
     tensors = {t: specs[number] for t, number in enumerate(recorded.numbers)}
-    given = {t: tuple(spec.placements) for t, spec in tensors.items() if t not in made}
+    start = {t: tuple(spec.placements) for t, spec in tensors.items() if t not in made}
     kinds = {t: _kind_of(spec) for t, spec in tensors.items()}
     of_kind: dict[Hashable, DTensorSpec] = {kinds[t]: spec for t, spec in tensors.items()}
-    lying = _lying(ops, given, kinds)
+    chosen = _free_values(recorded, free, tensors, made)
+    lying = _lying(ops, start, chosen, kinds)
     return Program(
         tuple(ops),
-        given,
+        {t: placements for t, placements in start.items() if recorded.numbers[t] not in loose},
         _moves(lying, of_kind),
         kinds,
         fixed=frozenset((*within, *fixed)),
@@ -62,9 +76,10 @@ def program_of(recorded: Recorded, counting: Counting, what: Callable[[Any], str
             kind: {placements: held(of_kind[kind], placements) for placements in {**one, **other}}
             for kind, (one, other) in lying.items()
         },
-        kept=recorded.kept | given.keys(),
+        kept=recorded.kept | start.keys(),
         within=within,
         alone=_alone(recorded, ops, within),
+        free=chosen,
     )
 
 
@@ -87,27 +102,82 @@ def _alone(recorded: Recorded, ops: Sequence[Op], within: Mapping[int, int]) -> 
     return frozenset([t for t in range(len(recorded.numbers)) if owner(t) in handed])
 
 
+def with_fixed(
+    program: Program, recorded: Recorded, is_fixed: Callable[[Any], bool], written: Sequence[OpWay]
+) -> Program:
+    """The program in which ops of some lines do what they do as written, and their results stay.
+
+    Args:
+        program: what ran, by :func:`program_of`.
+        is_fixed: whether a line is one of those.
+        written: the ways that the calls take in the program as it is written.
+    """
+    kinds = {call.kind for call in recorded.calls if is_fixed(call.line)}
+    ops, stay = list(program.ops), set(program.fixed)
+    for c, (call, own) in enumerate(zip(recorded.calls, written)):
+        if call.kind in kinds:
+            same = [way for way in ops[c].ways if way.operands == own.operands]
+            ops[c] = replace(ops[c], ways=tuple(same[:1]) or ops[c].ways[:1])
+            stay.update(call.results)
+    return replace(program, ops=tuple(ops), fixed=frozenset(stay))
+
+
+def _of_kinds(recorded: Recorded, written: Sequence[OpWay]) -> list[OpWay | None]:
+    """For each kind the way of its call that multiplies least."""
+    found: list[OpWay | None] = [None] * len(recorded.kinds)
+    for call, way in zip(recorded.calls, written):
+        kind, known = recorded.kinds[call.kind], found[call.kind]
+        if known is None or multiplications(kind, way) < multiplications(kind, known):
+            found[call.kind] = way
+    return found
+
+
+def _free_values(
+    recorded: Recorded,
+    free: Iterable[Sequence[Key]],
+    tensors: Mapping[int, DTensorSpec],
+    made: Collection[int],
+) -> tuple[FreeValues, ...]:
+    of_number: dict[int, list[int]] = {}
+    for t, number in enumerate(recorded.numbers):
+        if t not in made:
+            of_number.setdefault(number, []).append(t)
+    found = []
+    for alike in free:
+        numbers = [recorded.keys[key] for key in alike if key in recorded.keys]
+        values = [t for number in numbers for t in of_number[number]]
+        if values:
+            found.append(FreeValues(tuple(values), tuple(_placings(tensors[values[0]]))))
+    return tuple(found)
+
+
+def _placings(spec: DTensorSpec) -> list[Placements]:
+    """Those that a value may get, its own first."""
+    return list(dict.fromkeys([tuple(spec.placements), *standard(spec)]))
+
+
 class _Asked:
     """The ways of kinds; layers that repeat are asked once."""
 
-    def __init__(self, recorded: Recorded, counting: Counting) -> None:
+    def __init__(self, recorded: Recorded, counting: Counting, free: Collection[int]) -> None:
         self._counting = counting
         self._known: dict[Hashable, tuple[OpWay, ...]] = {}
         # For each value the placements in which it may lie.
         self._candidates: dict[int, dict[Placements, None]] = {
-            number: {tuple(spec.placements): None} for number, spec in recorded.given.items()
+            number: dict.fromkeys(_placings(spec) if number in free else [tuple(spec.placements)])
+            for number, spec in recorded.given.items()
         }
 
-    def ways(self, kind: OpKind) -> tuple[OpWay, ...]:
+    def ways(self, kind: OpKind, written: OpWay | None) -> tuple[OpWay, ...]:
         candidates = [[*self._candidates[number]] for number in kind.operands]
         arguments = tree_map(_told, (kind.args, kind.kwargs))
-        key = (kind.func, repr(arguments), tuple(map(tuple, candidates)))
+        key = (kind.func, repr(arguments), tuple(map(tuple, candidates)), written)
         if key not in self._known:
             own = OpWay(
                 tuple([tuple(spec.placements) for spec in kind.specs]),
                 tuple([tuple(spec.placements) for spec in kind.made]),
             )
-            self._known[key] = tuple(ways_of(kind, candidates, self._counting)) or (own,)
+            self._known[key] = tuple(ways_of(kind, candidates, self._counting, written)) or (own,)
         found = self._known[key]
         for i, (number, spec) in enumerate(zip(kind.results, kind.made)):
             if number is not None:
@@ -132,10 +202,17 @@ def _kind_of(spec: DTensorSpec) -> tuple[Hashable, ...]:
 _Lying: TypeAlias = "dict[Hashable, tuple[dict[Any, None], dict[Any, None]]]"
 
 
-def _lying(ops: Iterable[Op], given: Mapping[int, Any], kinds: Mapping[int, Hashable]) -> _Lying:
+def _lying(
+    ops: Iterable[Op],
+    start: Mapping[int, Any],
+    free: Iterable[FreeValues],
+    kinds: Mapping[int, Hashable],
+) -> _Lying:
     found: _Lying = {kind: ({}, {}) for kind in kinds.values()}
-    for t, placements in given.items():
+    for t, placements in start.items():
         found[kinds[t]][0][placements] = None
+    for values in free:
+        found[kinds[values.values[0]]][0].update(dict.fromkeys(values.placings))
     for op in ops:
         for way in op.ways:
             for t, placements in zip(op.operands, way.operands):
@@ -163,13 +240,18 @@ def _moves(
 
 
 def plan_of(
-    recorded: Recorded, program: Program, solved: Solved, what: Callable[[Any], str] = str
+    recorded: Recorded,
+    program: Program,
+    solved: Solved,
+    what: Callable[[Any], str] = str,
+    before: Sequence[int] = (),
 ) -> tuple[PlannedOp, ...]:
     """The ops of a plan: where the operands and the results of each kind are brought.
 
     Args:
         program: what ran, by :func:`program_of`.
         what: the text for a line.
+        before: the bytes that each call receives op by op; none: as it ran.
     """
     calls: dict[int, list[int]] = {}
     # The last call that reads a tensor in some placements, and as which operand.
@@ -180,7 +262,8 @@ def plan_of(
         for i, (tensor, placements) in enumerate(zip(call.operands, needed)):
             last[tensor, placements] = c, i
 
-    before, after = _received_by_op(recorded, program), _received(program, solved)
+    before = before or received_by_op(recorded, program)
+    after = _received(program, solved)
 
     def planned(k: int, kind: OpKind) -> PlannedOp:
         some = [recorded.calls[c] for c in calls[k]]
@@ -218,7 +301,7 @@ def plan_of(
     )
 
 
-def _received_by_op(recorded: Recorded, program: Program) -> list[int]:
+def received_by_op(recorded: Recorded, program: Program) -> list[int]:
     """The bytes that each op receives without a plan: it redistributes what it reads."""
     lie = dict(program.given)
     found = []

@@ -103,6 +103,7 @@ class Recording(TorchDispatchMode):
     Args:
         line: gives the line of the program for which the last op ran.
         counting: counts what is received in its context, as the function that it gives says after.
+        key: tells a value that is given from others.
 
     Attributes:
         recorded: what ran so far.
@@ -112,9 +113,10 @@ class Recording(TorchDispatchMode):
         self,
         line: Callable[[], Line | None] = lambda: None,
         counting: Counting = lambda: nullcontext(Price),
+        key: Callable[[DTensor], Key] = given_key,
     ) -> None:
         super().__init__()
-        self._line, self._counting = line, counting
+        self._line, self._counting, self._key = line, counting, key
         self.recorded = Recorded()
         self._values, self._tensors = Numbers(), Numbers()
         self._kinds: dict[Key, int] = {}
@@ -213,7 +215,7 @@ class Recording(TorchDispatchMode):
     def _number(self, x: DTensor) -> int:
         number = self._values.get(x)
         if number is None:
-            key = given_key(x)
+            key = self._key(x)
             number = self.recorded.keys.get(key)
             if number is None:
                 number = self.recorded.keys[key] = self._new()

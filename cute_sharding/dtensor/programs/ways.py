@@ -18,7 +18,7 @@ from cute_sharding.dtensor.bookkeeping.settings import in_force, network_in_forc
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.signatures import placements_allowed
 from cute_sharding.dtensor.decide.views import is_free
-from cute_sharding.dtensor.door.cuts import parts_of
+from cute_sharding.dtensor.door.cuts import are_understood, parts_of
 from cute_sharding.dtensor.door.held import local_shape
 from cute_sharding.dtensor.programs.recording import Counting, OpKind, dtensors_in
 from cute_sharding.dtensor.replaced import op_schemas
@@ -42,7 +42,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
 from cute_sharding.exchange.placed import local_elements
 from cute_sharding.programs.program import OpWay, Price
-from cute_sharding.propagation.signatures import Operand, moved_for
+from cute_sharding.propagation.signatures import Operand, moved_for, seconds_for
 
 Placements = tuple[Placement, ...]
 
@@ -54,13 +54,18 @@ def standard(spec: DTensorSpec) -> list[Placements]:
 
 
 def ways_of(
-    kind: OpKind, candidates: Sequence[Sequence[Placements]], counting: Counting
+    kind: OpKind,
+    candidates: Sequence[Sequence[Placements]],
+    counting: Counting,
+    written: OpWay | None = None,
 ) -> list[OpWay]:
-    """The ways of an op; the first is what it does without a plan.
+    """The ways of an op; the first is what it does without a plan, if that does not multiply more
+    than as written.
 
     Args:
         candidates: for each operand the placements in which it may lie.
         counting: counts what is received.
+        written: what it does in the program as it is written; None: what it does here.
     """
     if isinstance(kind.func, Ask):
         return _ways_of_ask(kind, candidates[0], counting)
@@ -69,12 +74,12 @@ def ways_of(
         way = _way(kind, given, counting)
         if way is not None:
             found.setdefault(way.operands, way)  # type: ignore[arg-type]
-    own, *others = found.values() or (None,)
-    if own is None:
+    ways = [*found.values()]
+    if not ways:
         return []
     # What is not sent must not be computed several times instead.
-    most = _multiplications(kind, own)
-    return [own, *[way for way in others if _multiplications(kind, way) <= most]]
+    most = multiplications(kind, written or ways[0])
+    return [way for way in ways if multiplications(kind, way) <= most] or ways[:1]
 
 
 def _ways_of_ask(kind: OpKind, candidates: Sequence[Placements], counting: Counting) -> list[OpWay]:
@@ -90,9 +95,9 @@ def _ways_of_ask(kind: OpKind, candidates: Sequence[Placements], counting: Count
     return [first, *[way for way in others if way is not None and way.results == made]]
 
 
-def _multiplications(kind: OpKind, way: OpWay) -> float:
+def multiplications(kind: OpKind, way: OpWay) -> float:
     """Those of the fullest device, of a product, a convolution or attention (torch's formulas)."""
-    count = flop_registry.get(kind.func.overloadpacket)
+    count = None if isinstance(kind.func, Ask) else flop_registry.get(kind.func.overloadpacket)
     if count is None:
         return 0
 
@@ -117,9 +122,10 @@ def _operands(
     own = tuple([tuple(spec.placements) for spec in kind.specs])
     yield own
     allowed = False
-    question = _question(kind, kind.specs)
+    # Which placements an op allows does not depend on where its operands lie.
+    question = _question(kind, [_understood(spec) for spec in kind.specs])
     if question.row is not None:
-        for found in placements_allowed(question.row, question.schema, kind.specs, candidates):
+        for found in placements_allowed(question.row, question.schema, question.specs, candidates):
             allowed = True
             if all(found[i] in candidates[i] for i in kind.as_lies):
                 yield tuple(found)
@@ -137,6 +143,12 @@ def _operands(
                 _question(kind, [placed_as(kind.specs[i], placements)])
             ):
                 yield given
+
+
+def _understood(spec: DTensorSpec) -> DTensorSpec:
+    """The spec; a replica's, if rules do not know what its placements mean, as of a masked sum."""
+    whole = (Replicate(),) * spec.mesh.ndim
+    return spec if are_understood([spec]) else placed_as(spec, whole)
 
 
 def _fits(placements: Placements, spec: DTensorSpec) -> bool:
@@ -219,7 +231,9 @@ def stand_in(spec: DTensorSpec) -> DTensor:
 
 
 def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Price | None:
-    """What a redistribution of a tensor receives; None if it cannot be had."""
+    """What a redistribution of a tensor receives, and how long it takes by the network, if one is
+    set; None if it cannot be had.
+    """
     both = (*before, *after)
     if any(isinstance(p, MaskPartial) for p in after) or not all(
         are_known((p,)) or isinstance(p, MaskPartial) for p in both
@@ -236,8 +250,10 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     meta: Any = spec.tensor_meta
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     operand = Operand(shape, parts_of(before), meta.dtype.itemsize)
-    received, steps = moved_for(operand, parts_of(after), mesh, network_in_force())
-    return Price(received * operand.itemsize, steps)
+    chosen = network_in_force()
+    received, steps = moved_for(operand, parts_of(after), mesh, chosen)
+    seconds = 0.0 if chosen is None else seconds_for(operand, parts_of(after), mesh, chosen)
+    return Price(received * operand.itemsize, steps, seconds)
 
 
 def held(spec: DTensorSpec, placements: Placements) -> int:

@@ -36,7 +36,7 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
     lines = []
     for source, every in by_source.items():
         sent = [recorder.collective_of(seen) for seen in every]
-        timed = [one._replace(model=_modelled(one, meshes, network)) for one in sent]
+        timed = [one._replace(model=modelled(one, meshes, network)) for one in sent]
         lines.append(Line(cause_of(source, every), tuple(timed)))
     # The settings while the collectives ran; if they changed, the last of them.
     settings = [recorder.settings, *(source.settings for source in by_source)]
@@ -69,7 +69,7 @@ def meshes_of(source: Source) -> list[Any]:
     return [spec.mesh for spec in (*specs, *(source.moved or ()))]
 
 
-def _modelled(one: Collective, meshes: Sequence[Any], network: Chosen) -> float:
+def modelled(one: Collective, meshes: Sequence[Any], network: Chosen) -> float:
     """The seconds by the network's model. A group that belongs to no mesh has as many ranks in a
     host as the default network.
     """

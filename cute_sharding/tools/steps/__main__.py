@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from cute_sharding.dtensor.programs.asking import plan_of, program_of
-from cute_sharding.dtensor.programs.planned import Planned
-from cute_sharding.dtensor.programs.recording import Recording
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.communication import stand_for
-from cute_sharding.dtensor.replaced.observing import line_text
 from cute_sharding.exchange import MemoryLimitError
-from cute_sharding.programs.plan import StepPlan, Totals
-from cute_sharding.programs.program import Price
-from cute_sharding.programs.solve import solve
+from cute_sharding.programs.plan import StepPlan
 from cute_sharding.tools.estimate import stand_ins
 from cute_sharding.tools.estimate.__main__ import BACKENDS, function_of, said
 from cute_sharding.tools.profile.recorder import Recorder
+from cute_sharding.tools.steps.planning import CannotPlan, Planning, freed
 
 
 def main(request: dict[str, Any]) -> StepPlan | Exception | str:
@@ -45,6 +38,8 @@ def main(request: dict[str, Any]) -> StepPlan | Exception | str:
         return planned_step(step, init_device_mesh("cpu", sizes, mesh_dim_names=names), **request)
     except (ImportError, MemoryLimitError) as error:
         return error
+    except CannotPlan as error:
+        return ValueError(str(error))
     except Exception as error:
         return said(error)
 
@@ -56,6 +51,9 @@ def planned_step(
     device: str = "cuda",
     program: str = "",
     memory_limit: int | None = None,
+    free: str | None = None,
+    network: str | None = None,
+    fixed: Sequence[str] = (),
 ) -> StepPlan:
     """The plan of a step, of which this process runs one rank, with nobody else there."""
     recorder = Recorder()
@@ -65,51 +63,13 @@ def planned_step(
             contexts.enter_context(stand_ins.exchanges_shards())
         for context in (stand_ins.Fakes(), recorder):
             contexts.enter_context(context)
-        run = step(mesh)
-        run()  # makes what an optimizer keeps
-        counting = partial(_counted, recorder)
-        with counting() as by_op, Recording(recorder.last_line, counting) as recording:
-            run()
-        recorded = recording.recorded
-        asked = program_of(recorded, counting, line_text)
-        solved = solve(asked, memory_limit=memory_limit)
-        ops = plan_of(recorded, asked, solved, line_text)
-        keys = recorded.keys
-        plan = StepPlan(
-            program,
-            tuple(mesh.shape),
-            mesh.mesh_dim_names,
-            tuple(keys),
-            tuple(keys.values()),
-            ops,
-            {},
-            tuple(recorded.gradients.items()),
-        )
-        with counting() as counted, Planned(plan):
-            run()
-    least = solved.price._replace(received=min(int(solved.least), solved.price.received))
-    # What the program sends by itself, as FSDP does.
-    beside = by_op().minus(recorded.received)
-    totals = {"op by op": by_op(), "planned": counted(), "bound": least.plus(beside)}
-    return replace(
-        plan,
-        totals={name: Totals(of.received, of.collectives) for name, of in totals.items()},
-    )
-
-
-@contextmanager
-def _counted(recorder: Recorder) -> Iterator[Callable[[], Price]]:
-    """What is received inside the block, as the function says after it."""
-    begin = len(recorder.seen)
-    end = [begin]
-
-    def price() -> Price:
-        found = [recorder.collective_of(seen) for seen in recorder.seen[begin : end[0]]]
-        sent = [one for one in found if one.op != "barrier"]
-        return Price(sum(one.most * one.itemsize for one in sent), len(sent))
-
-    yield price
-    end[0] = len(recorder.seen)
+        planning = Planning(recorder, mesh, program, memory_limit, network, fixed)
+        if free is None:
+            run = step(mesh)
+            run()  # makes what an optimizer keeps
+            asked = planning.asked(run)
+            return planning.plan(run, asked, planning.solved(asked))
+        return freed(planning, step)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from cute_sharding._settings import EVERYTHING
 from cute_sharding.programs.plan import StepPlan, Totals
 from cute_sharding.tools.estimate import estimate
-from cute_sharding.tools.estimate.estimates import SECONDS, check, environment, located
+from cute_sharding.tools.estimate.estimates import SECONDS, Estimate, check, environment, located
 from cute_sharding.tools.estimate.values import STOCK
 
 
@@ -25,6 +26,8 @@ def plan_step(
     mesh: Sequence[int] | Mapping[str, int],
     *,
     memory_limit: int | None = None,
+    free: Literal["parameters"] | None = None,
+    fixed: Sequence[str] = (),
     network: str | None = None,
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -38,12 +41,17 @@ def plan_step(
     Args:
         step: as for ``estimate``: a function at the top of a module, or its name. ``step(mesh)``
             makes a model, its batch and an optimizer, and returns one step.
-        mesh, network, rank, device: as for ``estimate``.
+        mesh, network, rank, device: as for ``estimate``. A plan by a network takes the fewest
+            seconds.
         memory_limit: the bytes that the values of the step may hold on a device at once.
+        free: "parameters": also choose the placements of the weights, the ``torch.nn.Parameter``s
+            that ``step(mesh)`` makes.
+        fixed: lines whose ops and results stay as they are: ``file:number``, or the end of it.
         beside_pytorch: also run the step with PyTorch alone, for the totals.
 
     Raises:
-        ValueError: an argument has an unknown value, or the function cannot be imported by name.
+        ValueError: an argument has an unknown value, the function cannot be imported by name, or
+            no op is on a line of ``fixed``.
         RuntimeError: the step raises an error, or its process ended without a result.
         MemoryLimitError: no plan keeps within ``memory_limit``.
         ImportError: scipy is missing: ``pip install "cute-sharding[plan]"``.
@@ -53,39 +61,50 @@ def plan_step(
     ValueError: 'training_step' is not the name of a function: write module:function or \
 file.py:function
     """
+    if free not in (None, "parameters"):
+        raise ValueError(f'free={free!r}: write free="parameters", or leave it out')
     names = tuple(mesh) if isinstance(mesh, Mapping) else None
     sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
     check(sizes, network, None, rank, device, [STOCK])
-    module, file, name = located(step)
     request = {
-        "function": (module, file, name),
+        "function": located(step),
         "sizes": sizes,
         "names": names,
         "rank": rank,
         "device": device,
         "memory_limit": memory_limit,
-        "program": f"{module if file is None else os.path.relpath(file)}:{name}",
+        "free": free,
+        "fixed": (fixed,) if isinstance(fixed, str) else tuple(fixed),
+        "network": network,
     }
-    flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
     if not beside_pytorch:
-        return _planned(request, flags)
+        return _planned(request)
+    alone = partial(estimate, step, mesh, network=network, rank=rank, device=device)
+    return _beside(alone, request)
+
+
+def _beside(alone: Callable[..., Estimate], request: Mapping[str, Any]) -> StepPlan:
+    """The plan, and what the step receives with PyTorch alone."""
     with ThreadPoolExecutor(1) as pool:
-        stock = pool.submit(
-            estimate, step, mesh, network=network, rank=rank, device=device, settings=[STOCK]
-        )
-        plan = _planned(request, flags)
-        (run,) = stock.result().runs
+        stock = pool.submit(alone, settings=[STOCK])
+        plan = _planned(request)
+        estimated = stock.result()
+    (run,) = estimated.runs
     if run.failure is not None:
         return plan
-    alone = Totals(run.step.busiest_bytes, run.step.collectives)
-    return replace(plan, totals={STOCK: alone, **plan.totals})
+    seconds = None if request["network"] is None else estimated.seconds(run)
+    total = Totals(run.step.busiest_bytes, run.step.collectives, seconds)
+    return replace(plan, totals={STOCK: total, **plan.totals})
 
 
-def _planned(request: Mapping[str, Any], flags: Mapping[str, str]) -> StepPlan:
+def _planned(request: Mapping[str, Any]) -> StepPlan:
     """The plan, from a process of its own."""
+    network, (module, file, name) = request["network"], request["function"]
+    program = f"{module if file is None else os.path.relpath(file)}:{name}"
+    flags = {EVERYTHING: "1"} | ({"USE_CUTE_NETWORK": network} if network else {})
     with TemporaryDirectory() as folder:
         asked, answer = Path(folder, "request"), Path(folder, "answer")
-        asked.write_bytes(pickle.dumps(request))
+        asked.write_bytes(pickle.dumps({**request, "program": program}))
         command = [sys.executable, "-m", "cute_sharding.tools.steps", str(asked), str(answer)]
         try:
             done = subprocess.run(

@@ -357,6 +357,26 @@ def test_placements_that_no_tensor_has_are_refused(placements):
             norms(given)
 
 
+def test_lines_that_are_fixed_do_what_they_do_as_written():
+    step = step_of(norms, PROGRAMS[norms])
+    plan = plan_of(step, (4,))
+
+    def line_of(op):
+        return next(each.line for each in plan.ops if each.op == op)
+
+    def fixed_on(line):
+        return planned_step(step, mesh_of((4,)), device="cpu", fixed=[line])
+
+    product, others = line_of("aten.mm.default"), line_of("aten.div.Tensor")
+    found = fixed_on(product[-20:])
+    assert any(op.line == product and any(op.gives) for op in plan.ops)
+    assert not any(op.line == product and any(op.gives) for op in found.ops)
+    received = [each.totals["planned"].received for each in (plan, fixed_on(others))]
+    assert received[0] < received[1] < plan.totals["op by op"].received
+    with pytest.raises(ValueError, match="no op of the step is on that line"):
+        fixed_on("nowhere.py:1")
+
+
 @pytest.mark.parametrize("side", ["reads", "gives"])
 def test_what_is_written_or_viewed_stays_as_it_lies(side):
     """Also if a plan says otherwise: what is written is seen by all that share the memory."""
