@@ -55,8 +55,9 @@ def program_of(
         kind = recorded.kinds[call.kind]
         if isinstance(kind.func, Ask):
             fixed.update(call.results)
-        elif kind.as_lies:
-            within |= dict.fromkeys(call.results, call.operands[min(kind.as_lies)])
+        else:
+            places = zip(call.results, kind.within)
+            within |= {t: call.operands[at] for t, at in places if at is not None}
         made.update(call.results)
         about = f"{kind.func} at {what(call.line)}"
         ops.append(Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about))

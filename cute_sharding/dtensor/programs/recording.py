@@ -36,9 +36,13 @@ class OpKind:
         specs: theirs.
         as_lies: positions of operands that it writes to, or of which it returns views; or of which
             the program asks something.
+        written: positions of operands that it writes to and does not return. They follow its
+            results, as if it did.
         results: the numbers of its results; None for what is no DTensor, or an operand that it
             writes to.
         made: the specs of its results.
+        within: for each result the position of the operand in whose memory it is; None if it has
+            memory of its own.
         returned: all that it returns, with specs in place of DTensors.
     """
 
@@ -49,8 +53,10 @@ class OpKind:
     operands: tuple[int, ...]
     specs: tuple[DTensorSpec, ...]
     as_lies: frozenset[int]
+    written: tuple[int, ...]
     results: tuple[int | None, ...]
     made: tuple[DTensorSpec, ...]
+    within: tuple[int | None, ...]
     returned: Any
 
 
@@ -171,6 +177,12 @@ class Recording(TorchDispatchMode):
             self._tensors.put(result, asked[0][1])
             return result
         made = dtensors_in(result)
+        lies, written = frozenset((0,)), frozenset[int]()
+        if not is_asked:
+            lies = as_lies(func, args, kwargs)
+            written = as_lies(func, args, kwargs, writes=True)
+        unreturned = [i for i in sorted(written) if not _is_one_of(operands[i], made)]
+        made += [operands[i] for i in unreturned]
         kind = self._kinds.get(key)
         if kind is None:
             # A mode does not see what is asked for: what it gives has the number of its spec.
@@ -185,9 +197,11 @@ class Recording(TorchDispatchMode):
                     named,
                     tuple([number for number, _ in asked]),
                     tuple(specs),
-                    frozenset((0,)) if is_asked else as_lies(func, args, kwargs),
+                    lies,
+                    tuple(unreturned),
                     numbers,
                     tuple([x._spec for x in made]),
+                    tuple([_memory_of(func, x, operands, lies) for x in made]),
                     tree_map(_spec_of, result),
                 )
             )
@@ -274,18 +288,28 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for each in tree for x in tensors_in(each)] if isinstance(tree, (list, tuple)) else []
 
 
-def as_lies(func: Any, args: Any, kwargs: Any) -> frozenset[int]:
+def as_lies(func: Any, args: Any, kwargs: Any, *, writes: bool = False) -> frozenset[int]:
     """The positions, among the DTensors of the arguments, of those that the op writes to or returns
-    views of.
+    views of; or of those alone that it ``writes`` to.
     """
     found, position = set[int](), 0
     for i, argument in enumerate(func._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name)
         count = len(dtensors_in(value))
-        if argument.alias_info is not None:
+        alias = argument.alias_info
+        if alias is not None and (alias.is_write or not writes):
             found.update(range(position, position + count))
         position += count
     return frozenset(found)
+
+
+def _memory_of(func: Any, x: DTensor, operands: list[DTensor], lies: frozenset[int]) -> int | None:
+    """The position of the operand in whose memory a result is: itself, or what it is a view of."""
+    same = next((i for i, operand in enumerate(operands) if operand is x), None)
+    if same is not None or isinstance(func, Ask):
+        return same
+    is_view = any(returned.alias_info is not None for returned in func._schema.returns)
+    return min(lies) if is_view and lies else None
 
 
 def _is_one_of(x: DTensor, operands: list[DTensor]) -> bool:

@@ -73,6 +73,8 @@ def ways_of(
     for given in _operands(kind, candidates):
         way = _way(kind, given, counting)
         if way is not None:
+            results = (*way.results, *[way.operands[i] for i in kind.written])
+            way = way._replace(results=results)
             found.setdefault(way.operands, way)  # type: ignore[arg-type]
     ways = [*found.values()]
     if not ways:

@@ -343,6 +343,44 @@ def test_norms_of_replicas_and_shards_are_planned():
         assert_close(found, number((8, 8)).norm().expand(2), "norms")
 
 
+def clipped(mesh):
+    """Gradients that an op writes to, and does not return, between two reads of them."""
+    weights = [
+        torch.nn.Parameter(distribute_tensor(number(shape) / 100, mesh, [R] * mesh.ndim))
+        for shape in ((32, 8), (8, 32))
+    ]
+    x = distribute_tensor(number((8, 8)) / 100, mesh, [S0] + [R] * (mesh.ndim - 1))
+    optimizer = torch.optim.AdamW(weights, lr=0.1)
+
+    def run():
+        up, down = weights
+        F.linear(F.gelu(F.linear(x, up)), down).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(weights, 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def normed(mesh):
+    """Averages that an op writes to beside its results."""
+    x = distribute_tensor(number((8, 6, 4)) / 100, mesh, [S0] + [R] * (mesh.ndim - 1))
+    mean, var = (distribute_tensor(torch.ones(6), mesh, [R] * mesh.ndim) for _ in "mv")
+
+    def run():
+        y = F.batch_norm(x, mean, var, training=True)
+        return (y / (1 + y.norm(dim=1, keepdim=True))).sum() + y.amax(0).sum()
+
+    return run
+
+
+@pytest.mark.parametrize("step", [clipped, normed], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
+def test_what_ops_write_beside_their_results_is_known(step, sizes):
+    totals = plan_of(step, sizes).totals
+    assert totals["planned"].received == totals["bound"].received <= totals["op by op"].received
+
+
 @pytest.mark.parametrize("placements", ["[S(7)]", "[S(-9)]", "[R, R]", "[]", "[Q]"])
 def test_placements_that_no_tensor_has_are_refused(placements):
     plan = plan_of(step_of(norms, PROGRAMS[norms]), (4,))
