@@ -125,8 +125,7 @@ def once(make: Callable[[], Any], sizes: Sequence[int], device: str) -> DryRun:
     starts, failure = [0], None  # the records before the step, and before its second run
     with ExitStack() as contexts:
         if device == "cuda":
-            contexts.enter_context(stand_ins.GpuKernels())
-            contexts.enter_context(stand_ins.exchanges_shards())
+            contexts.enter_context(stand_ins.on_gpus())
         for context in (layers, memory, memory.resizing(), fakes, recorder):
             contexts.enter_context(context)
         try:

@@ -165,21 +165,37 @@ def _attention(
 
 
 @contextmanager
-def exchanges_shards() -> Iterator[None]:
-    """To redistribute shards of one dim to shards of another dim, torch uses an all-to-all, as on
-    GPUs. On a mesh of CPUs, torch would gather the tensor, because old releases of gloo had no
-    all-to-all.
+def on_gpus() -> Iterator[None]:
+    """What torch does on GPUs alone. It has kernels of their own. It redistributes shards of one
+    dim to shards of another dim by an all-to-all; on a mesh of CPUs, it would gather the tensor,
+    because old releases of gloo had no all-to-all. And optimizers update all weights in one op,
+    unless the program chooses otherwise.
     """
-    module: Any = importlib.import_module("torch.distributed.tensor.placement_types")
-    stock = module.shard_dim_alltoall
+    with (
+        GpuKernels(),
+        _replaced("torch.distributed.tensor.placement_types", "shard_dim_alltoall", _exchange),
+        _replaced("torch.optim.optimizer", "_get_foreach_kernels_supported_devices", _devices),
+    ):
+        yield
 
-    def exchange(x: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
-        name = mesh.get_group(mesh_dim).group_name
-        ops: Any = torch.ops
-        return ops._dtensor.shard_dim_alltoall(x, gather_dim, shard_dim, name)
 
-    module.shard_dim_alltoall = exchange
+def _exchange(x: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
+    name = mesh.get_group(mesh_dim).group_name
+    ops: Any = torch.ops
+    return ops._dtensor.shard_dim_alltoall(x, gather_dim, shard_dim, name)
+
+
+def _devices() -> list[str]:
+    """Those whose tensors stand for tensors on GPUs."""
+    return ["cpu"]
+
+
+@contextmanager
+def _replaced(module: str, name: str, function: Any) -> Iterator[None]:
+    found: Any = importlib.import_module(module)
+    stock = getattr(found, name)
+    setattr(found, name, function)
     try:
         yield
     finally:
-        module.shard_dim_alltoall = stock
+        setattr(found, name, stock)

@@ -59,8 +59,7 @@ def planned_step(
     recorder = Recorder()
     with ExitStack() as contexts:
         if device == "cuda":
-            contexts.enter_context(stand_ins.GpuKernels())
-            contexts.enter_context(stand_ins.exchanges_shards())
+            contexts.enter_context(stand_ins.on_gpus())
         for context in (stand_ins.Fakes(), recorder):
             contexts.enter_context(context)
         planning = Planning(recorder, mesh, program, memory_limit, network, fixed)

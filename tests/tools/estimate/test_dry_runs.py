@@ -135,12 +135,16 @@ def test_weights_in_no_module_are_parameters():
     assert held["optimizer"] == 2 * weights + 2 * 4
 
 
-def test_gpus_norm_by_one_kernel():
+def test_gpus_norm_by_one_kernel_and_update_all_weights_at_once():
     ops = {}
     for device in ("cpu", "cuda"):
         plan = cute_sharding.plan_step(
             f"{PROGRAMS}:weights_alone", (4,), device=device, beside_pytorch=False
         )
         ops[device] = {op.op for op in plan.ops}
-    kernels = {"aten._fused_rms_norm.default", "aten._fused_rms_norm_backward.default"}
+    kernels = {
+        "aten._fused_rms_norm.default",
+        "aten._fused_rms_norm_backward.default",
+        "aten._foreach_addcdiv_.ScalarList",
+    }
     assert kernels <= ops["cuda"] and not kernels & ops["cpu"]
