@@ -63,7 +63,7 @@ class PlannedOp:
     Attributes:
         op: its name, such as "aten.mm.default".
         arguments: its arguments, a value as its number; ``{"torch": name}`` is an attribute of
-            torch, such as a dtype.
+            torch, such as a dtype, and ``{"float": text}`` a float.
         named: its keyword arguments.
         results: the numbers of its results; None for an operand that it writes to.
         reads: for each operand the placements to which it is brought before the op runs; None: as

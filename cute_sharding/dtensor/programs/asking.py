@@ -293,12 +293,31 @@ def plan_of(
             after=sum(after[c] for c in calls[k]),
         )
 
-    return tuple(
-        [
-            planned(k, kind)
-            for k, kind in enumerate(recorded.kinds)
-            if not isinstance(kind.func, Ask)  # which the program gets, whatever a plan says
-        ]
+    parts: dict[Key, list[tuple[OpKind, PlannedOp]]] = {}
+    for k, kind in enumerate(recorded.kinds):
+        if not isinstance(kind.func, Ask):  # which the program gets, whatever a plan says
+            parts.setdefault(kind.key, []).append((kind, planned(k, kind)))
+    return tuple(map(_joined, parts.values()))
+
+
+def _joined(parts: Sequence[tuple[OpKind, PlannedOp]]) -> PlannedOp:
+    """What the parts of a call do, as the call does it."""
+    (_, first), *others = parts
+    if not others:
+        return first
+    reads: dict[int, str | None] = {}
+    keeps: dict[int, bool] = {}
+    for kind, part in parts:
+        reads |= dict(zip(kind.places, part.reads))
+        keeps |= dict(zip(kind.places, part.keeps))
+    return replace(
+        first,
+        results=tuple([result for _, part in parts for result in part.results]),
+        reads=tuple([reads[place] for place in sorted(reads)]),
+        keeps=tuple([keeps[place] for place in sorted(keeps)]),
+        gives=tuple([given for _, part in parts for given in part.gives]),
+        before=sum(part.before for _, part in parts),
+        after=sum(part.after for _, part in parts),
     )
 
 

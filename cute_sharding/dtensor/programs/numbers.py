@@ -27,6 +27,12 @@ _UNTOLD = (torch.device, torch.layout, torch.Generator)
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
 
 
+class Float(str):
+    """A float that an op is given, as text: nan is not equal to itself, and 1.0 would be 1."""
+
+    __slots__ = ()
+
+
 class _Place(ref):
     """A weak reference that says for which place it stands."""
 
@@ -81,8 +87,17 @@ def _told(arg: Any, number: Callable[[DTensor], Any]) -> Hashable:
     if isinstance(arg, _UNTOLD):
         return None
     if isinstance(arg, float):
-        return repr(arg)  # nan is not equal to itself, and 1.0 would be 1
+        return Float(arg)
     return arg
+
+
+def without_floats(told: Any) -> Any:
+    """A key as if all floats were one. Optimizers compute floats from the number of the step, and
+    where values should lie hardly depends on them.
+    """
+    if isinstance(told, tuple):
+        return tuple(map(without_floats, told))
+    return Float() if isinstance(told, Float) else told
 
 
 def given_key(tensor: DTensor) -> Key:

@@ -19,7 +19,15 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.redistributions import redistribute
-from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
+from cute_sharding.dtensor.programs.numbers import (
+    Float,
+    Key,
+    Numbers,
+    given_key,
+    is_same,
+    key_of,
+    without_floats,
+)
 from cute_sharding.dtensor.programs.recording import as_lies, dtensors_in, tensors_in
 from cute_sharding.dtensor.replaced import compiler
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
@@ -134,6 +142,8 @@ class Planned(TorchDispatchMode):
         self.returned: tuple[int, ...] = ()  # by the program that was last noted while traced
         self._given = dict(zip(plan.given, plan.numbers))
         self._entries = {_key(op): _entry(op) for op in plan.ops}
+        # For calls that have other floats.
+        self._nearly = {without_floats(key): entry for key, entry in self._entries.items()}
         self._values = Numbers()
         self._kept = WeakSet[Copies]()
         self._own = object()  # tells its copies from those of other plans
@@ -168,7 +178,8 @@ class Planned(TorchDispatchMode):
             if self._kept:
                 _forget_written(func, args, kwargs)
             return func(*args, **kwargs)
-        entry = self._entries.get(key_of(func, args, kwargs, self._number))
+        key = key_of(func, args, kwargs, self._number)
+        entry = self._entries.get(key) or self._nearly.get(without_floats(key))
         if entry is not None and entry.is_read:
             args, kwargs = self._read(entry, func, args, kwargs)
         if self._kept:
@@ -353,6 +364,8 @@ def overload(name: str) -> Any:
 def _written(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_written, value))
+    if isinstance(value, Float):
+        return {"float": str(value)}
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return {"torch": str(value).removeprefix("torch.")}
     return value
@@ -362,7 +375,7 @@ def _read_again(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_read_again, value))
     if isinstance(value, dict):
-        return getattr(torch, value["torch"])
+        return Float(value["float"]) if "float" in value else getattr(torch, value["torch"])
     return value
 
 

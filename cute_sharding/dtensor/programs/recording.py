@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
+from cute_sharding.dtensor.programs.parts import Part, parts_of
 from cute_sharding.dtensor.replaced.asked import Ask, watched
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode
@@ -26,10 +27,12 @@ Counting: TypeAlias = Callable[[], AbstractContextManager[Callable[[], Price]]]
 
 @dataclass(frozen=True)
 class OpKind:
-    """Calls that are the same op on values of the same numbers.
+    """Calls that are the same op on values of the same numbers; or the same part of such calls, as
+    of an op on lists.
 
     Attributes:
-        key: what tells them from others.
+        key: what tells the calls from others.
+        places: of its operands among those of the calls.
         func: the op, or what the program asks of a DTensor.
         args, kwargs: of the first call, with specs in place of DTensors.
         operands: the numbers of its operands, in the order of its arguments.
@@ -47,6 +50,7 @@ class OpKind:
     """
 
     key: Key
+    places: tuple[int, ...]
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -125,7 +129,7 @@ class Recording(TorchDispatchMode):
         self._line, self._counting, self._key = line, counting, key
         self.recorded = Recorded()
         self._values, self._tensors = Numbers(), Numbers()
-        self._kinds: dict[Key, int] = {}
+        self._kinds: dict[tuple[Key, int], int] = {}
         self._counted = 0  # values
         self._watched: Any = None
         self._gradients = _Gradients(self._values.get, self.recorded.gradients)
@@ -164,55 +168,41 @@ class Recording(TorchDispatchMode):
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         operands = dtensors_in((args, kwargs))
-        asked = [(self._number(x), self._tensor(x)) for x in operands]
-        specs = [x._spec for x in operands]
+        before = [(self._number(x), self._tensor(x), x._spec) for x in operands]
         key = key_of(func, args, kwargs, self._number)
-        given, named = tree_map(_spec_of, (tuple(args), dict(kwargs)))
         with self._inside(), self._counting() as price:
             result = run()
         self.recorded.received = self.recorded.received.plus(price())
-        is_asked = isinstance(func, Ask)
-        if not is_asked and len(operands) == 1 and is_same(func, operands[0], result):
-            self._values.put(result, asked[0][0])
-            self._tensors.put(result, asked[0][1])
+        if not isinstance(func, Ask) and len(operands) == 1 and is_same(func, operands[0], result):
+            self._values.put(result, before[0][0])
+            self._tensors.put(result, before[0][1])
             return result
-        made = dtensors_in(result)
-        lies, written = frozenset((0,)), frozenset[int]()
-        if not is_asked:
-            lies = as_lies(func, args, kwargs)
-            written = as_lies(func, args, kwargs, writes=True)
-        unreturned = [i for i in sorted(written) if not _is_one_of(operands[i], made)]
-        made += [operands[i] for i in unreturned]
+        for part in parts_of(func, args, kwargs, result):
+            self._note(_Called(func, key, part, operands), before)
+        return result
+
+    def _note(self, called: _Called, before: Sequence[tuple[int, int, DTensorSpec]]) -> None:
+        """Note a call, or a part of one. ``before``: the number of each operand of the call, its
+        tensor and its spec, as they were.
+        """
+        of_part = [before[place] for place in called.part.places]
+        key = (called.key, called.part.number)
         kind = self._kinds.get(key)
         if kind is None:
             # A mode does not see what is asked for: what it gives has the number of its spec.
-            number_of = self._number if is_asked else self._new
-            numbers = tuple([None if _is_one_of(x, operands) else number_of(x) for x in made])
+            number_of = self._number if isinstance(called.func, Ask) else self._new
             kind = self._kinds[key] = len(self.recorded.kinds)
-            self.recorded.kinds.append(
-                OpKind(
-                    key,
-                    func,
-                    given,
-                    named,
-                    tuple([number for number, _ in asked]),
-                    tuple(specs),
-                    lies,
-                    tuple(unreturned),
-                    numbers,
-                    tuple([x._spec for x in made]),
-                    tuple([_memory_of(func, x, operands, lies) for x in made]),
-                    tree_map(_spec_of, result),
-                )
-            )
+            numbers = [
+                None if _is_one_of(x, called.operands) else number_of(x) for x in called.made
+            ]
+            self.recorded.kinds.append(called.kind(of_part, numbers))
         results = []
-        for x, number in zip(made, self.recorded.kinds[kind].results):
+        for x, number in zip(called.made, self.recorded.kinds[kind].results):
             if number is None:  # written in place: the same value for a plan, but other elements
                 number = self._values.get(x)
             results.append(self._tensor_made(x, number))
-        tensors = tuple([tensor for _, tensor in asked])
+        tensors = tuple([tensor for _, tensor, _ in of_part])
         self.recorded.calls.append(Call(kind, tensors, tuple(results), self._line()))
-        return result
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -247,6 +237,71 @@ class Recording(TorchDispatchMode):
         self._values.put(x, number)
         self._tensors.put(x, len(self.recorded.numbers) - 1)
         return len(self.recorded.numbers) - 1
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A part of a call that has run.
+
+    Attributes:
+        key: what tells the call from others.
+        all_operands: those of the call.
+    """
+
+    func: Any
+    key: Key
+    part: Part
+    all_operands: list[DTensor]
+
+    @property
+    def operands(self) -> list[DTensor]:
+        return [self.all_operands[place] for place in self.part.places]
+
+    @cached_property
+    def unreturned(self) -> list[int]:
+        """Positions of operands that it writes to and does not return."""
+        if isinstance(self.func, Ask):
+            return []
+        written = as_lies(self.func, self.part.args, self.part.kwargs, writes=True)
+        returned = dtensors_in(self.part.result)
+        return [i for i in sorted(written) if not _is_one_of(self.operands[i], returned)]
+
+    @cached_property
+    def made(self) -> list[DTensor]:
+        """Its results, and what it writes to beside."""
+        return [*dtensors_in(self.part.result), *[self.operands[i] for i in self.unreturned]]
+
+    @cached_property
+    def lies(self) -> frozenset[int]:
+        """The operands that are read as they lie."""
+        if isinstance(self.func, Ask):
+            return frozenset((0,))
+        return as_lies(self.func, self.part.args, self.part.kwargs) | self.part.shared
+
+    def kind(
+        self, before: Sequence[tuple[int, int, DTensorSpec]], numbers: Sequence[int | None]
+    ) -> OpKind:
+        """What it is, with these numbers of results."""
+        specs = iter([spec for _, _, spec in before])
+        args, kwargs = tree_map(
+            lambda leaf: next(specs) if isinstance(leaf, DTensor) else leaf,
+            (self.part.args, self.part.kwargs),
+        )
+        return OpKind(
+            key=self.key,
+            places=self.part.places,
+            func=self.func,
+            args=args,
+            kwargs=kwargs,
+            operands=tuple([number for number, _, _ in before]),
+            specs=tuple([spec for _, _, spec in before]),
+            as_lies=self.lies,
+            written=tuple(self.unreturned),
+            results=tuple(numbers),
+            made=tuple([x._spec for x in self.made]),
+            within=tuple([_memory_of(self.func, x, self.operands, self.lies) for x in self.made]),
+            returned=tree_map(_spec_of, self.part.result),
+        )
 
 
 class _Gradients(TorchFunctionMode):

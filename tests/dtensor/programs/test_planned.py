@@ -343,14 +343,16 @@ def test_norms_of_replicas_and_shards_are_planned():
         assert_close(found, number((8, 8)).norm().expand(2), "norms")
 
 
-def clipped(mesh):
-    """Gradients that an op writes to, and does not return, between two reads of them."""
+def clipped(mesh, foreach=False):
+    """Gradients that an op writes to, and does not return, between two reads of them. AdamW then
+    computes floats from the number of the step.
+    """
     weights = [
         torch.nn.Parameter(distribute_tensor(number(shape) / 100, mesh, [R] * mesh.ndim))
         for shape in ((32, 8), (8, 32))
     ]
     x = distribute_tensor(number((8, 8)) / 100, mesh, [S0] + [R] * (mesh.ndim - 1))
-    optimizer = torch.optim.AdamW(weights, lr=0.1)
+    optimizer = torch.optim.AdamW(weights, lr=0.1, foreach=foreach)
 
     def run():
         up, down = weights
@@ -360,6 +362,10 @@ def clipped(mesh):
         optimizer.zero_grad()
 
     return run
+
+
+def in_lists(mesh):
+    return clipped(mesh, foreach=True)
 
 
 def normed(mesh):
@@ -374,7 +380,17 @@ def normed(mesh):
     return run
 
 
-@pytest.mark.parametrize("step", [clipped, normed], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", [clipped, in_lists], ids=lambda step: step.__name__)
+def test_no_op_of_later_steps_is_decided_otherwise(step, caplog):
+    plan = plan_of(step, (4,))
+    run = step(mesh_of((4,)))
+    run()
+    with caplog.at_level(logging.INFO, "cute_sharding"), planned(plan):
+        run(), run(), run()
+    assert not [record for record in caplog.records if "not in the plan" in record.message]
+
+
+@pytest.mark.parametrize("step", [in_lists, clipped, normed], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
 def test_what_ops_write_beside_their_results_is_known(step, sizes):
     totals = plan_of(step, sizes).totals
