@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha1
 from pathlib import Path
@@ -97,6 +97,13 @@ class PlannedOp:
         """Whether it brings anything anywhere."""
         return any(self.reads) or any(self.gives)
 
+    @property
+    def as_it_lies(self) -> PlannedOp:
+        """The op without a plan."""
+        reads, gives = ((None,) * len(each) for each in (self.reads, self.gives))
+        keeps = (False,) * len(self.keeps)
+        return replace(self, reads=reads, keeps=keeps, gives=gives, after=self.before)
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -119,6 +126,9 @@ class StepPlan:
             if a network is given). If the plan places weights, also what the step receives "as
             written", planned with the weights as they are, without a limit of memory.
         weights: if the plan places them, the weights in the order in which the program makes them.
+        alone: for each line that changes the bytes that the step receives less if it alone changes,
+            as counted in dry runs; below 0, more; None: the step does not run so. Empty if nobody
+            asked.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals
     >>> once = PlannedOp("aten.mm.default", (0, 1), {}, (2,), (None, None), (False,) * 2, ("[R]",))
@@ -146,6 +156,7 @@ class StepPlan:
     totals: Mapping[str, Totals]
     gradients: tuple[tuple[int, int], ...] = ()
     weights: tuple[PlannedWeight, ...] = ()
+    alone: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def placements(self) -> dict[str, str]:
@@ -171,8 +182,9 @@ class StepPlan:
         """The plan as text, one op a line."""
         found = asdict(self) | {"version": VERSION}
         ops = found.pop("ops")
-        if not self.weights:
-            del found["weights"]
+        for name in ("weights", "alone"):
+            if not found[name]:
+                del found[name]
         head = json.dumps(found, indent=1)[:-2]
         lines = ",\n  ".join(json.dumps(op) for op in ops)
         return f'{head},\n "ops": [\n  {lines}\n ]\n}}'
@@ -194,6 +206,7 @@ class StepPlan:
             mesh, names = tuple(found.pop("mesh")), found.pop("names")
             numbers = tuple(found.pop("numbers"))
             gradients = _frozen(found.pop("gradients"))
+            alone = dict(found.pop("alone", {}))
             plan = cls(
                 mesh=mesh,
                 names=names and tuple(names),
@@ -203,6 +216,7 @@ class StepPlan:
                 ops=ops,
                 totals=totals,
                 weights=tuple(weights),
+                alone=alone,
                 **found,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -223,13 +237,46 @@ class StepPlan:
 
     def explain(self, line: str) -> str:
         """What the plan does on a line of the program: ``file:number``, or the end of it."""
-        found = {of: ops for of, ops in self._by_line().items() if of.endswith(line)}
+        by_line = self._by_line()
+        return "\n".join(
+            text for of in self._lines(line) for text in self._line(of, by_line[of], all_ops=True)
+        )
+
+    def only(self, *lines: str) -> StepPlan:
+        """The plan in which only the ops of these lines bring values anywhere: ``file:number``, or
+        the end of it. All other ops read and give values as they lie.
+
+        Nobody has counted what the step then receives, so there is no total "planned". Lines that
+        change have the figures of this plan, and all others those of op by op.
+        """
+        kept = {of for line in lines for of in self._lines(line)}
+        return replace(
+            self,
+            ops=tuple([op if op.line in kept else op.as_it_lies for op in self.ops]),
+            totals={name: total for name, total in self.totals.items() if name != "planned"},
+            alone={of: saved for of, saved in self.alone.items() if of in kept},
+        )
+
+    def changed(self) -> dict[str, tuple[int, int]]:
+        """The lines that change, the line on which most is saved first, and what each receives op
+        by op and as planned.
+        """
+        return {
+            of: _received(ops)
+            for of, ops in self._by_line().items()
+            if any(op.changes for op in ops)
+        }
+
+    def _lines(self, line: str) -> list[str]:
+        """The lines of the plan with this name, or else with this end."""
+        by_line = self._by_line()
+        found = [of for of in by_line if of == line] or [of for of in by_line if of.endswith(line)]
         if not found:
             raise ValueError(
                 f"no op of the plan is on a line {line!r}: give a line as print(plan) shows it, "
-                f"such as {next(iter(self._by_line()), 'train.py:12')}"
+                f"such as {next(iter(by_line), 'train.py:12')}"
             )
-        return "\n".join(text for of, ops in found.items() for text in _line(of, ops, all_ops=True))
+        return found
 
     def __str__(self) -> str:
         lines = self._totals()
@@ -241,7 +288,7 @@ class StepPlan:
             lines += [f"    {row}" for row in columns(rows, left=2)]
         for of, ops in self._by_line().items():
             if any(op.changes or op.saves for op in ops):
-                lines += ["", *_line(of, ops)]
+                lines += ["", *self._line(of, ops)]
         return "\n".join(lines)
 
     def _totals(self) -> list[str]:
@@ -267,21 +314,41 @@ class StepPlan:
             found.setdefault(op.line, []).append(op)
         return dict(sorted(found.items(), key=lambda item: -sum(op.saves for op in item[1])))
 
+    def _line(self, line: str, ops: Sequence[PlannedOp], *, all_ops: bool = False) -> list[str]:
+        """A line of the program: what it receives op by op and as planned, what it saves alone, and
+        what its ops do.
+        """
+        before, after = map(bytes_text, _received(ops))
+        alone = f", {_alone(self.alone[line])}" if line in self.alone else ""
+        lines = [f"{line}  {before} -> {after}{alone}"]
+        for op in ops:
+            if not (op.changes or all_ops):
+                continue
+            lines.append(f"    {op.op}{_times(op.calls)}")
+            for i, text in enumerate(op.reads):
+                if text:
+                    kept = ", kept for a later op" if op.keeps[i] else ""
+                    lines.append(f"        reads operand {i} as {text}{kept}")
+            lines += [f"        gives result {i} as {x}" for i, x in enumerate(op.gives) if x]
+        return lines
 
-def _line(line: str, ops: Sequence[PlannedOp], *, all_ops: bool = False) -> list[str]:
-    """A line of the program: what it receives op by op and as planned, and what its ops do."""
-    before, after = (sum(each) for each in zip(*[(op.before, op.after) for op in ops]))
-    lines = [f"{line}  {bytes_text(before)} -> {bytes_text(after)}"]
-    for op in ops:
-        if not (op.changes or all_ops):
-            continue
-        lines.append(f"    {op.op}{_times(op.calls)}")
-        for i, text in enumerate(op.reads):
-            if text:
-                kept = ", kept for a later op" if op.keeps[i] else ""
-                lines.append(f"        reads operand {i} as {text}{kept}")
-        lines += [f"        gives result {i} as {x}" for i, x in enumerate(op.gives) if x]
-    return lines
+
+def _received(ops: Sequence[PlannedOp]) -> tuple[int, int]:
+    """The bytes that ops receive op by op and as planned."""
+    return sum(op.before for op in ops), sum(op.after for op in ops)
+
+
+def _alone(saved: int | None) -> str:
+    """What a line saves alone.
+
+    >>> _alone(4_200), _alone(-950), _alone(None)
+    ('alone saves 4.2 kB', 'alone receives 950 B more', 'alone does not run')
+    """
+    if saved is None:
+        return "alone does not run"
+    if saved < 0:
+        return f"alone receives {bytes_text(-saved)} more"
+    return f"alone saves {bytes_text(saved)}"
 
 
 def _times(n: int) -> str:

@@ -369,6 +369,7 @@ def run_plan_step(given: Namespace) -> Printed:
         memory_limit=given.memory_limit,
         free=given.free,
         fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
+        each_line=given.each_line,
     )
     if given.save is not None:
         found.save(given.save)
@@ -456,6 +457,7 @@ HELP = {
     "rank": "the rank that is run (default: 0)",
     "free": "parameters: also choose the placements of the weights",
     "fixed": "lines whose ops the plan leaves as they are, such as model.py:31,model.py:40",
+    "each-line": "also count what each line that changes saves alone; one more run for each",
     "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
@@ -472,6 +474,7 @@ HOW: dict[str, dict[str, Any]] = {
     "rank": {"type": int, "default": 0},
     "fixed": {"default": ""},
     "free": {"choices": ("parameters",)},
+    "each-line": {"action": "store_true"},
     "device": {"choices": ("cuda", "cpu"), "default": "cuda"},
     "settings": {"default": ",".join(SETTINGS)},
     "m": {"action": "store_true", "dest": "is_module"},
@@ -523,7 +526,7 @@ COMMANDS = {
         "plan one step of a program: which values are redistributed where, so that the step "
         "receives the fewest bytes; needs no device",
         run_plan_step,
-        "[step] mesh! network rank device memory-limit free fixed save",
+        "[step] mesh! network rank device memory-limit free fixed each-line save",
     ),
     "status": Command(
         "show the settings in force and the reason for each, the release of torch, and the "

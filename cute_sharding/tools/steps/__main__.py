@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from cute_sharding.programs.plan import StepPlan
 from cute_sharding.tools.estimate import stand_ins
 from cute_sharding.tools.estimate.__main__ import BACKENDS, function_of, said
 from cute_sharding.tools.profile.recorder import Recorder
-from cute_sharding.tools.steps.planning import CannotPlan, Planning, freed
+from cute_sharding.tools.steps.planning import CannotPlan, Planning, freed, made
 
 
 def main(request: dict[str, Any]) -> StepPlan | Exception | str:
@@ -54,6 +55,7 @@ def planned_step(
     free: str | None = None,
     network: str | None = None,
     fixed: Sequence[str] = (),
+    each_line: bool = False,
 ) -> StepPlan:
     """The plan of a step, of which this process runs one rank, with nobody else there."""
     recorder = Recorder()
@@ -62,13 +64,13 @@ def planned_step(
             contexts.enter_context(stand_ins.on_gpus())
         for context in (stand_ins.Fakes(), recorder):
             contexts.enter_context(context)
-        planning = Planning(recorder, mesh, program, memory_limit, network, fixed)
-        if free is None:
-            run = step(mesh)
-            run()  # makes what an optimizer keeps
-            asked = planning.asked(run)
-            return planning.plan(run, asked, planning.solved(asked))
-        return freed(planning, step)
+        planning = Planning(recorder, mesh, program, memory_limit, network, fixed, each_line)
+        if free is not None:
+            return freed(planning, step)
+        run = made(planning, step)
+        asked = planning.asked(run)
+        plan = planning.plan(run, asked, planning.solved(asked))
+        return planning.each_alone(plan, partial(made, planning, step))
 
 
 if __name__ == "__main__":

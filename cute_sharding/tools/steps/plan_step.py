@@ -28,6 +28,7 @@ def plan_step(
     memory_limit: int | None = None,
     free: Literal["parameters"] | None = None,
     fixed: Sequence[str] = (),
+    each_line: bool = False,
     network: str | None = None,
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -47,6 +48,8 @@ def plan_step(
         free: "parameters": also choose the placements of the weights, the ``torch.nn.Parameter``s
             that ``step(mesh)`` makes.
         fixed: lines whose ops and results stay as they are: ``file:number``, or the end of it.
+        each_line: for each line that changes, also run the step with that line alone as planned,
+            and count what it saves.
         beside_pytorch: also run the step with PyTorch alone, for the totals.
 
     Raises:
@@ -76,6 +79,7 @@ file.py:function
         "free": free,
         "fixed": (fixed,) if isinstance(fixed, str) else tuple(fixed),
         "network": network,
+        "each_line": each_line,
     }
     if not beside_pytorch:
         return _planned(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -55,6 +56,7 @@ class Planning:
         memory_limit: the bytes that a device may hold.
         network: the links by which seconds are weighed; None: bytes are weighed.
         fixed: the ends of lines whose ops do what they do as written.
+        each_line: whether to count what each line saves alone.
     """
 
     recorder: Recorder
@@ -63,6 +65,7 @@ class Planning:
     memory_limit: int | None = None
     network: str | None = None
     fixed: Sequence[str] = ()
+    each_line: bool = False
 
     def asked(
         self,
@@ -145,6 +148,30 @@ class Planning:
         }
         return replace(plan, totals=totals)
 
+    def each_alone(self, plan: StepPlan, make: Callable[[], Step]) -> StepPlan:
+        """The plan, with what each line that changes saves alone, if that is to be counted.
+
+        Args:
+            make: makes the step anew, so that a run finds nothing of those before.
+        """
+
+        def received(part: StepPlan) -> int:
+            run = make()
+            with self.counting() as counted, Planned(part):
+                run()
+            return counted().received
+
+        def saved(line: str) -> int | None:
+            try:
+                return by_op - received(plan.only(line))
+            except Exception:  # of the program, which finds rows elsewhere than without a plan
+                return None
+
+        if not self.each_line:
+            return plan
+        by_op = received(plan.only())
+        return replace(plan, alone={line: saved(line) for line in plan.changed()})
+
     def total(self, price: Price) -> Totals:
         seconds = None if self.network is None else price.seconds
         return Totals(price.received, price.collectives, seconds)
@@ -196,7 +223,7 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
     The weights are told apart while their placements are chosen. In a run they are known by their
     shapes and placements alone, so the step is then made anew, and planned with the weights there.
     """
-    run, weights = _made(planning, step)
+    run, weights = _weighted(planning, step)
     with weights.optimized():
         run()
     written = planning.asked(run)
@@ -206,17 +233,17 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
     solved = planning.solved(asked)
     choices = _choices(weights, asked, solved)
     names = weights.names(run)
-    made = _planned_there(planning, step, written, choices)
-    totals, bound = made.totals, planning.bound(asked, solved)
+    found = _planned_there(planning, step, written, choices)
+    totals, bound = found.totals, planning.bound(asked, solved)
     fits = planning.memory_limit is None or of_written.peak <= planning.memory_limit
     before, after = (sum(held) for held in zip(*[choice[2:] for choice in choices]))
     beside = as_written.totals["planned"]
     if fits and (totals["planned"].weight, after) >= (beside.weight, before):
-        made, totals = as_written, as_written.totals
+        found, totals = as_written, as_written.totals
         choices = [WeightChoice(of.before, of.before, *[of.held_before] * 2) for of in choices]
     totals = {"op by op": totals["op by op"], "as written": beside, **totals}
-    return replace(
-        made,
+    plan = replace(
+        found,
         totals={**totals, "bound": min(bound, totals["planned"], key=lambda of: of.weight)},
         weights=tuple(
             [
@@ -225,20 +252,36 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
             ]
         ),
     )
+    return planning.each_alone(plan, partial(_made_there, planning, step, choices))
 
 
 def _planned_there(
     planning: Planning, step: Callable[..., Any], written: Asked, choices: Sequence[WeightChoice]
 ) -> StepPlan:
     """The plan of the step, made anew, with its weights brought to where they are best."""
-    run, weights = _made(planning, step)
-    weights.place([choice.after for choice in choices])
-    run()
+    run = _made_there(planning, step, choices)
     asked = planning.asked(run, written=written)
     return planning.plan(run, asked, planning.solved(asked), written)
 
 
-def _made(planning: Planning, step: Callable[..., Any]) -> tuple[Step, Weights]:
+def _made_there(
+    planning: Planning, step: Callable[..., Any], choices: Sequence[WeightChoice]
+) -> Step:
+    """The step, made anew, with its weights brought to where they are best."""
+    run, weights = _weighted(planning, step)
+    weights.place([choice.after for choice in choices])
+    run()
+    return run
+
+
+def made(planning: Planning, step: Callable[..., Any]) -> Step:
+    """The step, made anew, and run once, which makes what an optimizer keeps."""
+    run: Step = step(planning.mesh)
+    run()
+    return run
+
+
+def _weighted(planning: Planning, step: Callable[..., Any]) -> tuple[Step, Weights]:
     making = MakingWeights(planning.recorder.last_line)
     with making:
         run = step(planning.mesh)
