@@ -14,6 +14,16 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def mesh_text(sizes: Sequence[int], names: Sequence[str] | None = None) -> str:
+    """The sizes of a mesh, with the names of its dims if it has some.
+
+    >>> mesh_text((2, 4)), mesh_text((2, 4), ("dp", "tp"))
+    ('(2, 4)', '(dp=2, tp=4)')
+    """
+    said = zip(names or ("",) * len(sizes), sizes)
+    return f"({', '.join(f'{name}={n}' if name else str(n) for name, n in said)})"
+
+
 def bytes_text(n: float, digits: int = 3) -> str:
     """Bytes, as people read them, with so many digits.
 

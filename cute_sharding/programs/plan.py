@@ -10,7 +10,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from cute_sharding._words import bytes_text, columns, counted, seconds_text
+from cute_sharding._words import bytes_text, columns, counted, mesh_text, seconds_text
 
 VERSION = 1
 
@@ -292,11 +292,7 @@ class StepPlan:
         return "\n".join(lines)
 
     def _totals(self) -> list[str]:
-        sizes = ", ".join(
-            f"{name}={n}" if name else str(n)
-            for name, n in zip(self.names or ("",) * len(self.mesh), self.mesh)
-        )
-        lines = [f"{self.program}, one step on mesh ({sizes})", ""]
+        lines = [f"{self.program}, one step on mesh {mesh_text(self.mesh, self.names)}", ""]
         for name, total in self.totals.items():
             cells = [] if total.seconds is None else [f"{seconds_text(total.seconds):>8}"]
             if name != "bound":

@@ -23,6 +23,7 @@ from cute_sharding.exchange import Mesh, Network
 from cute_sharding.layout import Layout
 from cute_sharding.models import PlacedTensor, plan_models
 from cute_sharding.models.shapes import Shape, shapes_of
+from cute_sharding.programs.plan import StepPlan
 from cute_sharding.tools.drawing import Picture, draw
 from cute_sharding.tools.drawing.pictures import draw_sharding
 from cute_sharding.tools.estimate import estimate
@@ -182,6 +183,14 @@ def read_placed(
         except ValueError as error:
             raise UsageError(f"{option} of {name}: {error}") from error
     return found
+
+
+def read_plan(path: str) -> StepPlan:
+    """The plan of a step, from a file."""
+    try:
+        return StepPlan.load(path)
+    except OSError as error:
+        raise UsageError(f"--plan {path}: {error}") from None
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -353,6 +362,7 @@ def run_estimate(given: Namespace) -> Printed:
         rank=given.rank,
         device=given.device,
         settings=[name.strip() for name in given.settings.split(",")],
+        plan=given.plan and read_plan(given.plan),
     )
     return Printed(found.to_dict(), str(found))
 
@@ -458,6 +468,7 @@ HELP = {
     "free": "parameters: also choose the placements of the weights",
     "fixed": "lines whose ops the plan leaves as they are, such as model.py:31,model.py:40",
     "each-line": "also count what each line that changes saves alone; one more run for each",
+    "plan": "a file that plan-step --save wrote: one more column, of the step as planned",
     "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
@@ -520,7 +531,7 @@ COMMANDS = {
         "predict the communication, time and memory of one step of a program on a mesh of any "
         "size, with PyTorch alone and with each flag; needs no device",
         run_estimate,
-        "[step] mesh! network layers rank device settings",
+        "[step] mesh! network layers rank device settings plan",
     ),
     "plan-step": Command(
         "plan one step of a program: which values are redistributed where, so that the step "

@@ -23,9 +23,14 @@ from typing import Any, cast
 from torch.distributed.device_mesh import init_device_mesh
 
 from cute_sharding._settings import from_environment
+from cute_sharding._words import counted
+from cute_sharding.dtensor.programs.planned import planned
+from cute_sharding.dtensor.programs.weights import MakingWeights
 from cute_sharding.dtensor.replaced import dispatch_modes, observing
 from cute_sharding.dtensor.replaced.communication import stand_for
+from cute_sharding.dtensor.run.placements import checked_placements
 from cute_sharding.dtensor.switch import adapter
+from cute_sharding.programs.plan import StepPlan
 from cute_sharding.tools.estimate import stand_ins
 from cute_sharding.tools.estimate.storages import Layers, Storages
 from cute_sharding.tools.estimate.values import DryRun, Memory, Traffic
@@ -98,9 +103,10 @@ def run(
     rank: int,
     device: str,
     layers: Sequence[int | None],
+    plan: StepPlan | None = None,
 ) -> list[DryRun]:
     """The communication and memory of the step, once for each number of layers; with None, the
-    function gets no number of layers.
+    function gets no number of layers. With a plan, the step runs by it.
     """
     stand_for(BACKENDS[device])
     dispatch_modes.start_group(rank, prod(sizes))
@@ -108,14 +114,47 @@ def run(
     found: list[DryRun] = []
     for many in layers:
         make = partial(step, mesh, **({} if many is None else {"layers": many}))
-        found.append(once(make, sizes, device))
+        found.append(once(make, sizes, device, plan))
         gc.collect()
         if found[-1].failure is not None:
             break
     return found
 
 
-def once(make: Callable[[], Any], sizes: Sequence[int], device: str) -> DryRun:
+def placed_by(plan: StepPlan, make: Callable[[], Any], recorder: Recorder) -> Any:
+    """The step that ``make()`` returns, with its weights where the plan wants them.
+
+    Raises:
+        ValueError: there is no step, or there are other weights.
+    """
+    making = MakingWeights(recorder.last_line)
+    with making:
+        step = make()
+    if step is None:
+        raise ValueError(
+            "a plan is for the step that the function returns, and it returns nothing: return the "
+            "step as a function"
+        )
+    if plan.weights:
+        weights = making.weights()
+        made, wanted = ([tuple(x.shape) for x in of] for of in (weights.tensors, plan.weights))
+        if made != wanted:
+            raise ValueError(
+                f"the plan places {counted(len(wanted), 'weight')}, and the step makes "
+                f"{len(made)}, or other shapes: plan this step"
+            )
+        weights.place(
+            [
+                checked_placements(of.after, of.shape, tuple(x.device_mesh.shape), "the plan")
+                for of, x in zip(plan.weights, weights.tensors)
+            ]
+        )
+    return step
+
+
+def once(
+    make: Callable[[], Any], sizes: Sequence[int], device: str, plan: StepPlan | None = None
+) -> DryRun:
     """The communication and memory of the step that ``make()`` returns; if it returns nothing, of
     ``make()`` itself. A step with an optimizer is run a second time, because the optimizer's
     state then exists from the start.
@@ -129,11 +168,13 @@ def once(make: Callable[[], Any], sizes: Sequence[int], device: str) -> DryRun:
         for context in (layers, memory, memory.resizing(), fakes, recorder):
             contexts.enter_context(context)
         try:
-            step = make()
+            step = make() if plan is None else placed_by(plan, make, recorder)
             if step is not None:
                 starts.append(len(recorder.seen))
                 memory.find_parameters()
                 memory.forget_peaks()
+                if plan is not None:
+                    contexts.enter_context(planned(plan))
                 step()
                 if memory.optimized:
                     starts.append(len(recorder.seen))

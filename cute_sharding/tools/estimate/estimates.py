@@ -21,10 +21,11 @@ from typing import Any, Literal
 
 from cute_sharding._html import of_text
 from cute_sharding._settings import FLAGS
-from cute_sharding._words import bytes_text, columns, counted, seconds_text
+from cute_sharding._words import bytes_text, columns, counted, mesh_text, seconds_text
 from cute_sharding.exchange import Network
+from cute_sharding.programs.plan import StepPlan
 from cute_sharding.tools.estimate import values
-from cute_sharding.tools.estimate.values import DEPTHS, KINDS, SETTINGS, DryRun, Traffic
+from cute_sharding.tools.estimate.values import DEPTHS, KINDS, PLANNED, SETTINGS, DryRun, Traffic
 from cute_sharding.tools.profile.values import Place
 
 # The environment variable that marks a process of a dry run.
@@ -45,6 +46,7 @@ def estimate(
     rank: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
     settings: Sequence[str] = tuple(SETTINGS),
+    plan: StepPlan | str | Path | None = None,
 ) -> Estimate:
     """The bytes that one step of a program would receive and hold, with PyTorch alone and with each
     flag. The estimate needs no device, no memory for the model, and no process for each rank.
@@ -67,6 +69,7 @@ def estimate(
         rank: the rank that is run. If shards are uneven, rank 0 holds the largest shards.
         device: "cuda" runs the step as on GPUs over NCCL, and "cpu" as on CPUs over gloo.
         settings: the columns, from "PyTorch", "views", "redistribution", "movement" and "all".
+        plan: of this step, or its path: one more column "planned", with all flags and the plan.
 
     Returns:
         An :class:`~cute_sharding.tools.estimate.Estimate`, which you can print. Bytes are those
@@ -74,7 +77,8 @@ def estimate(
         al. 2007).
 
     Raises:
-        ValueError: an argument has an unknown value, or the function cannot be imported by name.
+        ValueError: an argument has an unknown value, the function cannot be imported by name, or
+            the plan is of another mesh.
         ImportError: the program cannot be imported, or has no such function.
         RuntimeError: a process ended without a result.
 
@@ -83,27 +87,61 @@ def estimate(
     ValueError: 'training_step' is not the name of a function: write module:function or \
 file.py:function
     """
-    names = tuple(mesh) if isinstance(mesh, Mapping) else None
-    sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
+    sizes, names = sizes_and_names(mesh)
     check(sizes, network, layers, rank, device, settings)
     module, file, name = located(step)
     request = {"function": (module, file, name), "sizes": sizes, "names": names, "rank": rank}
-    flags = {name: dict(SETTINGS[name]) for name in settings}
-    for some in flags.values():
-        some |= {"USE_CUTE_NETWORK": network} if some and network else {}
-    runs = _runs({**request, "device": device}, flags, layers)
+    request |= {"device": device, "plan": None if plan is None else _plan_on(plan, sizes, names)}
+    shown = [*settings, *([] if plan is None else [PLANNED])]
+    runs = _runs(request, {name: _flags(name, network) for name in shown}, layers)
     program = f"{module if file is None else os.path.relpath(file)}:{name}"
     return Estimate(program, sizes, names, rank, device, network, layers, runs)
+
+
+def sizes_and_names(
+    mesh: Sequence[int] | Mapping[str, int],
+) -> tuple[tuple[int, ...], tuple[str, ...] | None]:
+    """The sizes of the mesh dims, and their names if they have some."""
+    if isinstance(mesh, Mapping):
+        return tuple(mesh.values()), tuple(mesh)
+    return tuple(mesh), None
+
+
+def _flags(setting: str, network: str | None) -> dict[str, str]:
+    """The flags of a column; a network is for this package."""
+    flags = SETTINGS["all" if setting == PLANNED else setting]
+    return flags | ({"USE_CUTE_NETWORK": network} if flags and network else {})
+
+
+def _plan_on(
+    plan: StepPlan | str | Path, sizes: tuple[int, ...], names: tuple[str, ...] | None
+) -> StepPlan:
+    """A plan, which is one of a step on this mesh.
+
+    Raises:
+        ValueError: it is of another mesh.
+    """
+    found = plan if isinstance(plan, StepPlan) else StepPlan.load(plan)
+    if (found.mesh, found.names) != (sizes, names):
+        raise ValueError(
+            f"the plan is of a step on mesh {mesh_text(found.mesh, found.names)}, and the estimate "
+            f"is on mesh {mesh_text(sizes, names)}: estimate the step on the mesh of the plan, "
+            "with the same names, or plan it on this one"
+        )
+    return found
 
 
 def _runs(
     request: Mapping[str, Any], flags: Mapping[str, Mapping[str, str]], layers: int | None
 ) -> tuple[DryRun, ...]:
-    """The runs of all settings; of many layers from few, or else of all."""
+    """The runs of all settings; of many layers from few, or else of all. A plan does not know the
+    ops of a model with fewer layers.
+    """
     runs: dict[str, DryRun | None] = dict.fromkeys(flags)
     if layers is not None and layers > DEPTHS[-1]:
-        every = _results({**request, "layers": DEPTHS}, flags)
-        runs = {setting: values.counted(found, layers) for setting, found in every.items()}
+        few = {setting: some for setting, some in flags.items() if setting != PLANNED}
+        every = _results({**request, "layers": DEPTHS}, few)
+        runs |= {setting: values.counted(found, layers) for setting, found in every.items()}
     left = {setting: flags[setting] for setting, run in runs.items() if run is None}
     again = _results({**request, "layers": [layers]}, left)
     found = {setting: run or again[setting][0] for setting, run in runs.items()}
@@ -188,10 +226,14 @@ def _results(
             'In the file of the step, call estimate only behind if __name__ == "__main__":'
         )
     with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        asked = Path(folder, "request")
-        asked.write_bytes(pickle.dumps(request))
-        found = pool.map(lambda name: _result(asked, Path(folder, name), flags[name]), flags)
-        return dict(zip(flags, found))
+
+        def result(name: str) -> list[DryRun]:
+            asked = Path(folder, f"{name}, asked")
+            plan = request["plan"] if name == PLANNED else None
+            asked.write_bytes(pickle.dumps({**request, "plan": plan}))
+            return _result(asked, Path(folder, name), flags[name])
+
+        return dict(zip(flags, pool.map(result, flags)))
 
 
 def environment(flags: Mapping[str, str]) -> dict[str, str]:
@@ -245,7 +287,7 @@ class Estimate:
         device: the kind of devices: "cuda" or "cpu".
         network: the links, as text; None: the default.
         layers: the number of layers, if the caller gave it; None otherwise.
-        runs: one run for each setting, PyTorch alone first.
+        runs: one run for each setting, PyTorch alone first, the planned one last.
 
     >>> from cute_sharding.tools.estimate.values import Memory
     >>> empty = DryRun("PyTorch", Traffic({}), Traffic({}), Memory({}))
@@ -334,17 +376,16 @@ class Estimate:
         return "\n\n".join("\n".join(part) for part in parts if part)
 
     def _head(self) -> list[str]:
-        names = self.names or ("",) * len(self.mesh)
-        sizes = ", ".join(f"{name}={n}" if name else str(n) for name, n in zip(names, self.mesh))
         over = {"cuda": "GPUs over NCCL", "cpu": "CPUs over gloo"}[self.device]
         lines = [
-            f"{self.program}, one step on mesh ({sizes}): rank {self.rank} of "
-            f"{prod(self.mesh):,}, as on {over}"
+            f"{self.program}, one step on mesh {mesh_text(self.mesh, self.names)}: rank "
+            f"{self.rank} of {prod(self.mesh):,}, as on {over}"
         ]
         if any(run.counted for run in self.runs):
+            whole = ", ".join(run.setting for run in self.runs if not run.counted)
             lines.append(
                 f"{self.layers} layers: computed from runs with 2, 3 and 4 layers, because each "
-                "further layer adds the same"
+                f"further layer adds the same{f'; {whole}: all were run' if whole else ''}"
             )
         elif self.layers is not None:
             lines.append(f"{self.layers} layers, all of which were run")

@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "movement": {"USE_CUTE_MOVEMENT": "1"},
     "all": {"USE_CUTE_SHARDING": "1"},
 }
+PLANNED = "planned"  # one more column: all flags, and a plan of the step
 # The numbers of layers of the models that run. Two steps of one layer show whether each layer adds
 # the same. Each model has a first and a last layer.
 DEPTHS = (2, 3, 4)
@@ -197,7 +198,7 @@ class DryRun:
     """A step with one setting.
 
     Attributes:
-        setting: one of ``SETTINGS``.
+        setting: one of ``SETTINGS``, or ``PLANNED``.
         step: the communication of the step, up to a failure.
         setup: the communication before the step.
         memory: the memory of the rank.

@@ -17,7 +17,14 @@ from typing import Any, Literal
 from cute_sharding._settings import EVERYTHING
 from cute_sharding.programs.plan import StepPlan, Totals
 from cute_sharding.tools.estimate import estimate
-from cute_sharding.tools.estimate.estimates import SECONDS, Estimate, check, environment, located
+from cute_sharding.tools.estimate.estimates import (
+    SECONDS,
+    Estimate,
+    check,
+    environment,
+    located,
+    sizes_and_names,
+)
 from cute_sharding.tools.estimate.values import STOCK
 
 
@@ -66,21 +73,12 @@ file.py:function
     """
     if free not in (None, "parameters"):
         raise ValueError(f'free={free!r}: write free="parameters", or leave it out')
-    names = tuple(mesh) if isinstance(mesh, Mapping) else None
-    sizes = tuple(mesh.values()) if isinstance(mesh, Mapping) else tuple(mesh)
+    sizes, names = sizes_and_names(mesh)
     check(sizes, network, None, rank, device, [STOCK])
-    request = {
-        "function": located(step),
-        "sizes": sizes,
-        "names": names,
-        "rank": rank,
-        "device": device,
-        "memory_limit": memory_limit,
-        "free": free,
-        "fixed": (fixed,) if isinstance(fixed, str) else tuple(fixed),
-        "network": network,
-        "each_line": each_line,
-    }
+    request = {"function": located(step), "sizes": sizes, "names": names, "rank": rank}
+    request |= {"device": device, "memory_limit": memory_limit, "free": free, "network": network}
+    request |= {"fixed": (fixed,) if isinstance(fixed, str) else tuple(fixed)}
+    request |= {"each_line": each_line}
     if not beside_pytorch:
         return _planned(request)
     alone = partial(estimate, step, mesh, network=network, rank=rank, device=device)

@@ -17,7 +17,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import cute_sharding
 from cute_sharding import StepPlan, planned
 from cute_sharding.dtensor.replaced.op_schemas import clear_propagation_caches
+from cute_sharding.tools.estimate import stand_ins
+from cute_sharding.tools.profile.recorder import Recorder
 from cute_sharding.tools.steps.__main__ import planned_step
+from cute_sharding.tools.steps.planning import Planning
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
@@ -429,6 +432,79 @@ def test_lines_that_are_fixed_do_what_they_do_as_written():
     assert received[0] < received[1] < plan.totals["op by op"].received
     with pytest.raises(ValueError, match="no op of the step is on that line"):
         fixed_on("nowhere.py:1")
+
+
+# -- one line alone --------------------------------------------------------------------------------
+
+
+def alone(loss):
+    """The plan of a program, with what each line saves alone."""
+    return planned_step(step_of(loss, PROGRAMS[loss]), mesh_of((4,)), device="cpu", each_line=True)
+
+
+def test_the_only_line_that_changes_saves_all():
+    plan = alone(norms)
+    (line,), (saved,) = plan.changed(), plan.alone.values()
+    assert [*plan.alone] == [line]
+    assert saved == plan.totals["op by op"].received - plan.totals["planned"].received > 0
+    assert f"{line}  288 B -> 144 B, alone saves {saved} B" in str(plan)
+    assert "alone saves" in plan.explain(line)
+    assert StepPlan.of_json(plan.to_json()) == plan
+    assert "alone" not in replace(plan, alone={}).to_json()
+
+
+def test_lines_alone_compute_what_one_device_does():
+    plan, placed = alone(modulated), PROGRAMS[modulated]
+    assert len(plan.alone) == 2 and set(plan.changed()) == set(plan.alone)
+    assert all(plan.alone.values())  # also of the line that reads what the other gives
+    with plain():
+        single = {name: number(shape) / 50 for name, (shape, _) in placed.items()}
+        training(modulated, single)()
+    for line in plan.alone:
+        part = plan.only(line[-20:])
+        assert {op.line for op in part.ops if op.changes} == {line}
+        assert [op.results for op in part.ops] == [op.results for op in plan.ops]
+        assert [*part.alone] == [*part.changed()] == [line] and "planned" not in part.totals
+        assert StepPlan.of_json(part.to_json()) == part
+        clear_propagation_caches()
+        with ranks_of((4,)):
+            given = {
+                name: distribute(number(shape) / 50, (4,), placements)
+                for name, (shape, placements) in placed.items()
+            }
+            with planned(part):
+                training(modulated, given)()
+            for name, x in given.items():
+                assert_close(x.detach(), single[name].detach(), name)
+    assert replace(plan.only(*plan.alone), totals=plan.totals).changed() == plan.changed()
+    assert not plan.only().changed()
+    with pytest.raises(ValueError, match="no op of the plan is on a line"):
+        plan.only(line, "nowhere.py:1")
+
+
+def test_a_line_that_does_not_run_alone_has_no_figure():
+    recorder, strict = Recorder(), []
+
+    def step(mesh):
+        a, b = (distribute_tensor(number((8, 8)), mesh, [p]) for p in (S1, S0))
+
+        def run():
+            h = a @ b
+            if strict and not h._spec.placements[0].is_partial():
+                raise ValueError("the program expects a Partial")
+            return h.relu().sum() + h.amax(1).sum() + h.exp().mean()
+
+        return run
+
+    plan = planned_step(step, mesh_of((4,)), device="cpu")
+    (line,) = plan.changed()
+    strict.append(True)
+    with stand_ins.Fakes(), recorder:
+        planning = Planning(recorder, mesh_of((4,)), "", each_line=True)
+        found = planning.each_alone(plan, lambda: step(planning.mesh))
+    assert found.alone == {line: None}
+    assert ", alone does not run" in str(found)
+    assert StepPlan.of_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize("side", ["reads", "gives"])

@@ -22,3 +22,7 @@ def few_rows(mesh):
         optimizer.zero_grad()
 
     return step
+
+
+def no_step(mesh):
+    few_rows(mesh)()
