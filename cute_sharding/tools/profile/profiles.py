@@ -18,7 +18,8 @@ from typing import Any
 from cute_sharding import _html
 from cute_sharding._words import bytes_text, columns, counted, seconds_text
 from cute_sharding.exchange.network import Network
-from cute_sharding.tools.profile.values import Cause, Collective, Line
+from cute_sharding.programs.plan import StepPlan
+from cute_sharding.tools.profile.values import Cause, Collective, Line, with_plan
 
 SUFFIXES = (".json", ".html", ".txt")
 NARROWEST = 72
@@ -235,13 +236,14 @@ def _numbers(line: Line) -> tuple[str, ...]:
 
 
 def _sentences(line: Line) -> list[str]:
-    """The text of a line of the program, what communicates there, and from where the function of
-    the line is called, if from several lines.
+    """The text of a line of the program, what communicates there, from where the function of the
+    line is called, if from several lines, and what the line receives by the plan.
     """
     callers = [f"{place} ({counted(n, 'collective')})" for place, n in line.callers.items()]
     more = [counted(len(callers) - CALLERS, "more line")] if len(callers) > CALLERS else []
     called = f"Called from {', '.join([*callers[:CALLERS], *more])}." if len(callers) > 1 else ""
-    return [text for text in (_source(line.cause), f"{line.cause.text}.", called) if text]
+    planned = line.planned.text if line.planned else ""
+    return [text for text in (_source(line.cause), f"{line.cause.text}.", called, planned) if text]
 
 
 def _source(cause: Cause) -> str:
@@ -254,7 +256,9 @@ def _named(what: str, of: Profile, row: int, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
+def profile(
+    *, network: Network | str | None = None, plan: StepPlan | str | Path | None = None
+) -> Iterator[Profile]:
     """Record the communication inside the ``with`` block, for each line of the program: with this
     package on or off, eager or compiled, forward and backward.
 
@@ -272,6 +276,8 @@ def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
         network: the network that gives the modeled seconds, as for :func:`cute_sharding.enable`. By
             default the network of the settings, or NVLink within hosts of eight devices and
             InfiniBand between.
+        plan: of a step, or its path: below each line that it changes, what the line receives by it.
+            The program need not run by the plan.
 
     Returns:
         A :class:`Profile`, which is filled when the block ends.
@@ -285,11 +291,18 @@ def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
     from cute_sharding.tools.profile.recorder import Recorder
 
     recorder, found = Recorder(), Profile()
+    known = StepPlan.load(plan) if isinstance(plan, (str, Path)) else plan
+
+    def fill() -> None:
+        vars(found).update(recorded(recorder, network))
+        if known is not None:
+            found.lines = with_plan(found.lines, known)
+
     try:
         with recorder:
             yield found
     except BaseException:
         with suppress(Exception):  # what the program raises comes first
-            vars(found).update(recorded(recorder, network))
+            fill()
         raise
-    vars(found).update(recorded(recorder, network))
+    fill()

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cute_sharding._words import bytes_text
 from cute_sharding.exchange.network import Chosen, Network
+from cute_sharding.programs.plan import StepPlan
 
 
 class Place(NamedTuple):
@@ -28,7 +30,7 @@ class Place(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line} {self.function}"
+        return f"{_last(self.file)}:{self.line} {self.function}"
 
 
 class Collective(NamedTuple):
@@ -248,16 +250,51 @@ def _named(tensors: Sequence[str]) -> str:
     return " and ".join([*some[:MOST_NAMED], *([f"{left} more"] if left > 0 else [])])
 
 
+class PlannedLine(NamedTuple):
+    """What a line of the program receives by the plan of a step, in bytes.
+
+    Attributes:
+        before, after: op by op, and as planned.
+        alone: what the step receives less if the line alone changes; None if that is unknown.
+
+    >>> PlannedLine(5_510_000, 721_000).text
+    'By the plan of the step, this line receives 721 kB in place of 5.51 MB.'
+    >>> PlannedLine(800, 200, -40).text.partition(". ")[2]
+    'If it alone changes, the step receives 40 B more.'
+    """
+
+    before: int
+    after: int
+    alone: int | None = None
+
+    @property
+    def text(self) -> str:
+        """That, in sentences."""
+        before, after = bytes_text(self.before), bytes_text(self.after)
+        said = f"By the plan of the step, this line receives {after} in place of {before}."
+        if self.alone is None:
+            return said
+        saved = f"{bytes_text(abs(self.alone))} {'more' if self.alone < 0 else 'less'}"
+        return f"{said} If it alone changes, the step receives {saved}."
+
+
+def _last(path: str) -> str:
+    """Without folders."""
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
 class Line(NamedTuple):
     """All communication of one cause.
 
     Attributes:
         cause: the cause.
         collectives: the collectives, in order.
+        planned: what the line of the program receives by a plan, if one is given that changes it.
     """
 
     cause: Cause
     collectives: tuple[Collective, ...]
+    planned: PlannedLine | None = None
 
     @property
     def received(self) -> int:
@@ -300,9 +337,29 @@ class Line(NamedTuple):
             "place": None if cause.place is None else cause.place._asdict(),
             "moved": [moved._asdict() for moved in cause.moved],
             "text": cause.text,
+            "planned": self.planned and {**self.planned._asdict(), "text": self.planned.text},
             "kinds": self.kinds,
             "received_bytes": self.received,
             "model_seconds": self.model,
             "measured_seconds": self.measured,
             "collectives": [one.to_dict() for one in self.collectives],
         }
+
+
+def with_plan(lines: Sequence[Line], plan: StepPlan) -> tuple[Line, ...]:
+    """The lines, with what those that a plan changes receive by it. A plan that was made elsewhere
+    knows a line by the name of its file, if only one of its lines has that name and number.
+    """
+    changed = plan.changed()
+    named: dict[str, list[str]] = {}
+    for of in changed:
+        named.setdefault(_last(of), []).append(of)
+
+    def planned(place: Place | None) -> PlannedLine | None:
+        whole = "" if place is None else f"{place.file}:{place.line}"
+        found = [whole] if whole in changed else named.get(_last(whole), [])
+        if len(found) != 1:
+            return None
+        return PlannedLine(*changed[found[0]], plan.alone.get(found[0]))
+
+    return tuple([line._replace(planned=planned(line.cause.place)) for line in lines])

@@ -1,6 +1,7 @@
 """What a profile says of a program whose communication is known."""
 
 import json
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 
@@ -14,6 +15,8 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from cute_sharding import StepPlan
+from cute_sharding.programs.plan import PlannedOp, Totals
 
 
 @pytest.fixture
@@ -126,6 +129,51 @@ def test_as_data_as_a_trace_and_as_a_page(mesh, tmp_path):
     assert p.save(tmp_path / "table.txt").read_text().startswith("Rank 0 of 8")
     with pytest.raises(ValueError, match=r"file name for the profile that ends in one of \.json"):
         p.save(tmp_path / "page.pdf")
+
+
+def planned_on(*lines):
+    """A plan in which each of these lines has an op that changes."""
+    ops = [
+        PlannedOp("aten.mm.default", (0, i), {}, (i,), ("[R]", None), (False,) * 2, (None,))
+        for i in range(len(lines))
+    ]
+    ops = [replace(op, line=of, before=5_510_000, after=721_000) for op, of in zip(ops, lines)]
+    totals = {"planned": Totals(721_000, 1)}
+    return StepPlan("a.py:step", (8,), None, (), (), tuple(ops), totals, alone={lines[0]: 4_200})
+
+
+def test_lines_of_a_plan_say_what_it_saves(mesh, tmp_path):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        program(x)
+    whole = "{0.file}:{0.line}".format(line_of(p, "slice").cause.place)
+    name = whole.rpartition("/")[2]
+    said = "By the plan of the step, this line receives 721 kB in place of 5.51 MB."
+    alone = f"{said} If it alone changes, the step receives 4.2 kB less."
+    for lines, text in (
+        ([f"/elsewhere/{name}"], alone),
+        ([f"/elsewhere/{name}", whole], said),  # the line itself is known
+        ([f"/elsewhere/{name}", f"/other/{name}"], None),  # either may be meant
+        ([f"/elsewhere/{name}1"], None),
+    ):
+        planned_on(*lines).save(tmp_path / "plan.json")
+        with cute_sharding.profile(plan=tmp_path / "plan.json") as p:
+            program(x)
+        planned = {line.cause.op: line.planned and line.planned.text for line in p.lines}
+        assert planned == {"slice": text, "redistribute": None}
+        data = {line["op"]: line["planned"] for line in p.to_dict()["lines"]}
+        assert (data["slice"] and data["slice"]["text"]) == text
+        for shown in (joined(p.table(100)), p.html()):
+            assert shown.count("By the plan") == (text is not None)
+            assert text is None or text in shown
+    still = planned_on(whole).only()  # a plan that changes nothing
+    with cute_sharding.profile(plan=still) as p:
+        program(x)
+    assert not any(line.planned for line in p.lines)
+    with pytest.raises(ValueError, match="is no plan of a step"):
+        (tmp_path / "plan.json").write_text("{}")
+        with cute_sharding.profile(plan=str(tmp_path / "plan.json")):
+            pass
 
 
 def test_a_profile_does_not_change_counts_or_what_is_on(mesh):
