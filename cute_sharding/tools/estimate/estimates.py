@@ -90,7 +90,7 @@ file.py:function
     sizes, names = sizes_and_names(mesh)
     check(sizes, network, layers, rank, device, settings)
     module, file, name = located(step)
-    request = {"function": (module, file, name), "sizes": sizes, "names": names, "rank": rank}
+    request = dict[str, Any](function=(module, file, name), sizes=sizes, names=names, rank=rank)
     request |= {"device": device, "plan": None if plan is None else _plan_on(plan, sizes, names)}
     shown = [*settings, *([] if plan is None else [PLANNED])]
     runs = _runs(request, {name: _flags(name, network) for name in shown}, layers)

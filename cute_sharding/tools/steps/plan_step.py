@@ -75,7 +75,7 @@ file.py:function
         raise ValueError(f'free={free!r}: write free="parameters", or leave it out')
     sizes, names = sizes_and_names(mesh)
     check(sizes, network, None, rank, device, [STOCK])
-    request = {"function": located(step), "sizes": sizes, "names": names, "rank": rank}
+    request = dict[str, Any](function=located(step), sizes=sizes, names=names, rank=rank)
     request |= {"device": device, "memory_limit": memory_limit, "free": free, "network": network}
     request |= {"fixed": (fixed,) if isinstance(fixed, str) else tuple(fixed)}
     request |= {"each_line": each_line}
