@@ -26,6 +26,9 @@ _UNTOLD = (torch.device, torch.layout, torch.Generator)
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
 
+# Numbers that a graph leaves open have no hash, and are told by their text. No plan has them.
+_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 
 class Float(str):
     """A float that an op is given, as text: nan is not equal to itself, and 1.0 would be 1."""
@@ -88,7 +91,7 @@ def _told(arg: Any, number: Callable[[DTensor], Any]) -> Hashable:
         return None
     if isinstance(arg, float):
         return Float(arg)
-    return arg
+    return repr(arg) if isinstance(arg, _OPEN) else arg
 
 
 def without_floats(told: Any) -> Any:
@@ -105,7 +108,7 @@ def given_key(tensor: DTensor) -> Key:
     spec = tensor._spec
     mesh = spec.mesh
     return (
-        tuple(spec.shape),
+        tuple([repr(n) if isinstance(n, _BY_TEXT) else n for n in spec.shape]),
         str(tensor.dtype),
         text(spec.placements),
         tuple(mesh.shape),

@@ -43,9 +43,11 @@ def elements(shape):
     return torch.randn(shape, generator=drawn) / shape[-1] ** 0.5
 
 
-def step_of(body, backend=None):
+def step_of(body, backend=None, dynamic=None):
     """A step of AdamW, as ``plan_step`` takes it. ``step.weights`` are the weights."""
-    loss_of = body if backend is None else torch.compile(body, backend=backend, fullgraph=True)
+    loss_of = body
+    if backend is not None:
+        loss_of = torch.compile(body, backend=backend, fullgraph=True, dynamic=dynamic)
 
     def made(mesh):
         def placed(shape, placements):

@@ -74,6 +74,17 @@ def test_a_block_with_the_same_plan_compiles_nothing_anew():
             step()
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("body", programs.BODIES, ids=lambda body: body.__name__)
+def test_a_graph_of_any_batch_size_is_decided_op_by_op(body):
+    """A plan is of one batch size."""
+    plan = plan_of(programs.step_of(body))
+    step = programs.step_of(body, "aot_eager", dynamic=True)(mesh_of(SIZES))
+    before = received(step)
+    with planned(plan):
+        assert received(step) == before
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.costly)]
