@@ -108,7 +108,7 @@ def given_key(tensor: DTensor) -> Key:
     spec = tensor._spec
     mesh = spec.mesh
     return (
-        tuple([repr(n) if isinstance(n, _BY_TEXT) else n for n in spec.shape]),
+        tuple([repr(n) if isinstance(n, _OPEN) else n for n in spec.shape]),
         str(tensor.dtype),
         text(spec.placements),
         tuple(mesh.shape),
