@@ -141,6 +141,8 @@ class Planned(TorchDispatchMode):
         self.plan = plan
         self.returned: tuple[int, ...] = ()  # by the program that was last noted while traced
         self._given = dict(zip(plan.given, plan.numbers))
+        # For meshes without names, and those of a plan without.
+        self._by_sizes = {key[:-1]: number for key, number in self._given.items()}
         self._entries = {_key(op): _entry(op) for op in plan.ops}
         # For calls that have other floats.
         self._nearly = {without_floats(key): entry for key, entry in self._entries.items()}
@@ -207,7 +209,10 @@ class Planned(TorchDispatchMode):
     def _number(self, x: DTensor) -> int:
         number = self._values.get(x)
         if number is None:
-            number = self._given.get(given_key(x), -1)
+            key = given_key(x)
+            number = self._given.get(key, -1)
+            if number < 0 and not (key[-1] and self.plan.names):
+                number = self._by_sizes.get(key[:-1], -1)
             self._values.put(x, number)
         return number
 

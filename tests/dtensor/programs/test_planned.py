@@ -175,6 +175,24 @@ def test_another_batch_is_decided_op_by_op(caplog):
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("names", [("a",), None], ids=str)
+def test_a_mesh_without_names_is_that_of_the_plan(names, caplog):
+    """Of the plan, or of the program; a mesh with other names is another one."""
+
+    def runs(names_of_plan, names_of_program):
+        step = step_of(norms, PROGRAMS[norms])
+        plan = planned_step(step, mesh_of((4,), names_of_plan), device="cpu")
+        run = step(mesh_of((4,), names_of_program))
+        run()
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "cute_sharding"), planned(plan):
+            run()
+        return not any("not in the plan" in record.message for record in caplog.records)
+
+    assert runs(names, names) and runs(names, None if names else ("a",))
+    assert not runs(("a",), ("b",))
+
+
 def test_a_write_is_seen_by_what_reads_a_copy():
     """Also through a view of it, and between two reads of one step."""
 
