@@ -13,7 +13,8 @@ from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-from torch.distributed.tensor import DTensor, _api, _redistribute
+from torch.distributed.tensor import DTensor, _redistribute
+from torch.distributed.tensor._api import _FromTorchTensor, _ToTorchTensor
 
 __all__ = ["Ask", "watched"]
 
@@ -22,9 +23,9 @@ __all__ = ["Ask", "watched"]
 _REDISTRIBUTES: tuple[tuple[Any, str], ...] = (
     (_redistribute.Redistribute, "forward"),
     (_redistribute.NestedRedistribute, "forward"),
-    (_api._FromTorchTensor, "backward"),
+    (_FromTorchTensor, "backward"),
 )
-_READS: tuple[tuple[Any, str], ...] = ((_api._ToTorchTensor, "forward"),)
+_READS: tuple[tuple[Any, str], ...] = ((_ToTorchTensor, "forward"),)
 
 
 @dataclass(frozen=True)

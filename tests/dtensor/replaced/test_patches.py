@@ -80,6 +80,7 @@ OPTIONAL = {
     **dict.fromkeys(("_c10d_functional", "_dtensor"), "a namespace of ops"),
     "_ops": "a module",
     "_fused_rms_norm": "a kernel of GPUs, in a dry run alone",
+    "_fused_rms_norm_backward": "its gradient, in a dry run alone",
     "_scaled_dot_product_efficient_attention": "a kernel of GPUs, in a dry run alone",
     "_scaled_dot_product_flash_attention": "a kernel of GPUs, in a dry run alone",
     "_has_same_storage_numel": "an op",
