@@ -15,7 +15,7 @@ from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.op_schemas import is_of_lists
 
 
-class Part(NamedTuple):
+class CallPart(NamedTuple):
     """A part of a call that does nothing with the other parts.
 
     Attributes:
@@ -37,7 +37,7 @@ class _Place(int):
     """The position of an operand."""
 
 
-def parts_of(func: Any, args: Any, kwargs: Any, result: Any) -> list[Part]:
+def parts_of(func: Any, args: Any, kwargs: Any, result: Any) -> list[CallPart]:
     """The parts of a call: one for each place of the lists of an op that runs on each of their
     tensors by itself.
     """
@@ -47,7 +47,7 @@ def parts_of(func: Any, args: Any, kwargs: Any, result: Any) -> list[Part]:
         (tuple(args), dict(kwargs)),
     )
     every = tuple(range(next(positions)))
-    whole = Part(0, tuple(args), dict(kwargs), result, every)
+    whole = CallPart(0, tuple(args), dict(kwargs), result, every)
     if isinstance(func, Ask) or not is_of_lists(func):
         return [whole]
     long = max([len(arg) for arg in args if isinstance(arg, (list, tuple))], default=0)
@@ -64,7 +64,7 @@ def parts_of(func: Any, args: Any, kwargs: Any, result: Any) -> list[Part]:
     placed = [[leaf for leaf in each if isinstance(leaf, _Place)] for each in sliced_at]
     uses = Counter(place for places in placed for place in places)
     return [
-        Part(
+        CallPart(
             i,
             tuple([sliced(arg, i) for arg in args]),
             sliced(dict(kwargs), i),

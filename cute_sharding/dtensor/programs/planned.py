@@ -153,7 +153,8 @@ class Planned(TorchDispatchMode):
 
     def __enter__(self) -> Planned:
         _running().append(self)
-        _change_graphs(self.plan)
+        if not self.is_traced:
+            _change_graphs(self.plan)
         super().__enter__()
         return self
 
@@ -163,8 +164,9 @@ class Planned(TorchDispatchMode):
         for copies in self._kept:
             for key in [key for key in copies.made if key[0] is self._own]:
                 del copies.made[key]
-        running = plan_in_force()
-        _change_graphs(None if running is None else running.plan)
+        if not self.is_traced:  # while a graph is traced, nothing is compiled anew
+            running = plan_in_force()
+            _change_graphs(None if running is None else running.plan)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.programs.numbers import Key, Numbers, given_key, is_same, key_of
-from cute_sharding.dtensor.programs.parts import Part, parts_of
+from cute_sharding.dtensor.programs.parts import CallPart, parts_of
 from cute_sharding.dtensor.replaced.asked import Ask, watched
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode
@@ -250,7 +250,7 @@ class _Called:
 
     func: Any
     key: Key
-    part: Part
+    part: CallPart
     all_operands: list[DTensor]
 
     @property

@@ -32,7 +32,7 @@ class CannotPlan(ValueError):
     """The step is none that can be planned as was asked."""
 
 
-class Asked(NamedTuple):
+class AskedStep(NamedTuple):
     """A step that ran, what its ops can do, and what it received op by op."""
 
     recorded: Recorded
@@ -72,8 +72,8 @@ class Planning:
         run: Step,
         key: Callable[[DTensor], Key] = given_key,
         free: Iterable[Sequence[Key]] = (),
-        written: Asked | None = None,
-    ) -> Asked:
+        written: AskedStep | None = None,
+    ) -> AskedStep:
         """Run a step, and ask its ops what they do on other placements.
 
         Args:
@@ -91,7 +91,7 @@ class Planning:
             )
         ways = () if written is None else written.ways
         program = program_of(recorded, self.counting, line_text, free=free, written=ways)
-        found = Asked(recorded, program, by_op())
+        found = AskedStep(recorded, program, by_op())
         self._check_fixed(recorded)
         fixed = with_fixed(program, recorded, self._is_fixed, (written or found).ways)
         return found._replace(program=fixed)
@@ -108,13 +108,13 @@ class Planning:
                     f"as print(plan) shows it, such as {next(iter(lines), 'train.py:12')}"
                 )
 
-    def solved(self, asked: Asked) -> Solved:
+    def solved(self, asked: AskedStep) -> Solved:
         """How a step runs at the least price."""
         weigh = None if self.network is None else seconds_first(asked.program)
         return solve(asked.program, weigh=weigh, memory_limit=self.memory_limit)
 
     def plan(
-        self, run: Step, asked: Asked, solved: Solved, beside: Asked | None = None
+        self, run: Step, asked: AskedStep, solved: Solved, beside: AskedStep | None = None
     ) -> StepPlan:
         """The plan of a step that was asked, and solved.
 
@@ -176,7 +176,7 @@ class Planning:
         seconds = None if self.network is None else price.seconds
         return Totals(price.received, price.collectives, seconds)
 
-    def bound(self, asked: Asked, solved: Solved) -> Totals:
+    def bound(self, asked: AskedStep, solved: Solved) -> Totals:
         """Below what no plan gets, with what the program sends by itself, as FSDP does."""
         beside = asked.by_op.minus(asked.recorded.received)
         if self.network is not None:
@@ -256,7 +256,10 @@ def freed(planning: Planning, step: Callable[..., Any]) -> StepPlan:
 
 
 def _planned_there(
-    planning: Planning, step: Callable[..., Any], written: Asked, choices: Sequence[WeightChoice]
+    planning: Planning,
+    step: Callable[..., Any],
+    written: AskedStep,
+    choices: Sequence[WeightChoice],
 ) -> StepPlan:
     """The plan of the step, made anew, with its weights brought to where they are best."""
     run = _made_there(planning, step, choices)
@@ -295,7 +298,7 @@ def _weighted(planning: Planning, step: Callable[..., Any]) -> tuple[Step, Weigh
     return run, weights
 
 
-def _choices(weights: Weights, asked: Asked, solved: Solved) -> list[WeightChoice]:
+def _choices(weights: Weights, asked: AskedStep, solved: Solved) -> list[WeightChoice]:
     """For each weight; one that no op reads stays where it is."""
     recorded, program = asked.recorded, asked.program
     free = {recorded.numbers[of.values[0]]: of for of in program.free}
