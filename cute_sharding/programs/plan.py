@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_sharding._words import bytes_text, columns, counted, mesh_text, seconds_text
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PlannedOp:
 
     Attributes:
         op: its name, such as "aten.mm.default".
-        arguments: its arguments, a value as its number; ``{"torch": name}`` is an attribute of
+        arguments: its arguments; ``"%3"`` is the value 3, ``{"torch": name}`` an attribute of
             torch, such as a dtype, and ``{"float": text}`` a float.
         named: its keyword arguments.
         results: the numbers of its results; None for an operand that it writes to.
@@ -131,7 +131,8 @@ class StepPlan:
             asked.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals
-    >>> once = PlannedOp("aten.mm.default", (0, 1), {}, (2,), (None, None), (False,) * 2, ("[R]",))
+    >>> ab = ("%0", "%1")
+    >>> once = PlannedOp("aten.mm.default", ab, {}, (2,), (None, None), (False,) * 2, ("[R]",))
     >>> given = [((8, 8), "torch.float32", placed, (4,), ()) for placed in ("[S(1)]", "[S(0)]")]
     >>> totals = {"planned": Totals(384, 1)}
     >>> plan = StepPlan("train.py:step", (4,), None, tuple(given), (0, 1), (once,), totals)

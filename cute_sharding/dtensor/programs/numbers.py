@@ -80,11 +80,16 @@ def key_of(func: Any, args: Sequence[Any], kwargs: Any, number: Callable[[DTenso
     return func, tuple([_told(arg, number) for arg in args]), tuple(named)
 
 
+def value_text(number: int) -> str:
+    """A value as an argument: ``%3`` is the value 3, and no integer that an op is given."""
+    return f"%{number}"
+
+
 def _told(arg: Any, number: Callable[[DTensor], Any]) -> Hashable:
     if type(arg) in _PLAIN:  # most that are no tensors
         return arg
     if isinstance(arg, torch.Tensor):
-        return number(arg) if isinstance(arg, DTensor) else None
+        return value_text(number(arg)) if isinstance(arg, DTensor) else None
     if isinstance(arg, (list, tuple)):
         return tuple([_told(each, number) for each in arg])
     if isinstance(arg, _UNTOLD):

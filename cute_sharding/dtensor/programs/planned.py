@@ -31,7 +31,12 @@ from cute_sharding.dtensor.programs.numbers import (
 from cute_sharding.dtensor.programs.recording import as_lies, dtensors_in, tensors_in
 from cute_sharding.dtensor.replaced import compiler
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
-from cute_sharding.dtensor.replaced.local_tensors import is_wrapper, storage_of, tree_map
+from cute_sharding.dtensor.replaced.local_tensors import (
+    is_wrapper,
+    leaves,
+    storage_of,
+    tree_map,
+)
 from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
 from cute_sharding.dtensor.run import in_graphs
@@ -339,12 +344,8 @@ def planned_op(key: Key, **others: Any) -> PlannedOp:
 
 def operands_of(op: PlannedOp) -> list[int]:
     """The numbers of its operands, in the order of its arguments."""
-    found: list[int] = []
-    for i, argument in enumerate(overload(op.op)._schema.arguments):
-        value = op.arguments[i] if i < len(op.arguments) else op.named.get(argument.name)
-        if "Tensor" in str(argument.type):
-            found += [n for n in (value if isinstance(value, tuple) else (value,)) if n is not None]
-    return found
+    told = leaves(list(op.arguments), dict(op.named))
+    return [int(x[1:]) for x in told if isinstance(x, str) and x.startswith("%")]
 
 
 def _key(op: PlannedOp) -> Key:

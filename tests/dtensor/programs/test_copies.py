@@ -138,7 +138,7 @@ def test_a_copy_is_read_when_its_source_is_gone(mesh):
 
     def whole(op, keeps):
         """It reads the activation as a replica."""
-        at = [k for k, argument in enumerate(op.arguments) if argument == activation]
+        at = [k for k, argument in enumerate(op.arguments) if argument == f"%{activation}"]
         if not at or op.op not in ("aten.mm.default", "aten.threshold_backward.default"):
             return op
         reads = tuple(["[R]" if k in at else None for k in range(2)])
@@ -164,5 +164,5 @@ def test_what_a_rank_may_write_to_alone_is_not_kept(mesh):
     """All ranks gather it again, whichever has written to its local tensor."""
     plan = planned_step(written_by(by_local_tensors), mesh, device="cpu")
     kept = [(op, i) for op in plan.ops for i, keeps in enumerate(op.keeps) if keeps]
-    weights = [plan.numbers[k] for k, given in enumerate(plan.given) if given[2] == "[S(0)]"]
+    weights = [f"%{plan.numbers[k]}" for k, given in enumerate(plan.given) if given[2] == "[S(0)]"]
     assert not [op for op, i in kept if op.arguments[i] in weights]

@@ -193,6 +193,17 @@ def test_a_mesh_without_names_is_that_of_the_plan(names, caplog):
     assert not runs(("a",), ("b",))
 
 
+def test_a_value_is_no_number_that_an_op_is_given():
+    """Numbers of values are counted from 0: one value is 1, and 1 is added to another."""
+
+    def step(mesh):
+        a, b = (distribute_tensor(number(shape), mesh, [S0]) for shape in ((4, 8), (8, 4)))
+        return lambda: (a + b.t(), a + 0, a + 1, a + 2, a + a)
+
+    plan = plan_of(step, (4,))
+    assert sum(op.op == "aten.add.Tensor" for op in plan.ops) == 5
+
+
 def test_a_write_is_seen_by_what_reads_a_copy():
     """Also through a view of it, and between two reads of one step."""
 
