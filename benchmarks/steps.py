@@ -23,7 +23,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from functools import cache
 from statistics import geometric_mean
 from typing import Any, NamedTuple, TypeAlias
@@ -84,7 +83,8 @@ def planned(optimizer: str) -> Side:
             program = f"benchmarks.steps_of_torch:{step.name}.{optimizer}"
             try:
                 plan = plan_step(program, sizes, beside_pytorch=False)
-                found[step.name] = Received(*astuple(plan.totals["planned"]))
+                total = plan.totals["planned"]
+                found[step.name] = Received(total.received, total.collectives)
             except RuntimeError as error:
                 found[step.name] = str(error)
         return found
