@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.flow import Copy, LinkFlow, LinkMessage, fold, in_turn
@@ -32,6 +33,9 @@ from cute_sharding.sharding.rows import Chains, Device
 # -- native ----------------------------------------------------------------------------------------
 # Steps that are one collective of a whole tensor dim, as every library has it: it joins blocks of
 # rows (all-gather), hands them out (reduce-scatter), or both (all-to-all).
+
+
+_Chain: TypeAlias = "tuple[tuple[int, int], ...]"  # the cuts of one tensor dim
 
 
 class Along(NamedTuple):
@@ -106,6 +110,58 @@ def _last(
         ]
     )
     return (base, tuple([m for m, _ in last])), cut[0]
+
+
+def with_a_dim_for_each_cut(source: Placed, target: Placed) -> tuple[Placed, Placed] | None:
+    """The same tensor, viewed with more dims, so that every cut takes plain blocks of a dim; None
+    if sizes do not divide, or a cut of one takes part of a cut of the other.
+
+    The local tensors are views too: rows are cut in the same order, and only their numbers gain
+    digits.
+
+    >>> rows = Placed.numbered((16,), (2, 4), (((0, 1), (1, 2)),))  # two pieces of each block
+    >>> [(x.shape, x.chains) for x in with_a_dim_for_each_cut(rows, rows.cut_as((((0, 1),),)))]
+    [((4, 4), (((0, 1),), ((1, 1),))), ((4, 4), (((0, 1),), ()))]
+    """
+    shape: list[int] = []
+    chains: tuple[list[_Chain], list[_Chain]] = ([], [])
+    for n, *cuts in zip(source.shape, source.chains, target.chains):
+        both = [_modes(n, chain, source.mesh.sizes) for chain in cuts]
+        bounds = {n, 1}
+        for modes in both:
+            if modes is None:
+                return None
+            # A dim begins where a device's digit lies below one of local rows.
+            bounds |= {size * stride for size, stride, _ in modes} - {low for _, low, _ in modes}
+        for high, low in pairwise(sorted(bounds, reverse=True) if n > 1 else (n, 1)):
+            if high % low:
+                return None
+            shape.append(high // low)
+            for modes, found in zip(both, chains):
+                inside = [mode for mode in modes or () if low <= mode[1] < high]
+                if any(stride % low or high % (size * stride) for size, stride, _ in inside):
+                    return None
+                found.append(tuple([(m, 1) for *_, m in inside]))
+    if any(len(some) > len({*some}) for some in map(_cutting, chains)):
+        return None  # a mesh dim has digits in several dims
+    before, after = (
+        replace(each, shape=tuple(shape), chains=tuple(found))
+        for each, found in zip((source, target), chains)
+    )
+    return before, after
+
+
+def _modes(n: int, chain: _Chain, mesh: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
+    """The digits that devices fix, from the outermost in: (size, stride in rows, mesh dim)."""
+    found = digits(n, chain, mesh)
+    if found is None:
+        return None
+    modes = [(*mode, m) for m, some in found.devices.items() for mode in some]
+    return sorted(modes, key=lambda mode: -mode[1])
+
+
+def _cutting(chains: Sequence[_Chain]) -> list[int]:
+    return [m for chain in chains for m, _ in chain]
 
 
 def room_for(mesh: tuple[int, ...], step: Along, dim: int) -> int:
@@ -255,6 +311,18 @@ class Step(Stage):
     @abstractmethod
     def along(self) -> Along | None:
         """The step as a collective of whole tensor dims, if it is one."""
+
+    @cached_property
+    def by_whole_dims(self) -> Step:
+        """The step of the same tensor viewed with more dims, if it gathers or scatters a whole dim
+        of that view alone; else the step itself.
+        """
+        if self.along is None and self.communicates:
+            ends = with_a_dim_for_each_cut(self.source, self.target)
+            found = None if ends is None else along(*ends, self.mesh_dims)
+            if ends is not None and found is not None and found.dim_of_blocks is not None:
+                return replace(self, source=ends[0], target=ends[1])
+        return self
 
     @property
     def parts(self) -> int:

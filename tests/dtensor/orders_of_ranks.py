@@ -1,8 +1,9 @@
 """Compiles drawn programs by Inductor as one rank of some and prints, as JSON, the collectives in
-the order in which Inductor's scheduler leaves them, graph by graph, and those of the same program
-run eagerly: ``python orders_of_ranks.py RANK WORLD``, a line for each line ``SEED DYNAMIC OPTIONS``
-that it reads: which program, whether for any sizes, and options of torch._inductor.config as JSON.
-No kernel is made: what runs is the graph that Inductor would have made them of.
+the order in which Inductor's scheduler leaves them, graph by graph, the nodes of graphs that the
+package says are the same on all ranks, and the collectives of the same program run eagerly:
+``python orders_of_ranks.py RANK WORLD``, a line for each line ``SEED DYNAMIC OPTIONS`` that it
+reads: which program, whether for any sizes, and options of torch._inductor.config as JSON. No
+kernel is made: what runs is the graph that Inductor would have made them of.
 
 For test_compiled_order.py.
 """
@@ -24,8 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import cute_sharding
+from cute_sharding.dtensor.replaced import collective_order
 from cute_sharding.dtensor.replaced.communication import communicates
 
 
@@ -33,7 +36,7 @@ class Scheduled(Exception):
     """The scheduler has done what it does."""
 
 
-orders = []
+orders, nodes = [], []
 
 
 def note_order(scheduler, *args):
@@ -50,8 +53,23 @@ def note_order(scheduler, *args):
     raise Scheduled
 
 
+def nodes_of(graph):
+    """The nodes of a graph with their shapes; None if it has no collectives, or the package says
+    that ranks' graphs may differ.
+    """
+    numbered = [node for node in graph.graph.nodes if collective_order.NUMBER in node.meta]
+    if not numbered or any(node.meta[collective_order.RANKS_DIFFER] for node in numbered):
+        return None
+    values = [(str(node.target), node.meta.get("val")) for node in graph.graph.nodes]
+    return [
+        [name, [str(x.shape) for x in tree_leaves(value) if isinstance(x, torch.Tensor)]]
+        for name, value in values
+    ]
+
+
 def schedule(graph, inputs, **options):
     """Inductor's compiler of one graph, up to where it makes code."""
+    nodes.append(nodes_of(graph))
     runs = copy.deepcopy(graph)
     try:
         compile_fx_inner(graph, inputs, **options)
@@ -96,6 +114,7 @@ def run(program, args):
 def attempt(seed, rank, world, dynamic):
     torch._dynamo.reset()
     orders.clear()
+    nodes.clear()
     said, sizes, made = ordered_programs.draw(seed, world)
     found = {"program": said}
     try:
@@ -107,6 +126,8 @@ def attempt(seed, rank, world, dynamic):
         backend = partial(compile_fx, inner_compile=schedule)
         run(torch.compile(program, backend=backend, dynamic=dynamic), args)
         found["graphs"] = list(orders)
+        has_other_work = args[-1] is not None  # on one rank alone
+        found["nodes"] = [None if has_other_work else of for of in nodes]
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     return found

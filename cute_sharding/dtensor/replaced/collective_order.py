@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from cute_sharding.dtensor.replaced.communication import OURS, WAIT, communicates
-from cute_sharding.dtensor.replaced.dispatch_modes import OF_THIS_RANK
+from cute_sharding.dtensor.replaced.dispatch_modes import OF_EACH_RANK, OF_THIS_RANK
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
 
 __all__ = [
@@ -67,8 +67,9 @@ def numbered(stock: Callable[..., Any]) -> Callable[..., Any]:
         traced = stock(aot_state, orig_flat_fn)
         graph = traced.graph_module.graph
         nodes = [node for node in graph.nodes if _communicates(node)]
-        differ = any(map(_is_of_this_rank, graph.nodes)) or any(map(may_be_uneven, specs))
-        if specs or differ:
+        own = [node for node in graph.nodes if _is_of_this_rank(node)]
+        differ = any(map(may_be_uneven, specs)) or not all(map(_is_of_each_rank, own))
+        if specs or own:
             for i, node in enumerate(nodes):
                 node.meta[NUMBER] = i
                 node.meta[RANKS_DIFFER] = differ
@@ -83,6 +84,10 @@ def _communicates(node: Any) -> bool:
 
 def _is_of_this_rank(node: Any) -> bool:
     return OF_THIS_RANK in node.meta.get("custom", ())
+
+
+def _is_of_each_rank(node: Any) -> bool:
+    return OF_EACH_RANK in node.meta["custom"]
 
 
 # -- the forward and the backward graph ------------------------------------------------------------

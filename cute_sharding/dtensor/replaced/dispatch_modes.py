@@ -25,6 +25,7 @@ from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import _detect_infra_mode, _disable_current_modes
 
 __all__ = [
+    "OF_EACH_RANK",
     "OF_THIS_RANK",
     "active_debug_mode",
     "all_ranks",
@@ -34,6 +35,7 @@ __all__ = [
     "keep_while_traced",
     "local_tensor_mode",
     "no_modes",
+    "of_each_rank",
     "of_this_rank",
     "start_group",
 ]
@@ -44,8 +46,10 @@ _PYTHON_DISPATCHER, _PRE_DISPATCH = DispatchKey.PythonDispatcher, DispatchKey.Pr
 
 _NOTHING = nullcontext()
 
-# Marks nodes of a graph that other ranks' graphs lack, or have with other numbers.
+# Marks nodes of a graph that other ranks' graphs lack, or have with other numbers; and those of
+# them that other ranks have too, with the same shapes.
 OF_THIS_RANK = "cute_sharding: of this rank"
+OF_EACH_RANK = "cute_sharding: of each rank"
 
 
 def is_tracing() -> bool:
@@ -81,6 +85,13 @@ def of_this_rank() -> Any:
     its sizes or its peers.
     """
     return annotate({OF_THIS_RANK: True}) if is_tracing() else _NOTHING
+
+
+def of_each_rank() -> Any:
+    """A context that marks the nodes of a traced graph as those of all ranks: they may have other
+    numbers, such as where a slice begins, but each rank has the same nodes in the same shapes.
+    """
+    return annotate({OF_EACH_RANK: True}) if is_tracing() else _NOTHING
 
 
 def below_autograd() -> Any:

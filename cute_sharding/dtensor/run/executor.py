@@ -57,12 +57,20 @@ def run(
             local = _keep(step, local, mesh, alias=False)
             continue
         with _telling_observers(step, local):
-            if isinstance(step, AllToAll):
-                local = _exchange(step, local, mesh, is_async)
-            else:
-                assert isinstance(step, Reduction)
-                local = _reduce(step, local, mesh, is_async)
+            local = _communicate(step, local, mesh, is_async)
     return local if async_op else wait_for(local)
+
+
+def _communicate(step: Step, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
+    natively = step.by_whole_dims
+    if natively is not step:
+        local = local.reshape(natively.shapes_on(0)[0])  # sizes divide: all ranks' are equal
+    if isinstance(natively, AllToAll):
+        local = _exchange(natively, local, mesh, async_op)
+    else:
+        assert isinstance(natively, Reduction)
+        local = _reduce(natively, local, mesh, async_op)
+    return local if natively is step else local.view(step.shapes_on(0)[1])
 
 
 def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
@@ -92,19 +100,24 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
-def is_shown(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
-    """Whether graphs show the step, for sizes that are numbers: as local slices, or as a collective
-    of whole tensor dims, of the whole local tensor, or in rounds. Of any other exchange a compiler
-    would see this rank's messages alone.
+def is_native(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether the step is local slices, or a collective of a whole tensor dim or of the whole local
+    tensor.
     """
-    assert isinstance(step, (AllToAll, Reduction)) or not step.communicates
-    if not step.communicates or (isinstance(step, Reduction) and not step.scatters):
-        return True
-    is_even = step.along is not None and step.along.even
+    step = step.by_whole_dims
+    is_reduced = isinstance(step, Reduction) and not step.scatters
+    return not step.communicates or is_reduced or whole_dim(step, dtype, mesh) is not None
+
+
+def is_shown(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether graphs show the step, for sizes that are numbers: if it :func:`is_native`, in rounds,
+    or an exchange of equal blocks of whole dims. Of any other exchange a compiler would see this
+    rank's messages alone.
+    """
     return (
-        is_even
+        is_native(step, dtype, mesh)
+        or (step.along is not None and step.along.even)
         or (isinstance(step, AllToAll) and step.rounds > 1)
-        or whole_dim(step, dtype, mesh) is not None
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial, reduce
 from hashlib import sha1
 from itertools import islice
@@ -20,9 +21,9 @@ from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.symbols import local_shape_of
-from cute_sharding.dtensor.replaced import communication, compiler, dispatch_modes
+from cute_sharding.dtensor.replaced import communication, compiler, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.dtensor.run.executor import is_shown, run
+from cute_sharding.dtensor.run.executor import is_native, is_shown, run
 from cute_sharding.dtensor.run.groups import means, prepared_key
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.together import run_together
@@ -179,6 +180,23 @@ def _mesh_named(key: str, how: str) -> Any:
 
 
 # -- a redistribution -----------------------------------------------------------------------------
+
+
+def on_all_ranks(
+    plans: Sequence[RedistributionPlan], dtypes: Sequence[torch.dtype], mesh: Any, *shapes: Any
+) -> Any:
+    """A context in which the nodes of plans count as those of all ranks, if sizes divide, so that
+    all ranks have the same shapes, and no rank packs messages in the graph.
+    """
+    if not dispatch_modes.is_tracing() or symints.is_symbolic(*shapes):
+        return nullcontext()
+    if any(end.layout is None for plan in plans for step in plan.steps for end in step.ends):
+        return nullcontext()
+    steps = [(step, dtype) for plan, dtype in zip(plans, dtypes) for step in plan.steps]
+    packs = all(is_shown(step, dtype, mesh) for step, dtype in steps) and not all(
+        is_native(step, dtype, mesh) for step, dtype in steps
+    )
+    return nullcontext() if packs else dispatch_modes.of_each_rank()
 
 
 def run_steps(

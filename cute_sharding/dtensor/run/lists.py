@@ -22,7 +22,7 @@ from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import communication, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import is_shown
-from cute_sharding.dtensor.run.in_graphs import run_opaque
+from cute_sharding.dtensor.run.in_graphs import on_all_ranks, run_opaque
 from cute_sharding.dtensor.run.packing import lay_out
 from cute_sharding.dtensor.run.placements import say_redistributed
 from cute_sharding.dtensor.run.redistribute import (
@@ -110,13 +110,14 @@ def _redistribute_together(
         else is_shown(steps[0], dtypes[members[0]], mesh)
         for members, steps in turns(plans, dtypes)
     )
-    if dispatch_modes.is_tracing() and not is_seen:
-        for each, shape in zip(found, shapes):
-            settle_divisions(each.plan, shape, mesh)
-        moved = run_opaque([each.plan for each in found], tensors, mesh, shapes)
-    else:
-        moved = run_together(plans, tensors, mesh)
-    return [lay_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
+    with on_all_ranks([each.plan for each in found], dtypes, mesh, *shapes):
+        if dispatch_modes.is_tracing() and not is_seen:
+            for each, shape in zip(found, shapes):
+                settle_divisions(each.plan, shape, mesh)
+            moved = run_opaque([each.plan for each in found], tensors, mesh, shapes)
+        else:
+            moved = run_together(plans, tensors, mesh)
+        return [lay_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
 
 
 @remembered

@@ -37,7 +37,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.executor import looks_at_sizes, run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, group_of, groups_at_hand, means
-from cute_sharding.dtensor.run.in_graphs import run_opaque, run_steps
+from cute_sharding.dtensor.run.in_graphs import on_all_ranks, run_opaque, run_steps
 from cute_sharding.dtensor.run.packing import check_shape, lay_out
 from cute_sharding.dtensor.run.placements import (
     chains_of_placements,
@@ -132,10 +132,12 @@ def redistribute_local_tensor(
         count_moves(found.kind)
     if counted and plan.steps:
         say_redistributed(mesh, plan.shape, before, after, plan)
-    with _recorded(plan, local, before, after, is_explicit):
-        moved = _done(found, local, current, target, async_op=async_op)
-    # torch gives a redistribution's gradient the strides of the input, not of ``target``.
-    return local if moved is local else lay_out(moved, current.tensor_meta)
+    plans = [plan] if found.first is None else [found.first, plan]
+    with on_all_ranks(plans, [local.dtype] * len(plans), mesh, *current.shape):
+        with _recorded(plan, local, before, after, is_explicit):
+            moved = _done(found, local, current, target, async_op=async_op)
+        # torch gives a redistribution's gradient the strides of the input, not of ``target``.
+        return local if moved is local else lay_out(moved, current.tensor_meta)
 
 
 def combined(state: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:

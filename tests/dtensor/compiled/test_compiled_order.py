@@ -122,6 +122,7 @@ def assert_in_order(found, dynamic, *, as_eagerly=True):
     graphs = [rank["graphs"] for rank in found]
     assert all(of_rank == graphs[0] for of_rank in graphs), (said, graphs)
     assert all(rank["eager"] == found[0]["eager"] for rank in found), said
+    assert all(rank["nodes"] == found[0]["nodes"] for rank in found), said
     names = [name for graph in graphs[0] for name, _ in graph]
     if (
         as_eagerly and not dynamic
