@@ -183,7 +183,7 @@ def once(
             failure = said(raised)
     collectives = recorder.collectives
     lines = recorded(recorder, None)["lines"] if failure is None else ()
-    causes = [line.cause for line in lines if line.cause.kind == "op"]
+    causes = [line.cause for line in lines if line.cause.kind in ("op", "planned")]
     return DryRun(
         "",
         step=Traffic.of(collectives[starts[-1] :], sizes),

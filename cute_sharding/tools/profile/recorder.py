@@ -182,12 +182,13 @@ class Source(NamedTuple):
 
     Attributes:
         place, backward: the line, and whether a gradient of the line is computed.
-        kind: "op", "asked", "direct" or "compiled", as in :class:`.values.Cause`.
+        kind: one of those of :class:`.values.Cause`.
         op: the aten overload of an op; otherwise, the name of the function.
         args: the arguments of an op, with the spec of each DTensor; lists as tuples.
         kwargs: the keyword arguments of an op, by name.
         moved: the specs before and after, if no op but a redistribution runs.
         settings: the settings of the package; None if the package was off.
+        asker: what has called a function for the program, as in :class:`.observing.Asked`.
     """
 
     place: Place | None
@@ -198,6 +199,7 @@ class Source(NamedTuple):
     kwargs: tuple[tuple[str, Any], ...] = ()
     moved: tuple[Any, Any] | None = None
     settings: Settings | None = None
+    asker: str = ""
 
 
 class Seen:
@@ -370,8 +372,8 @@ class Recorder:
     def source_of(self, seen: Seen) -> Source:
         """What a collective runs for."""
         found = seen.found
-        kind, function = observing.asked_by(found.within)
-        if kind == "op" and seen.met is not None:
+        kind, function, asker = observing.asked_by(found.within)
+        if kind in ("op", "planned") and seen.met is not None:
             line, op, args, kwargs, settings, number = seen.met
             if number is not None and line is None:
                 line = self._lines.of_node(number)
@@ -388,6 +390,7 @@ class Recorder:
             function,
             moved=moved,
             settings=seen.settings,
+            asker=asker,
         )
 
     def _place_of(self, found: Found) -> Place | None:
