@@ -218,7 +218,7 @@ def group_of_argument(group: Any) -> Any:
 _REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
 
 
-# Class names of autograd contexts -> the API that a program calls to run them, forward and backward.
+# Class names of autograd contexts -> the API that runs them, forward and backward.
 _GRADIENTS = {"_FromTorchTensorBackward": "from_local", "_ToTorchTensorBackward": "to_local"}
 # Where DTensor takes an op apart to find its rule.
 TAKING_APART = "torch.distributed.tensor._decompositions"
