@@ -143,8 +143,8 @@ def read_itemsize(text: str) -> int:
     found = itemsize_of(text.strip())
     if found is None:
         raise UsageError(
-            f"--itemsize {text!r} is neither a number of bytes nor a PyTorch dtype, such as "
-            "bfloat16"
+            f"--itemsize or --dtype {text!r} is neither a number of bytes nor a PyTorch dtype, "
+            "such as bfloat16"
         )
     return found
 
@@ -153,7 +153,9 @@ def read_model(path: str) -> dict[str, Shape]:
     """The shapes and dtypes of the tensors of a model, from a JSON file."""
     try:
         found = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"--model {path!r} cannot be opened: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"--model {path!r} cannot be read as JSON ({error})") from error
     if not isinstance(found, dict):
         raise UsageError(
@@ -438,7 +440,7 @@ HELP = {
     "mesh": "the device mesh, such as dp=2,tp=4",
     "placements": 'placements, one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a '
     "layout (devices, local), in the form that explain prints",
-    "view": "the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)",
+    "view": "the new shape, such as 4,16,8,4; one dim may be -1",
     "permute": "the new order of dims, such as 1,0,2",
     "expand": "the expanded shape",
     "repeat": "how often to repeat each dim",
@@ -549,6 +551,11 @@ COMMANDS = {
 
 
 class Parser(ArgumentParser):
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        # As argparse of Python 3.14 on: -1,4 is a value, and no option.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
     def error(self, message: str) -> Any:  # one line, as for other bad arguments
         raise UsageError(message)
 
@@ -582,13 +589,23 @@ CAUGHT = (ValueError, IndexError, TypeError, RuntimeError, OverflowError, Import
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        given = make_parser().parse_args(argv)
+        parser = make_parser()
+        given = parser.parse_args(argv)
         if given.command is None:
-            raise UsageError(f"give a command: {', '.join(COMMANDS)} (see --help)")
+            print_lines(parser.format_help().rstrip())
+            return 2
         result = COMMANDS[given.command].run(given)
     except CAUGHT as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     if result.text is not None:
-        print(json.dumps(result.data, indent=2) if given.json else result.text)
+        print_lines(json.dumps(result.data, indent=2) if given.json else result.text)
     return result.code
+
+
+def print_lines(text: str) -> None:
+    """Print, also into a pipe whose reader stops early, as ``head`` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -215,7 +215,7 @@ class Installed:
             self.missing.append(patch)
             logger.warning(
                 "PyTorch %s has no %s, or the program has replaced this function. cute_sharding "
-                "does not correct the function (see docs/patches.md)",
+                "leaves the function as it is",
                 torch.__version__,
                 patch.name,
             )
