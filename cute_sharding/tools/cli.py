@@ -30,6 +30,7 @@ from cute_sharding.tools.estimate import estimate
 from cute_sharding.tools.estimate.values import SETTINGS
 from cute_sharding.tools.explain import MOVES, explain
 from cute_sharding.tools.inputs import VIEWS, sharding_of, view_of
+from cute_sharding.tools.profile import profile
 from cute_sharding.tools.steps.plan_step import plan_step
 
 # The smallest width of a picture, in columns.
@@ -388,9 +389,9 @@ def run_plan_step(given: Namespace) -> Printed:
     return Printed(json.loads(found.to_json()), str(found))
 
 
-def run_stats(given: Namespace) -> Printed:
-    """``stats``: runs the program as ``python PROGRAM`` does, in this process, and reads the
-    counts, even if the program raises an error or exits.
+def run_program(given: Namespace) -> int:
+    """Run a program as ``python PROGRAM`` does, in this process. Its exit status, also if it raises
+    an error or exits.
     """
     program = given.program
     if not given.is_module and not os.path.exists(program):
@@ -417,11 +418,30 @@ def run_stats(given: Namespace) -> Printed:
         traceback.print_exc()
     finally:
         sys.argv, sys.path[:] = before
+    return code
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, as torchrun says, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def run_stats(given: Namespace) -> Printed:
+    """``stats``: runs the program, and reads the counts."""
+    code = run_program(given)
     found = cute_sharding.stats()
     text: str | None = f"\n{found.table()}"
     if not found and not cute_sharding.is_enabled():
         text = "nothing was counted, because no flag is on. Set a flag, such as USE_CUTE_SHARDING=1"
-    return Printed({"stats": found}, text if os.environ.get("RANK", "0") == "0" else None, code)
+    return Printed({"stats": found}, text if is_first() else None, code)
+
+
+def run_profile(given: Namespace) -> Printed:
+    """``profile``: runs the program in a profile."""
+    plan = given.plan and read_plan(given.plan)
+    with profile(network=given.network, plan=plan) as found:
+        code = run_program(given)
+    return Printed(found.to_dict(), f"\n{found}" if is_first() else None, code)
 
 
 def run_status(given: Namespace) -> Printed:
@@ -470,7 +490,7 @@ HELP = {
     "free": "parameters: also choose the placements of the weights",
     "fixed": "lines whose ops the plan leaves as they are, such as model.py:31,model.py:40",
     "each-line": "also count what each line that changes saves alone; one more run for each",
-    "plan": "a file that plan-step --save wrote: one more column, of the step as planned",
+    "plan": "a file that plan-step --save wrote: what the step receives as planned is shown too",
     "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
@@ -528,6 +548,12 @@ COMMANDS = {
         "elements views, movement ops and redistributions received",
         run_stats,
         "m [program] [arguments]",
+    ),
+    "profile": Command(
+        "run a Python program; at its end, print on rank 0 which lines communicate: bytes, "
+        "collectives, time and cause",
+        run_profile,
+        "m network plan [program] [arguments]",
     ),
     "estimate": Command(
         "predict the communication, time and memory of one step of a program on a mesh of any "

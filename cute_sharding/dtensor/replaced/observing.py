@@ -4,6 +4,7 @@ and the frames and code objects for which it runs.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -223,7 +224,7 @@ _GRADIENTS = {"_FromTorchTensorBackward": "from_local", "_ToTorchTensorBackward"
 # Where DTensor takes an op apart to find its rule.
 TAKING_APART = "torch.distributed.tensor._decompositions"
 _TORCH = str(Path(torch.__file__).parent)
-_NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
+_NOT_OWN = (_TORCH, f"{Path(__file__).parents[2]}{os.sep}")
 
 
 class FrameKind(NamedTuple):
@@ -263,7 +264,7 @@ def _kind(
 ) -> FrameKind:
     top, is_graph = module.partition(".")[0], file.startswith("<eval_with_key>")
     is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
-    is_made = is_graph or file.startswith(("<frozen", _TORCH))
+    is_made = is_graph or file.startswith(("<frozen", *_NOT_OWN))
     return FrameKind(
         not is_others and not is_made and top not in sys.stdlib_module_names,
         (module, name if gradient is None else gradient + _BACKWARD * (name == "backward")),

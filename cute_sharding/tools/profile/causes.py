@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cute_sharding._words import mesh_text
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.decide import propagation
@@ -42,11 +43,13 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
     settings = [recorder.settings, *(source.settings for source in by_source)]
     last = next((each for each in reversed(settings) if each is not None), None)
     flags = ("views", "ops", "redistribution", "movement")
-    is_one = not dist.is_initialized()
+    rank, world = recorder.member or (0, 1)  # the program may have ended its groups since
+    if dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
     return {
         "lines": tuple(sorted(lines, key=lambda line: -line.received)),
-        "rank": 0 if is_one else dist.get_rank(),
-        "world": 1 if is_one else dist.get_world_size(),
+        "rank": rank,
+        "world": world,
         "meshes": tuple(dict.fromkeys(map(_mesh_text, _whole(meshes)))),
         "settings": ", ".join(name for name in flags if getattr(last, name, False)),
         "network": "default" if network is None else str(network),
@@ -68,7 +71,7 @@ def _whole(meshes: Sequence[Any]) -> list[Any]:
 
 
 def _mesh_text(mesh: Any) -> str:
-    return ", ".join(f"{name}={n}" for name, n in zip(_names(mesh), mesh.shape))
+    return mesh_text(tuple(mesh.shape), mesh.mesh_dim_names).strip("()")
 
 
 def _names(mesh: Any) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
@@ -233,12 +234,15 @@ class Recorder:
         seen: the collectives, in order.
         started, ended: seconds of a clock.
         settings: the settings when the recording began; None if the package was off.
+        member: the rank of this process, and the number of ranks, as the first collective ran;
+            None if none did.
     """
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.started = self.ended = 0.0
         self.settings: Settings | None = None
+        self.member: tuple[int, int] | None = None
         self._last: Met | None = None
         self._lines = Lines()
         self._places: dict[tuple[int, int], Place] = {}
@@ -322,6 +326,7 @@ class Recorder:
 
     def sends(self, of: tuple[Any, CollectiveRow], args: Any, kwargs: Any) -> None:
         lines = self._lines
+        self.member = self.member or (dist.get_rank(), dist.get_world_size())
         found = lines.found(sys._getframe(1))
         made = nodes_made()
         if made > lines.noted:

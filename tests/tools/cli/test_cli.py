@@ -403,6 +403,22 @@ if len(sys.argv) > 1:
 
 
 @pytest.mark.costly
+def test_a_profile_of_a_program(tmp_path):
+    """As it stands; it ends its process group, and may exit with any status."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    code = "import sys; from cute_sharding.tools.cli import main; sys.exit(main())"
+    found = python(code, "profile", str(program), "3")
+    assert found.returncode == 3, found.stderr
+    assert "Rank 0 of 2, mesh 2, torch" in found.stdout, found.stdout
+    assert "program.py:13\n    x[:, :, 1:]\n    slice redistributes" in found.stdout
+    silent = python(code, "profile", str(program), RANK="1")
+    assert (silent.returncode, silent.stdout) == (0, "")
+    data = json.loads(python(code, "profile", "--json", str(program)).stdout)
+    assert data["collectives"] == 2 and "does not exist" in python(code, "profile", "no").stderr
+
+
+@pytest.mark.costly
 def test_stats_of_a_program(tmp_path):
     """The flags are read as the package is installed (tests/dtensor/switch/test_autoload.py)."""
     program = tmp_path / "program.py"

@@ -208,12 +208,49 @@ def test_what_is_on_is_said_where_nothing_ran(mesh):
     assert on in joined(str(nothing)) and on in joined(str(asked))
 
 
+def test_two_profiles_are_compared(mesh):
+    x = tensor(mesh, (8, 6), 0)
+
+    def step():
+        x.full_tensor()
+        return x[1:5]
+
+    with cute_sharding.profile() as off:
+        step()
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as on:
+        step()
+    rows = [line.split("  ") for line in off.compare(on).splitlines()]
+    head, first, second, total = [[cell.strip() for cell in row if cell] for row in rows]
+    assert head == ["line", "cute_sharding off", "cute_sharding on"]
+    line = step.__code__.co_firstlineno
+    assert first == [f"test_profile.py:{line + 2}", "144 B in 1, 6 us", "24 B in 1, 6 us"]
+    assert second[0] == f"test_profile.py:{line + 1}" and second[1] == second[2]
+    assert total == ["in all", "288 B in 2, 12 us", "168 B in 2, 12 us"]
+    assert off.compare(off).split()[1:3] == ["this", "other"]
+    empty = cute_sharding.Profile(torch_version="2")
+    assert "144 B in 1, 6 us  0 B" in " ".join(off.compare(empty).split()).replace(" 0 B", "  0 B")
+
+
+def test_a_profile_without_its_block_says_what_to_write():
+    p = cute_sharding.profile()
+    assert 'Write "with cute_sharding.profile() as p:"' in str(p)
+    with pytest.raises(AttributeError, match=r"profile\(\) itself has no 'table'"):
+        p.table()
+    with pytest.raises(AttributeError, match=r"has no attribute 'tables'"):
+        p.tables()
+    with p as early:
+        assert str(early) == (
+            "This profile is filled when its with block ends: read it after the block."
+        )
+    assert "No communication." in str(early)
+
+
 def test_the_rows_of_a_line_are_counted(mesh):
     x = tensor(mesh, (8, 6), 0)
     with cute_sharding.profile() as p:
         _ = x[1:5], x[2:5]
     assert "2 collectives on 1 line of the program: " in joined(str(p))
-    assert "and 1 more row, 144 B received" in p.table(100, most=1)
+    assert "and 1 more row: 144 B received in 1 collective" in p.table(100, most=1)
 
 
 # -- which rule decided, and on which tensors ------------------------------------------------------
