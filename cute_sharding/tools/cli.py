@@ -31,6 +31,7 @@ from cute_sharding.tools.estimate.values import SETTINGS
 from cute_sharding.tools.explain import MOVES, explain
 from cute_sharding.tools.inputs import VIEWS, sharding_of, view_of
 from cute_sharding.tools.profile import profile
+from cute_sharding.tools.progress import progress
 from cute_sharding.tools.steps.plan_step import plan_step
 
 # The smallest width of a picture, in columns.
@@ -357,33 +358,35 @@ def _picture(given: Namespace) -> Picture:
 def run_estimate(given: Namespace) -> Printed:
     """``estimate``."""
     names, sizes = read_mesh(given.mesh)
-    found = estimate(
-        given.step,
-        dict(zip(names, sizes)) if "=" in given.mesh else sizes,
-        network=given.network,
-        layers=given.layers,
-        rank=given.rank,
-        device=given.device,
-        settings=[name.strip() for name in given.settings.split(",")],
-        plan=given.plan and read_plan(given.plan),
-    )
+    with progress(f"estimate runs the step with {given.settings.replace(',', ', ')}"):
+        found = estimate(
+            given.step,
+            dict(zip(names, sizes)) if "=" in given.mesh else sizes,
+            network=given.network,
+            layers=given.layers,
+            rank=given.rank,
+            device=given.device,
+            settings=[name.strip() for name in given.settings.split(",")],
+            plan=given.plan and read_plan(given.plan),
+        )
     return Printed(found.to_dict(), str(found))
 
 
 def run_plan_step(given: Namespace) -> Printed:
     """``plan-step``."""
     names, sizes = read_mesh(given.mesh)
-    found = plan_step(
-        given.step,
-        dict(zip(names, sizes)) if "=" in given.mesh else sizes,
-        network=given.network,
-        rank=given.rank,
-        device=given.device,
-        memory_limit=given.memory_limit,
-        free=given.free,
-        fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
-        each_line=given.each_line,
-    )
+    with progress("plan-step runs the step and plans it"):
+        found = plan_step(
+            given.step,
+            dict(zip(names, sizes)) if "=" in given.mesh else sizes,
+            network=given.network,
+            rank=given.rank,
+            device=given.device,
+            memory_limit=given.memory_limit,
+            free=given.free,
+            fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
+            each_line=given.each_line,
+        )
     if given.save is not None:
         found.save(given.save)
     return Printed(json.loads(found.to_json()), str(found))
