@@ -471,7 +471,8 @@ class Estimate:
             lambda run: {
                 place or "unknown line": (
                     of.busiest_bytes,
-                    f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}",
+                    f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}, "
+                    f"{seconds_text(of.seconds(self.mesh, self.network))}",
                 )
                 for place, of in run.step.by_line().items()
             },
