@@ -228,7 +228,7 @@ _LEVELS: dict[str, Any] = {
 }
 LEVEL_ENTERED = Patch(**_LEVELS, attribute="dual_level.__enter__")
 LEVEL_LEFT = Patch(**_LEVELS, attribute="dual_level.__exit__")
-_LISTS = {
+_LISTS: dict[str, Any] = {
     "attribute": "_group_tensors_by_device_and_dtype",
     "until": "PyTorch groups the tensors of optimizers also by DTensor and plain tensor",
     "test": "tests/dtensor/decide/test_constants.py::test_plain_parameters_beside_dtensors",
