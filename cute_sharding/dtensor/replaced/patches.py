@@ -94,7 +94,7 @@ PROPAGATION = Patch(
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops would run on placements for which PyTorch's rules are wrong",
 )
-_INDEX = {
+_INDEX: dict[str, Any] = {
     "module": _TENSOR,
     "file": "torch/_C/__init__.pyi",
     "until": "PyTorch takes a list in an index of a DTensor as a replica",
