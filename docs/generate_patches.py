@@ -60,7 +60,8 @@ def page() -> str:
             "`cute_sharding/dtensor/replaced/`.",
             "",
             f"While `cute_sharding` is on, it replaces up to {len(TABLE)} objects of PyTorch: "
-            "functions, methods, attributes and entries of dicts. A test checks that `enable` "
+            "functions, methods, attributes, and dicts of which it replaces entries. `python -m "
+            "cute_sharding status` lists those that are replaced now. A test checks that `enable` "
             "changes only objects on this page, and that `disable` undoes all changes.",
             "",
             "If `enable` raises an error, no object of PyTorch stays replaced.",

@@ -1,13 +1,12 @@
-"""What changes when view propagation by layout algebra is switched on in a DTensor program that
-knows nothing about it.
+"""What changes when USE_CUTE_SHARDING=1 is set for a DTensor program that knows nothing about it.
 
     python examples/demo.py
 
-Runs transformer_block.py twice on four CPU processes, as it stands: with
-USE_CUTE_VIEW_PROPAGATION=0 in the environment, which leaves torch's own rules in force, and with
-USE_CUTE_VIEW_PROPAGATION=1. Prints what each run measured, side by side. Takes a minute or two on
-two cores, and exits with code 1 if the run with the flag has wrong data, misses a view that can be
-free, or has a training step that is not as on a single device.
+Runs transformer_block.py twice on four CPU processes, as it stands: with USE_CUTE_SHARDING=0 in the
+environment, which leaves torch's own rules in force, and with USE_CUTE_SHARDING=1. Prints what each
+run measured, side by side: views, slices, a cache, a chunk and training steps. Takes a minute or
+two on two cores, and exits with code 1 if the run with the flag has wrong data, misses a view that
+can be free, or has a training step that is not as on a single device.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-FLAG = "USE_CUTE_VIEW_PROPAGATION"
+FLAG = "USE_CUTE_SHARDING"
 PROGRAM = Path(__file__).with_name("transformer_block.py")
 WORKERS = 4
 TIMEOUT = 600  # seconds a run, on a machine that has other work
@@ -101,7 +100,7 @@ def cell(record: Record) -> str:
     if record["right"] is False:
         return "WRONG DATA"
     if record["outcome"] == "communicates":
-        return f"communicates ({record['collectives']})"
+        return f"communicates ({record['collectives']}, {record['elements']:,})"
     return record["outcome"]
 
 
@@ -174,7 +173,8 @@ def main() -> int:
     ]
     print(table(rows))
     print(
-        "\n(n): collectives. S(d): Shard. _S(d, f): _StridedShard, split factor f. R: Replicate. "
+        "\n(n, m): collectives, and the elements that they give rank 0. S(d): Shard. _S(d, f): "
+        "_StridedShard, split factor f. R: Replicate. "
         "Training steps count forward and backward."
     )
 

@@ -1,13 +1,13 @@
-"""View ops in sharded training: a plain DTensor program, on four CPU processes.
+"""Views and slices in sharded training: a plain DTensor program, on four CPU processes.
 
     torchrun --standalone --nproc-per-node=4 examples/transformer_block.py [--out records.json]
 
-Part one is a list of views that models take of sharded tensors. Part two is three training steps,
-forward, backward and update: a transformer block with a dense MLP, one with a mixture of experts,
-and the patch embedding of a vision model. Everything is also computed on full tensors in one
-process, and compared with what each rank really holds.
+Part one is a list of views, slices and cats that models take of sharded tensors. Part two is three
+training steps, forward, backward and update: a transformer block with a dense MLP, one with a
+mixture of experts, and the patch embedding of a vision model. Everything is also computed on full
+tensors in one process, and compared with what each rank really holds.
 
-Nothing here knows how DTensor propagates placements through views: examples/demo.py runs this file
+Nothing here knows how DTensor propagates placements through ops: examples/demo.py runs this file
 twice, once with each set of rules.
 """
 
@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 R = Replicate()
 S = Shard
@@ -88,20 +89,23 @@ def holds(x: DTensor, full: Tensor) -> bool:
 
 class Collectives(TorchDispatchMode):
     """Counts the collectives inside a ``with`` block, as torch's CommDebugMode does; that one needs
-    numpy.
+    numpy. And the elements that they give this rank.
     """
 
-    count = 0
+    count = elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # what it does on local tensors comes by here as well
-        self.count += (
+        result = func(*args, **(kwargs or {}))
+        if (
             func.namespace in ("_c10d_functional", "_dtensor")
             and "wait_tensor" not in func.name()
             and "_wrap_" not in func.name()
-        )
-        return func(*args, **(kwargs or {}))
+        ):
+            self.count += 1
+            self.elements += sum(x.numel() for x in tree_leaves(result))
+        return result
 
 
 # Part one: the views.
@@ -129,6 +133,16 @@ def patchify(x: Tensor, p: int = 2) -> Tensor:
 def repeat_heads(x: Tensor, times: int) -> Tensor:
     b, s, heads, d = x.shape
     return x.unsqueeze(3).expand(b, s, heads, times, d).reshape(b, s, heads * times, d)
+
+
+def grown(x: Tensor) -> Tensor:
+    """A cache of keys, and one token more."""
+    return torch.cat([x, x.new_zeros(x.shape[0], 1, x.shape[2])], 1)
+
+
+def last_windows(x: Tensor) -> Tensor:
+    """Of each row, itself and the three before it."""
+    return F.pad(x, (0, 0, 3, 0)).unfold(1, 4, 1)
 
 
 # "grid" is the mesh (dp=2, tp=2), "tp" is its second dim, "line" has all four ranks in one dim.
@@ -191,6 +205,14 @@ PATTERNS = [
         lambda x: F.channel_shuffle(x, 4),
         free=False,
     ),
+    # Ops that need a few rows of other ranks.
+    Pattern("next tokens, x[:, 1:]", "line", (2, 16, 4), (S(1),), lambda x: x[:, 1:], free=False),
+    Pattern("last token, x[:, -1]", "line", (2, 16, 4), (S(1),), lambda x: x[:, -1], free=False),
+    Pattern("KV cache, cat of a token", "line", (2, 15, 4), (S(1),), grown, free=False),
+    Pattern(
+        "causal windows, pad and unfold", "line", (2, 16, 4), (S(1),), last_windows, free=False
+    ),
+    Pattern("chunk of fused weights", "line", (48, 4), (S_(0, 3),), lambda x: x.chunk(3)[1]),
 ]
 
 
@@ -210,7 +232,12 @@ def run_pattern(pattern: Pattern, meshes: dict[str, DeviceMesh]) -> dict[str, An
         with Collectives() as comm:
             y = pattern.view(x)
         right = holds(y, pattern.view(full))
-        return {"collectives": comm.count, "placements": text(y.placements), "right": right}
+        return {
+            "collectives": comm.count,
+            "elements": comm.elements,
+            "placements": text(y.placements),
+            "right": right,
+        }
 
     return {"name": pattern.name, "kind": "view", "free_exists": pattern.free, **agreed(attempt)}
 
@@ -359,7 +386,7 @@ def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
         with Collectives() as comm:
             dy, dloss = loss_of(step, dx, dtarget, dw)
             dloss.backward()
-        collectives = comm.count
+        collectives, elements = comm.count, comm.elements
         update(dw)
         right = {
             "output": holds(dy, y),
@@ -370,6 +397,7 @@ def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
         wrong = [what for what, fine in right.items() if not fine]
         return {
             "collectives": collectives,
+            "elements": elements,
             "placements": text(dy.placements),
             "right": not wrong,
             "wrong": wrong,

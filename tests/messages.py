@@ -18,7 +18,8 @@ OWN_WORDS = {
 # Functions that build one of several lines: how it begins, and words of it to look for there.
 BUILT = {
     "communicates": (
-        "… at … communicates inside a no_communication() block: … among … ranks.",
+        "… at … communicates inside a no_communication() block: … among … ranks, because …. "
+        "What to do:",
         "communicates inside a no_communication() block",
     ),
     "in_words": (

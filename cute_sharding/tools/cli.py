@@ -30,6 +30,8 @@ from cute_sharding.tools.estimate import estimate
 from cute_sharding.tools.estimate.values import SETTINGS
 from cute_sharding.tools.explain import MOVES, explain
 from cute_sharding.tools.inputs import VIEWS, sharding_of, view_of
+from cute_sharding.tools.profile import profile
+from cute_sharding.tools.progress import progress
 from cute_sharding.tools.steps.plan_step import plan_step
 
 # The smallest width of a picture, in columns.
@@ -143,8 +145,8 @@ def read_itemsize(text: str) -> int:
     found = itemsize_of(text.strip())
     if found is None:
         raise UsageError(
-            f"--itemsize {text!r} is neither a number of bytes nor a PyTorch dtype, such as "
-            "bfloat16"
+            f"--itemsize or --dtype {text!r} is neither a number of bytes nor a PyTorch dtype, "
+            "such as bfloat16"
         )
     return found
 
@@ -153,7 +155,9 @@ def read_model(path: str) -> dict[str, Shape]:
     """The shapes and dtypes of the tensors of a model, from a JSON file."""
     try:
         found = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"--model {path!r} cannot be opened: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"--model {path!r} cannot be read as JSON ({error})") from error
     if not isinstance(found, dict):
         raise UsageError(
@@ -354,41 +358,43 @@ def _picture(given: Namespace) -> Picture:
 def run_estimate(given: Namespace) -> Printed:
     """``estimate``."""
     names, sizes = read_mesh(given.mesh)
-    found = estimate(
-        given.step,
-        dict(zip(names, sizes)) if "=" in given.mesh else sizes,
-        network=given.network,
-        layers=given.layers,
-        rank=given.rank,
-        device=given.device,
-        settings=[name.strip() for name in given.settings.split(",")],
-        plan=given.plan and read_plan(given.plan),
-    )
+    with progress(f"estimate runs the step with {given.settings.replace(',', ', ')}"):
+        found = estimate(
+            given.step,
+            dict(zip(names, sizes)) if "=" in given.mesh else sizes,
+            network=given.network,
+            layers=given.layers,
+            rank=given.rank,
+            device=given.device,
+            settings=[name.strip() for name in given.settings.split(",")],
+            plan=given.plan and read_plan(given.plan),
+        )
     return Printed(found.to_dict(), str(found))
 
 
 def run_plan_step(given: Namespace) -> Printed:
     """``plan-step``."""
     names, sizes = read_mesh(given.mesh)
-    found = plan_step(
-        given.step,
-        dict(zip(names, sizes)) if "=" in given.mesh else sizes,
-        network=given.network,
-        rank=given.rank,
-        device=given.device,
-        memory_limit=given.memory_limit,
-        free=given.free,
-        fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
-        each_line=given.each_line,
-    )
+    with progress("plan-step runs the step and plans it"):
+        found = plan_step(
+            given.step,
+            dict(zip(names, sizes)) if "=" in given.mesh else sizes,
+            network=given.network,
+            rank=given.rank,
+            device=given.device,
+            memory_limit=given.memory_limit,
+            free=given.free,
+            fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
+            each_line=given.each_line,
+        )
     if given.save is not None:
         found.save(given.save)
     return Printed(json.loads(found.to_json()), str(found))
 
 
-def run_stats(given: Namespace) -> Printed:
-    """``stats``: runs the program as ``python PROGRAM`` does, in this process, and reads the
-    counts, even if the program raises an error or exits.
+def run_program(given: Namespace) -> int:
+    """Run a program as ``python PROGRAM`` does, in this process. Its exit status, also if it raises
+    an error or exits.
     """
     program = given.program
     if not given.is_module and not os.path.exists(program):
@@ -415,11 +421,30 @@ def run_stats(given: Namespace) -> Printed:
         traceback.print_exc()
     finally:
         sys.argv, sys.path[:] = before
+    return code
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, as torchrun says, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def run_stats(given: Namespace) -> Printed:
+    """``stats``: runs the program, and reads the counts."""
+    code = run_program(given)
     found = cute_sharding.stats()
     text: str | None = f"\n{found.table()}"
     if not found and not cute_sharding.is_enabled():
         text = "nothing was counted, because no flag is on. Set a flag, such as USE_CUTE_SHARDING=1"
-    return Printed({"stats": found}, text if os.environ.get("RANK", "0") == "0" else None, code)
+    return Printed({"stats": found}, text if is_first() else None, code)
+
+
+def run_profile(given: Namespace) -> Printed:
+    """``profile``: runs the program in a profile."""
+    plan = given.plan and read_plan(given.plan)
+    with profile(network=given.network, plan=plan) as found:
+        code = run_program(given)
+    return Printed(found.to_dict(), f"\n{found}" if is_first() else None, code)
 
 
 def run_status(given: Namespace) -> Printed:
@@ -438,7 +463,7 @@ HELP = {
     "mesh": "the device mesh, such as dp=2,tp=4",
     "placements": 'placements, one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a '
     "layout (devices, local), in the form that explain prints",
-    "view": "the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)",
+    "view": "the new shape, such as 4,16,8,4; one dim may be -1",
     "permute": "the new order of dims, such as 1,0,2",
     "expand": "the expanded shape",
     "repeat": "how often to repeat each dim",
@@ -468,7 +493,7 @@ HELP = {
     "free": "parameters: also choose the placements of the weights",
     "fixed": "lines whose ops the plan leaves as they are, such as model.py:31,model.py:40",
     "each-line": "also count what each line that changes saves alone; one more run for each",
-    "plan": "a file that plan-step --save wrote: one more column, of the step as planned",
+    "plan": "a file that plan-step --save wrote: what the step receives as planned is shown too",
     "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
@@ -527,6 +552,12 @@ COMMANDS = {
         run_stats,
         "m [program] [arguments]",
     ),
+    "profile": Command(
+        "run a Python program; at its end, print on rank 0 which lines communicate: bytes, "
+        "collectives, time and cause",
+        run_profile,
+        "m network plan [program] [arguments]",
+    ),
     "estimate": Command(
         "predict the communication, time and memory of one step of a program on a mesh of any "
         "size, with PyTorch alone and with each flag; needs no device",
@@ -549,6 +580,11 @@ COMMANDS = {
 
 
 class Parser(ArgumentParser):
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        # As argparse of Python 3.14 on: -1,4 is a value, and no option.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
     def error(self, message: str) -> Any:  # one line, as for other bad arguments
         raise UsageError(message)
 
@@ -582,13 +618,23 @@ CAUGHT = (ValueError, IndexError, TypeError, RuntimeError, OverflowError, Import
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        given = make_parser().parse_args(argv)
+        parser = make_parser()
+        given = parser.parse_args(argv)
         if given.command is None:
-            raise UsageError(f"give a command: {', '.join(COMMANDS)} (see --help)")
+            print_lines(parser.format_help().rstrip())
+            return 2
         result = COMMANDS[given.command].run(given)
     except CAUGHT as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     if result.text is not None:
-        print(json.dumps(result.data, indent=2) if given.json else result.text)
+        print_lines(json.dumps(result.data, indent=2) if given.json else result.text)
     return result.code
+
+
+def print_lines(text: str) -> None:
+    """Print, also into a pipe whose reader stops early, as ``head`` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

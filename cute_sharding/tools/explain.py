@@ -166,30 +166,33 @@ class Explanation:
 
     def __str__(self) -> str:
         mesh = ", ".join(f"{name}={n}" for name, n in zip(self.names, self.input.mesh))
-        lines = [f"{self.op} on mesh ({mesh})", "", *_side("before", self.input, self.names), ""]
-        if self.redistributed is not None:
-            lines += [*self.why, ""]
-            lines.append(
-                "the input is redistributed first, to the cheapest placements: "
-                f"{format_placements(self.redistributed.placements)}; a device receives up to "
-                f"{self.received_elements} elements"
-            )
-            lines.append("")
+        lines = [f"{self.op} on mesh ({mesh})", *self._cost(), ""]
+        lines += [*_side("before", self.input, self.names), ""]
         for k, output in enumerate(self.outputs):
             title = f"after, part {k}" if len(self.outputs) > 1 else "after"
             lines += [*_side(title, output, self.names), ""]
-        if self.is_free:
-            lines.append("free: no communication")
-        elif self.exchange is not None:
-            dims = ", ".join(self.names[m] for m in self.exchange.mesh_dims)
-            lines.append(
-                f"one exchange on {dims}: a device receives up to {self.received_elements} elements"
-            )
-            lines += [
+        return "\n".join(lines).rstrip()
+
+    def _cost(self) -> list[str]:
+        """What the op costs."""
+        if self.redistributed is not None:
+            return [
+                "the input is redistributed first, to the cheapest placements: "
+                f"{format_placements(self.redistributed.placements)}; a device receives up to "
+                f"{self.received_elements} elements",
+                *self.why,
+            ]
+        if self.exchange is None or self.is_free:
+            return ["free: no communication"]
+        dims = ", ".join(self.names[m] for m in self.exchange.mesh_dims)
+        said = f"one exchange on {dims}: a device receives up to {self.received_elements} elements"
+        return [
+            said,
+            *[
                 f"  {tuple(each['from'])} -> {tuple(each['to'])}: {each['elements']}"
                 for each in self.messages
-            ]
-        return "\n".join(lines).rstrip()
+            ],
+        ]
 
 
 def explain(

@@ -20,7 +20,7 @@ from cute_sharding import _autoload
 from cute_sharding._settings import FLAGS, TABLE, from_environment, unknown_flags
 from cute_sharding._words import counted
 from cute_sharding.dtensor.bookkeeping import versions
-from cute_sharding.dtensor.replaced import communication, dispatch_modes, local_tensors
+from cute_sharding.dtensor.replaced import communication, dispatch_modes, local_tensors, patches
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.tools.profile.recorder import Recorder
 
@@ -39,7 +39,8 @@ def status() -> dict[str, Any]:
         "checked": versions.CHECKED,
         "torch_was_checked": running is not None and versions.FIRST <= running <= versions.LAST,
         "on": None if settings is None else asdict(settings),
-        "replaced": adapter.parts_replaced(),
+        "replaced": adapter.objects_replaced(),
+        "replaceable": len(patches.TABLE),
         "why": _autoload.report,
         "checks": checks(),
     }
@@ -57,10 +58,32 @@ def is_well(found: dict[str, Any]) -> bool:
 
 
 def show(found: dict[str, Any]) -> str:
+    """As text: what is on and whether it works, and then the lists."""
+    on = found["on"]
+    if on is None:
+        said = f"off: {found['why']}"
+    else:
+        parts = [
+            setting.shown.format(on[name])
+            for name, setting in TABLE.items()
+            if on[name] and (on["views"] or not setting.of_views)
+        ]
+        said = f"on: {', '.join(parts)}; {found['why']}"
     lines = [
+        said,
         f"cute_sharding {found['version']} on Python {found['python']}",
         f"torch {found['torch']}: {'one of' if found['torch_was_checked'] else 'NOT one of'} those "
         f"that were checked ({found['checked']})",
+        "",
+        "checks, all ranks in this process",
+    ]
+    for check in found["checks"]:
+        lines += [
+            f"  {check['what']}",
+            f"    cute_sharding: {check['ours']}",
+            f"    torch alone:   {check['torch']}",
+        ]
+    lines += [
         "",
         "flags",
         *(
@@ -71,29 +94,14 @@ def show(found: dict[str, Any]) -> str:
             f"  {name:34}{f'no such flag: did you mean {near}?' if near else 'has no effect'}"
             for name, near in found["unknown_flags"].items()
         ),
-    ]
-    on = found["on"]
-    if on is None:
-        lines.append(f"off: {found['why']}")
-    else:
-        parts = [
-            setting.shown.format(on[name])
-            for name, setting in TABLE.items()
-            if on[name] and (on["views"] or not setting.of_views)
-        ]
-        lines.append(f"on: {', '.join(parts)}; {found['why']}")
-    lines += [
         "",
-        f"replaced in torch now: {len(found['replaced'])}",
-        *(f"  {name}" for name in found["replaced"]),
+        f"objects of torch that are replaced now: {len(found['replaced'])} of "
+        f"{found['replaceable']}",
+        *(
+            f"  {name}" + (f", {counted(n, 'entry', 'entries')}" if n else "")
+            for name, n in found["replaced"].items()
+        ),
     ]
-    lines += ["", "checks, all ranks in this process"]
-    for check in found["checks"]:
-        lines += [
-            f"  {check['what']}",
-            f"    cute_sharding: {check['ours']}",
-            f"    torch alone:   {check['torch']}",
-        ]
     return "\n".join(lines)
 
 

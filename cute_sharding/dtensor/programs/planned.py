@@ -29,7 +29,7 @@ from cute_sharding.dtensor.programs.numbers import (
     without_floats,
 )
 from cute_sharding.dtensor.programs.recording import as_lies, dtensors_in, tensors_in
-from cute_sharding.dtensor.replaced import compiler
+from cute_sharding.dtensor.replaced import compiler, observing
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.local_tensors import (
     is_wrapper,
@@ -37,7 +37,6 @@ from cute_sharding.dtensor.replaced.local_tensors import (
     storage_of,
     tree_map,
 )
-from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
 from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
 from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.ops import Copies, copies_of, forget_copies, keep_copies
@@ -136,7 +135,7 @@ def _versions(x: DTensor) -> tuple[int, int]:
     return x._version, x._local_tensor._version
 
 
-class Planned(TorchDispatchMode):
+class Planned(observing.TorchDispatchMode):
     """Brings the values of a program to where a plan wants them."""
 
     is_traced = False
@@ -190,6 +189,8 @@ class Planned(TorchDispatchMode):
         key = key_of(func, args, kwargs, self._number)
         entry = self._entries.get(key) or self._nearly.get(without_floats(key))
         if entry is not None and entry.is_read:
+            if not self.is_traced:
+                observing.note_op(func, args, kwargs)
             args, kwargs = self._read(entry, func, args, kwargs)
         if self._kept:
             _forget_written(func, args, kwargs)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from cute_sharding._words import counted
 from cute_sharding.dtensor.refit.ops import TAKES_NUMBERS, relation_of, value_of
 from cute_sharding.dtensor.refit.unwritten import ALLOCATES, Unwritten
 from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
@@ -67,7 +69,7 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
     """
     try:
         with dispatch_modes.no_modes(), _Tracing(sources) as mode, torch.no_grad():
-            results = generator(dict(zip(sources, mode.given)))
+            results = generator(_Given(zip(sources, mode.given)))
     except (NotImplementedError, RuntimeError, TypeError) as error:
         if "meta" not in str(error):
             raise
@@ -92,6 +94,17 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
     relations = [mode.result(name, result) for name, result in results.items()]
     dtypes = tuple([result.dtype for result in results.values()])
     return Traced(beside(relations), tuple(results), dtypes)
+
+
+class _Given(dict[str, torch.Tensor]):
+    """The sources by name, which say what they are if a name is not among them."""
+
+    def __missing__(self, name: str) -> Any:
+        (near,) = get_close_matches(str(name), self, n=1, cutoff=0)
+        raise KeyError(
+            f"the generator (the function that makes the results) takes {name!r}, which is not "
+            f"among the {counted(len(self), 'source')}: did you mean {near!r}?"
+        )
 
 
 def _kind(results: Any) -> str:

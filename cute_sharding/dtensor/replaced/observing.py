@@ -4,6 +4,7 @@ and the frames and code objects for which it runs.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from cute_sharding.dtensor.replaced.patch import Installed, calling
 __all__ = [
     "NO_NUMBER",
     "TAKING_APART",
+    "Asked",
     "FrameKind",
     "Observer",
     "TorchDispatchMode",
@@ -53,6 +55,7 @@ __all__ = [
     "name_of",
     "node_of_graph",
     "nodes_made",
+    "note_op",
     "number_of_node",
     "op_of_node",
     "overloads",
@@ -216,12 +219,12 @@ def group_of_argument(group: Any) -> Any:
 _REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
 
 
-# Class names of autograd contexts -> the API that a program calls to run them.
+# Class names of autograd contexts -> the API that runs them, forward and backward.
 _GRADIENTS = {"_FromTorchTensorBackward": "from_local", "_ToTorchTensorBackward": "to_local"}
 # Where DTensor takes an op apart to find its rule.
 TAKING_APART = "torch.distributed.tensor._decompositions"
 _TORCH = str(Path(torch.__file__).parent)
-_NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
+_NOT_OWN = (_TORCH, f"{Path(__file__).parents[2]}{os.sep}")
 
 
 class FrameKind(NamedTuple):
@@ -230,7 +233,8 @@ class FrameKind(NamedTuple):
     Attributes:
         is_own: whether it is the program's own: not of torch, this package or Python's modules, and
             not made by a compiler.
-        called: the module and the name of the function; for a gradient's, the name of the API.
+        called: the module and the name of the function; in autograd's functions of DTensor's API
+            the name of the API, and ``.backward`` for a gradient.
         starts_backward: whether it starts autograd's engine.
         recomputes: whether it is of a checkpoint, which runs a forward again in a backward.
         moves: if it redistributes, the names of the specs before and after; see :func:`moved_in`.
@@ -260,10 +264,10 @@ def _kind(
 ) -> FrameKind:
     top, is_graph = module.partition(".")[0], file.startswith("<eval_with_key>")
     is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
-    is_made = is_graph or file.startswith(("<frozen", _TORCH))
+    is_made = is_graph or file.startswith(("<frozen", *_NOT_OWN))
     return FrameKind(
         not is_others and not is_made and top not in sys.stdlib_module_names,
-        (module, gradient or name),
+        (module, name if gradient is None else gradient + _BACKWARD * (name == "backward")),
         name == "_engine_run_backward",
         module == "torch.utils.checkpoint",
         arguments if name == "redistribute_local_tensor" and module in _REDISTRIBUTE else (),
@@ -315,40 +319,69 @@ _COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
 _LIBRARIES = {"torch.distributed.fsdp": "FSDP"}
 # Our modules whose functions a program calls.
 _ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
+# Where a plan of a step redistributes.
+_PLANNED = ("cute_sharding.dtensor.programs.planned", "brought")
+# What calls the backward pass of a function.
+GRADIENT = "autograd"
+_BACKWARD = ".backward"
 # Our module that observes programs, in the room of those that communicate for them.
 _WATCHING = "cute_sharding.dtensor.replaced.observing"
 
 
-def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Why a collective runs, by (module, function) of the frames around it, innermost first: ("op",
-    "") for the last DTensor op seen; otherwise the name of what the program has called, to
-    redistribute a DTensor ("asked") or to communicate ("direct"), or "compiled".
+class Asked(NamedTuple):
+    """Why a collective runs.
+
+    Attributes:
+        kind: "op" (for the last DTensor op seen), "planned" (a plan redistributes a DTensor for
+            that op), "asked" (to redistribute a DTensor), "direct" (to communicate) or "compiled".
+        function: what the program, or a library that it uses, has called; empty for an op.
+        caller: the module of torch that has called it for the program; :data:`GRADIENT` if this is
+            its backward pass; empty if the program has called it.
     """
-    api = [name for module, name in within if module == _API and name[0] not in "_<"]
+
+    kind: str
+    function: str = ""
+    caller: str = ""
+
+
+def asked_by(within: Sequence[tuple[str, str]]) -> Asked:
+    """Why a collective runs, by (module, function) of the frames around it, innermost first."""
+    if _PLANNED in within:
+        return Asked("planned")
+    api = [i for i, (module, name) in enumerate(within) if module == _API and name[0] not in "_<"]
     asked = [name for module, name in within if module.endswith(_ASKED)]
     outer = [name for module, name in within if module.startswith("torch.distributed")]
     outer = [name for name in outer if name != "wrapper"]  # the wrapper logs the call
     outer += [name for module, _ in within for of, name in _LIBRARIES.items() if of in module]
     for module, name in within:
         if module == _REDISTRIBUTE[0] and name in ("forward", "backward"):
-            return "asked", (api or ["redistribute"])[-1]
+            return _of_api(within, api) if api else Asked("asked", "redistribute", GRADIENT)
         if module.startswith(_COMPILED):
-            return "compiled", "compiled program"
+            return Asked("compiled", "compiled program")
         if module == "torch.distributed.distributed_c10d" and name[0] != "_":
-            called = api or asked
-            return ("asked", called[-1]) if called else ("direct", (outer or [name])[-1])
+            if api:
+                return _of_api(within, api)
+            return Asked("asked", asked[-1]) if asked else Asked("direct", (outer or [name])[-1])
         if module == "torch.distributed.tensor._dispatch":
-            return "op", ""
+            return Asked("op")
     if asked:
-        return "asked", asked[-1]
+        return Asked("asked", asked[-1])
     modules = [module for module, _ in within]
     is_ours = any(
         module.startswith("cute_sharding.dtensor.") and not module.startswith(_WATCHING)
         for module in modules
     )
     if is_ours or any(module.startswith("torch.distributed.tensor") for module in modules):
-        return ("asked", api[-1]) if api else ("op", "")
-    return "direct", (outer or ["a collective"])[-1]
+        return _of_api(within, api) if api else Asked("op")
+    return Asked("direct", (outer or ["a collective"])[-1])
+
+
+def _of_api(within: Sequence[tuple[str, str]], api: Sequence[int]) -> Asked:
+    """The outermost call of DTensor's API, and who has called it."""
+    name, is_gradient, _ = within[api[-1]][1].partition(_BACKWARD)
+    around = (module for module, _ in within[api[-1] + 1 :])
+    library = next((of for of in around if of.startswith("torch.distributed") and of != _API), "")
+    return Asked("asked", name, GRADIENT if is_gradient else library)
 
 
 def is_in_torchs_function(within: Sequence[tuple[str, str]]) -> bool:
@@ -440,6 +473,12 @@ def stop(watcher: Watcher) -> None:
 def are_there() -> bool:
     """Whether anybody watches, in any thread."""
     return bool(_everyone)
+
+
+def note_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell watchers of an op of a DTensor for which something is sent before DTensor sees it."""
+    for watcher in _watchers():
+        watcher.met(func, args, kwargs)
 
 
 def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:

@@ -80,19 +80,19 @@ class Patch(Name):
     ``lacking`` is empty, torch's own stays there, with one warning that names it.
 
     Attributes:
-        attribute: what is replaced, dotted; if it is a dict, ``entries`` of it are.
+        attribute: what is replaced, dotted.
         file: the file of torch that this is about.
         why: what torch does there, and what has to be done instead.
         until: how to see that it is no longer needed.
         test: a test that fails without it, by its pytest name.
-        entries: if entries of a dict are replaced, what each is: "the handler of {}".
+        entries: whether entries of it are replaced, as of a dict, and not the whole.
     """
 
     file: str
     why: str
     until: str
     test: str
-    entries: str = ""
+    entries: bool = False
 
 
 class Installed:
@@ -201,13 +201,14 @@ class Installed:
                 step[2]()
         self._steps = others[::-1]
 
-    def names(self) -> list[str]:
-        """The names of what is replaced, each once."""
-        found: dict[str, None] = {}
+    def objects(self) -> dict[str, int]:
+        """What is replaced, each object once, by the names of the table of patches; with the number
+        of its entries, which is 0 for an object without entries.
+        """
+        found: dict[str, set[Any]] = {}
         for patch, keys, _ in self._steps:
-            names = map(patch.entries.format, keys) if patch.entries else [patch.name]
-            found.update(dict.fromkeys(names))
-        return list(found)
+            found.setdefault(patch.name, set()).update(keys if patch.entries else ())
+        return {name: len(keys) for name, keys in found.items()}
 
     def _lacks(self, patch: Patch) -> None:
         require([patch])
@@ -215,7 +216,7 @@ class Installed:
             self.missing.append(patch)
             logger.warning(
                 "PyTorch %s has no %s, or the program has replaced this function. cute_sharding "
-                "does not correct the function (see docs/patches.md)",
+                "leaves the function as it is",
                 torch.__version__,
                 patch.name,
             )

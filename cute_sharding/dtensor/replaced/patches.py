@@ -41,7 +41,7 @@ SCHEMA_INFOS = Patch(
     "shape, a stride, a dtype or a placement. Placements from `cute_sharding` and from PyTorch "
     "have different keys.",
     test="tests/dtensor/replaced/test_keys.py::test_calls_with_other_arguments",
-    entries="schema infos of ops",
+    entries=True,
 )
 SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
@@ -51,7 +51,7 @@ SCHEMA_INFOS_OF_ONE_DIM = Patch(
     "whose sharding rule describes one mesh dim. `cute_sharding` lists all arguments that can "
     "change a shape, a stride, a dtype or a placement.",
     test="tests/dtensor/replaced/test_patches.py::test_both_tables_name_the_same_arguments",
-    entries="schema infos of ops with a rule of one mesh dim",
+    entries=True,
 )
 _REGISTERED: dict[str, Any] = {
     "module": _TENSOR,
@@ -94,7 +94,7 @@ PROPAGATION = Patch(
     test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
     lacking="ops would run on placements for which PyTorch's rules are wrong",
 )
-_INDEX = {
+_INDEX: dict[str, Any] = {
     "module": _TENSOR,
     "file": "torch/_C/__init__.pyi",
     "until": "PyTorch takes a list in an index of a DTensor as a replica",
@@ -142,13 +142,13 @@ HANDLERS = Patch(
     until="PyTorch runs all of these ops correctly",
     test="tests/dtensor/decide/test_local_results.py::test_squeeze_in_place_of_replicas",
     lacking="ops would skip the rules of this package",
-    entries="the handler of {}",
+    entries=True,
 )
 LOSSES = Patch(
     module=_TENSOR + ".parallel.loss",
     attribute="customized_loss_ops",
     file="torch/distributed/tensor/parallel/loss.py",
-    entries="the handler of {}",
+    entries=True,
     why="PyTorch's `loss_parallel` raises an error for `_StridedShard` placements, and for "
     "targets sharded differently from the logits. With `cute_sharding`, slices and views stay "
     "sharded, so `loss_parallel` can get inputs that PyTorch does not support. `cute_sharding` "
@@ -214,7 +214,7 @@ COMPOSITES = Patch(
     until="DTensor gets `tensor_split` as one op, takes constants of ops as replicas, and has a "
     "rule for `as_strided`",
     test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
-    entries="the kernel of {}",
+    entries=True,
 )
 _LEVELS: dict[str, Any] = {
     "module": "torch.autograd.forward_ad",
@@ -228,7 +228,7 @@ _LEVELS: dict[str, Any] = {
 }
 LEVEL_ENTERED = Patch(**_LEVELS, attribute="dual_level.__enter__")
 LEVEL_LEFT = Patch(**_LEVELS, attribute="dual_level.__exit__")
-_LISTS = {
+_LISTS: dict[str, Any] = {
     "attribute": "_group_tensors_by_device_and_dtype",
     "until": "PyTorch groups the tensors of optimizers also by DTensor and plain tensor",
     "test": "tests/dtensor/decide/test_constants.py::test_plain_parameters_beside_dtensors",
@@ -520,7 +520,7 @@ CALLS = Patch(
     "functional collective. The function that replaces `OpOverload._op` records the bytes of a "
     "collective, and then runs the collective.",
     test="tests/tools/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
-    entries="the caller of {}",
+    entries=True,
 )
 KERNELS = Patch(
     **_WATCHED,
@@ -531,7 +531,7 @@ KERNELS = Patch(
     "kernels of `c10d` ops at the dispatch key `ADInplaceOrView`. While communication is recorded, "
     "`cute_sharding` adds kernels at `ADInplaceOrView` that record the bytes of `c10d` ops.",
     test="tests/tools/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
-    entries="the kernels of {}",
+    entries=True,
 )
 GROUPS = Patch(
     **_WATCHED,
@@ -542,7 +542,7 @@ GROUPS = Patch(
     "of inference mode lack. While communication is recorded, each `ProcessGroup` method that "
     "starts a collective turns on the dispatch key `ADInplaceOrView`.",
     test="tests/tools/profile/test_watching.py::test_collectives_of_inference_are_seen",
-    entries="the method {}",
+    entries=True,
 )
 _OF_FUNCTIONS = "BackwardCFunction"
 NODES = Patch(

@@ -184,10 +184,10 @@ def settings() -> Settings | None:
     return in_force()
 
 
-def parts_replaced() -> list[str]:
-    """The names of what is replaced in torch now."""
+def objects_replaced() -> dict[str, int]:
+    """The objects of torch that are replaced now, with the number of entries of each."""
     with _lock:
-        return [] if _installed is None else _installed.names()
+        return {} if _installed is None else _installed.objects()
 
 
 def switch_to(settings: Settings | None) -> None:

@@ -43,16 +43,22 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def main(request: dict[str, Any]) -> list[DryRun] | str:
-    """The runs; or why the program cannot be imported."""
+    """The runs; or why the program cannot be imported, or has no such function."""
     warnings.filterwarnings("ignore", message=".*random operators may not have complete support")
     settings = from_environment(os.environ)
     if settings is not None and not adapter.is_enabled():
         adapter.enable(**settings)
     try:
         step = function_of(*request.pop("function"))
+    except NoFunction as error:
+        return str(error)
     except Exception as error:
         return said(error)
     return run(step, **request)
+
+
+class NoFunction(ImportError):
+    """The program has no function with this name."""
 
 
 def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
@@ -60,7 +66,8 @@ def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
     than ``__main__``.
 
     Raises:
-        ImportError: there is no such function.
+        NoFunction: there is no such function.
+        ImportError: the file is no Python file.
     """
     if file is None:
         found: Any = importlib.import_module(module)
@@ -71,10 +78,13 @@ def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
             raise ImportError(f"{file} is not a Python file: give a file whose name ends in .py")
         found = sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(found)
+    program = vars(found)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ImportError(f"{file or module} has no function {name!r}")
+        own = [each for each, of in program.items() if getattr(of, "__module__", "") == module]
+        said = f": it has {', '.join(map(repr, own))}" if own else ""
+        raise NoFunction(f"{file or module} has no function {name!r}{said}")
     return cast(Callable[..., Any], found)
 
 
@@ -183,7 +193,7 @@ def once(
             failure = said(raised)
     collectives = recorder.collectives
     lines = recorded(recorder, None)["lines"] if failure is None else ()
-    causes = [line.cause for line in lines if line.cause.kind == "op"]
+    causes = [line.cause for line in lines if line.cause.kind in ("op", "planned")]
     return DryRun(
         "",
         step=Traffic.of(collectives[starts[-1] :], sizes),

@@ -184,8 +184,8 @@ def located(step: Callable[..., Any] | str) -> tuple[str, str | None, str]:
     Raises:
         ValueError: another process could not find the function.
 
-    >>> located("train.py:step"), located("package.train:step")
-    (('train', 'train.py', 'step'), ('package.train', None, 'step'))
+    >>> located("package.train:step")
+    ('package.train', None, 'step')
     """
     if isinstance(step, str):
         where, _, name = step.rpartition(":")
@@ -193,7 +193,11 @@ def located(step: Callable[..., Any] | str) -> tuple[str, str | None, str]:
             raise ValueError(
                 f"{step!r} is not the name of a function: write module:function or file.py:function"
             )
-        return (Path(where).stem, where, name) if where.endswith(".py") else (where, None, name)
+        if not where.endswith(".py"):
+            return where, None, name
+        if not Path(where).exists():
+            raise ValueError(f"the file {where!r} does not exist: give the path of a Python file")
+        return Path(where).stem, where, name
     module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
     if not callable(step) or "<" in name or not isinstance(module, str):
         raise ValueError(
@@ -369,10 +373,10 @@ class Estimate:
         return of_text(str(self))
 
     def __str__(self) -> str:
-        parts = [self._head(), self._settings(), self._layers(), self._lines(), self._ops()]
-        parts.append(
-            [f"{run.setting}: does not run. {run.failure}" for run in self.runs if run.failure]
-        )
+        parts = [self._head()]
+        if self.best is not None:
+            parts += [self._settings(), self._layers(), self._lines(), self._ops()]
+        parts.append(self._failures())
         return "\n\n".join("\n".join(part) for part in parts if part)
 
     def _head(self) -> list[str]:
@@ -391,6 +395,17 @@ class Estimate:
             lines.append(f"{self.layers} layers, all of which were run")
         default = "NVLink in hosts of eight devices, InfiniBand between"
         return [*lines, f"network: {self.network or default}"]
+
+    def _failures(self) -> list[str]:
+        """The settings with which the step does not run, and why."""
+        settings: dict[str, list[str]] = {}
+        for run in self.runs:
+            if run.failure is not None:
+                settings.setdefault(run.failure, []).append(run.setting)
+        return [
+            f"{', '.join(some)}: {'does' if len(some) == 1 else 'do'} not run. {failure}"
+            for failure, some in settings.items()
+        ]
 
     def _table(self, title: str, rows: Mapping[str, Callable[[DryRun], str]]) -> list[str]:
         """A row for each name, with what it says of each run."""
@@ -456,7 +471,8 @@ class Estimate:
             lambda run: {
                 place or "unknown line": (
                     of.busiest_bytes,
-                    f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}",
+                    f"{bytes_text(of.busiest_bytes)} in {of.collectives:,}, "
+                    f"{seconds_text(of.seconds(self.mesh, self.network))}",
                 )
                 for place, of in run.step.by_line().items()
             },

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cute_sharding._words import mesh_text
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.decide import propagation
@@ -42,12 +43,14 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
     settings = [recorder.settings, *(source.settings for source in by_source)]
     last = next((each for each in reversed(settings) if each is not None), None)
     flags = ("views", "ops", "redistribution", "movement")
-    is_one = not dist.is_initialized()
+    rank, world = recorder.member or (0, 1)  # the program may have ended its groups since
+    if dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
     return {
         "lines": tuple(sorted(lines, key=lambda line: -line.received)),
-        "rank": 0 if is_one else dist.get_rank(),
-        "world": 1 if is_one else dist.get_world_size(),
-        "meshes": tuple(dict.fromkeys(map(_mesh_text, meshes))),
+        "rank": rank,
+        "world": world,
+        "meshes": tuple(dict.fromkeys(map(_mesh_text, _whole(meshes)))),
         "settings": ", ".join(name for name in flags if getattr(last, name, False)),
         "network": "default" if network is None else str(network),
         "torch_version": torch.__version__,
@@ -55,8 +58,20 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
     }
 
 
+def _whole(meshes: Sequence[Any]) -> list[Any]:
+    """The meshes without those that are a part of another, such as ``mesh["tp"]``."""
+    dims = [{*zip(_names(mesh), mesh.shape)} for mesh in meshes]
+    ranks = [{*mesh.mesh.flatten().tolist()} for mesh in meshes]
+    every = list(zip(meshes, dims, ranks))
+    return [
+        mesh
+        for mesh, own, held in every
+        if not any(own < others and held <= more for _, others, more in every)
+    ]
+
+
 def _mesh_text(mesh: Any) -> str:
-    return ", ".join(f"{name}={n}" for name, n in zip(_names(mesh), mesh.shape))
+    return mesh_text(tuple(mesh.shape), mesh.mesh_dim_names).strip("()")
 
 
 def _names(mesh: Any) -> tuple[str, ...]:
@@ -99,17 +114,22 @@ def cause_of(source: Source, every: Sequence[Seen]) -> Cause:
     """The cause of the collectives of one source."""
     asked = (moved_of(*source.moved),) if source.moved else ()
     cause = Cause(source.place, source.backward, name_of(source), source.kind, moved=asked)
-    if source.kind != "op":
-        return cause._replace(rule="" if source.kind == "compiled" else "program")
+    if source.kind not in ("op", "planned"):
+        rule = "" if source.kind == "compiled" else "program"
+        return cause._replace(rule=rule, asker=source.asker)
     pairs = dict.fromkeys(seen.found.moved for seen in every)
     moved = tuple([moved_of(*pair) for pair in pairs if pair is not None and None not in pair])
     cause = cause._replace(moved=moved or asked)
+    if source.kind == "planned":
+        return cause._replace(rule="plan")
+    if any(seen.is_torchs for seen in every):
+        cause = cause._replace(rule="PyTorch")
     schema = schema_of(source)
     if schema is None:
         return cause
     cause = cause._replace(operands=tuple(map(_spec_text, op_schemas.specs_of(schema))))
-    if any(seen.is_torchs for seen in every):
-        return cause._replace(rule="PyTorch")
+    if cause.rule:
+        return cause
     try:
         rule, by_operand, results = decided(schema, source)
     except Exception:  # the op ran in a context that has ended, such as loss_parallel

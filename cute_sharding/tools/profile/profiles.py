@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import linecache
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -82,8 +82,32 @@ class Profile:
         lines = [line.to_dict() for line in self.lines]
         return {**vars(self), "meshes": list(self.meshes), **self.totals(), "lines": lines}
 
+    def compare(self, other: Profile) -> str:
+        """This profile beside another, as text: for each line of the program the bytes that the
+        busiest rank received, the collectives, and the time by the network model. The lines that
+        differ most come first.
+        """
+        sides = [_by_place(self.lines), _by_place(other.lines)]
+        names = [f"cute_sharding {'on' if of.settings else 'off'}" for of in (self, other)]
+        if names[0] == names[1]:
+            names = ["this", "other"]
+
+        def differs(place: str) -> int:
+            one, two = [side.get(place, (0, 0, 0.0))[0] for side in sides]
+            return abs(one - two)
+
+        places = sorted({**sides[0], **sides[1]}, key=differs, reverse=True)
+        rows = [("line", *names)]
+        rows += [(place, *[_sent(side.get(place)) for side in sides]) for place in places]
+        totals = [of.totals() for of in (self, other)]
+        kinds = ("received_bytes", "collectives", "model_seconds")
+        rows.append(("in all", *[_sent([of[kind] for kind in kinds]) for of in totals]))
+        return "\n".join(columns(rows, left=1, right=2))
+
     def _head(self) -> list[str]:
         """Sentences that say what was recorded in all."""
+        if not self.torch_version:
+            return ["This profile is filled when its with block ends: read it after the block."]
         on = f"on ({self.settings})" if self.settings else "off"
         where = f"mesh {'; '.join(self.meshes)}" if self.meshes else "no DTensor mesh"
         said = [f"Rank {self.rank} of {self.world}, {where}, torch {self.torch_version}."]
@@ -122,7 +146,8 @@ class Profile:
                     text += wrap(said, wide, initial_indent="    ", subsequent_indent="      ")
         if left:
             received = bytes_text(sum(line.received for line in left))
-            text += ["", f"and {counted(len(left), 'more row')}, {received} received"]
+            many = counted(sum(len(line.collectives) for line in left), "collective")
+            text += ["", f"and {counted(len(left), 'more row')}: {received} received in {many}"]
         return "\n".join(text)
 
     def __str__(self) -> str:
@@ -222,16 +247,42 @@ def _start(one: Collective) -> float:
     return one.start
 
 
+def _by_place(lines: Sequence[Line]) -> dict[str, tuple[int, int, float]]:
+    """For each line of the program: bytes, collectives, and seconds by the network model."""
+    found: dict[str, tuple[int, int, float]] = {}
+    for line in lines:
+        place = _place(line.cause)
+        many, n, seconds = found.get(place, (0, 0, 0.0))
+        found[place] = (
+            many + line.received,
+            n + len(line.collectives),
+            seconds + line.model,
+        )
+    return found
+
+
+def _sent(amount: Sequence[float] | None) -> str:
+    """Bytes, collectives and seconds, in words."""
+    if amount is None:
+        return "0 B"
+    received, collectives, seconds = amount
+    return f"{bytes_text(received)} in {collectives:,}, {seconds_text(seconds)}"
+
+
+def _place(cause: Cause) -> str:
+    """A line of the program, and whether it is its gradient."""
+    place = "unknown" if cause.place is None else str(cause.place).partition(" ")[0]
+    return f"{place} grad" if cause.backward else place
+
+
 def _numbers(line: Line) -> tuple[str, ...]:
     """A row of the table."""
-    cause = line.cause
-    place = "unknown" if cause.place is None else str(cause.place).partition(" ")[0]
     return (
         bytes_text(line.received) + ("" if line.is_of_busiest else "*"),
         seconds_text(line.model),
         seconds_text(line.measured),
         ", ".join(f"{n} {kind}" for kind, n in line.kinds.items()),
-        f"{place} grad" if cause.backward else place,
+        _place(line.cause),
     )
 
 
@@ -255,10 +306,41 @@ def _named(what: str, of: Profile, row: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": of.rank, "tid": row, "args": {"name": name}}
 
 
-@contextmanager
+class Profiling(AbstractContextManager[Profile]):
+    """What :func:`profile` returns: it records inside of a ``with`` block, and is no profile.
+
+    >>> print(profile())
+    profile() records nothing by itself. Write "with cute_sharding.profile() as p:", and the step \
+in the block; after the block, print(p).
+    """
+
+    def __init__(self, block: AbstractContextManager[Profile]) -> None:
+        self._block = block
+
+    def __enter__(self) -> Profile:
+        return self._block.__enter__()
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._block.__exit__(*raised)
+
+    def __repr__(self) -> str:
+        return (
+            'profile() records nothing by itself. Write "with cute_sharding.profile() as p:", and '
+            "the step in the block; after the block, print(p)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(Profile, name):
+            raise AttributeError(
+                f"profile() itself has no {name!r}, because it records only inside of a with block:"
+                " write `with cute_sharding.profile() as p:`, and read p after the block"
+            )
+        raise AttributeError(f"profile() has no attribute {name!r}")
+
+
 def profile(
     *, network: Network | str | None = None, plan: StepPlan | str | Path | None = None
-) -> Iterator[Profile]:
+) -> Profiling:
     """Record the communication inside the ``with`` block, for each line of the program: with this
     package on or off, eager or compiled, forward and backward.
 
@@ -280,13 +362,20 @@ def profile(
             The program need not run by the plan.
 
     Returns:
-        A :class:`Profile`, which is filled when the block ends.
+        A context. ``with`` gives a :class:`Profile`, which is filled when the block ends.
 
     >>> with profile() as p:
     ...     pass
     >>> print(p.table().partition("off.")[2].strip())
     No communication.
     """
+    return Profiling(_profiled(network, plan))
+
+
+@contextmanager
+def _profiled(
+    network: Network | str | None, plan: StepPlan | str | Path | None
+) -> Iterator[Profile]:
     from cute_sharding.tools.profile.causes import recorded
     from cute_sharding.tools.profile.recorder import Recorder
 

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
@@ -182,12 +183,13 @@ class Source(NamedTuple):
 
     Attributes:
         place, backward: the line, and whether a gradient of the line is computed.
-        kind: "op", "asked", "direct" or "compiled", as in :class:`.values.Cause`.
+        kind: one of those of :class:`.values.Cause`.
         op: the aten overload of an op; otherwise, the name of the function.
         args: the arguments of an op, with the spec of each DTensor; lists as tuples.
         kwargs: the keyword arguments of an op, by name.
         moved: the specs before and after, if no op but a redistribution runs.
         settings: the settings of the package; None if the package was off.
+        asker: what has called a function for the program, as in :class:`.observing.Asked`.
     """
 
     place: Place | None
@@ -198,6 +200,7 @@ class Source(NamedTuple):
     kwargs: tuple[tuple[str, Any], ...] = ()
     moved: tuple[Any, Any] | None = None
     settings: Settings | None = None
+    asker: str = ""
 
 
 class Seen:
@@ -231,12 +234,15 @@ class Recorder:
         seen: the collectives, in order.
         started, ended: seconds of a clock.
         settings: the settings when the recording began; None if the package was off.
+        member: the rank of this process, and the number of ranks, as the first collective ran;
+            None if none did.
     """
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.started = self.ended = 0.0
         self.settings: Settings | None = None
+        self.member: tuple[int, int] | None = None
         self._last: Met | None = None
         self._lines = Lines()
         self._places: dict[tuple[int, int], Place] = {}
@@ -320,6 +326,7 @@ class Recorder:
 
     def sends(self, of: tuple[Any, CollectiveRow], args: Any, kwargs: Any) -> None:
         lines = self._lines
+        self.member = self.member or (dist.get_rank(), dist.get_world_size())
         found = lines.found(sys._getframe(1))
         made = nodes_made()
         if made > lines.noted:
@@ -370,8 +377,8 @@ class Recorder:
     def source_of(self, seen: Seen) -> Source:
         """What a collective runs for."""
         found = seen.found
-        kind, function = observing.asked_by(found.within)
-        if kind == "op" and seen.met is not None:
+        kind, function, asker = observing.asked_by(found.within)
+        if kind in ("op", "planned") and seen.met is not None:
             line, op, args, kwargs, settings, number = seen.met
             if number is not None and line is None:
                 line = self._lines.of_node(number)
@@ -388,6 +395,7 @@ class Recorder:
             function,
             moved=moved,
             settings=seen.settings,
+            asker=asker,
         )
 
     def _place_of(self, found: Found) -> Place | None:

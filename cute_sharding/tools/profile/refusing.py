@@ -52,8 +52,8 @@ def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
     what = f"{cause.op}, for a gradient of {where}," if cause.backward else f"{cause.op} at {where}"
     return (
         f"{what} communicates inside a no_communication() block: {kind} among "
-        f"{len(ranks)} ranks. {cause.text[:1].upper()}{cause.text[1:]}. What to do: redistribute "
-        "the operand before the block, or move the line out of the block."
+        f"{len(ranks)} ranks, because {cause.text}. What to do: redistribute the "
+        "operand before the block, or move the line out of the block."
     )
 
 
@@ -88,8 +88,8 @@ def no_communication(
     ...     with no_communication():
     ...         first = columns[:, :3]
     ... except RuntimeError as error:
-    ...     print(str(error).split(". ")[1])
-    Slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule
+    ...     print(str(error).split(", because ")[1].split(". ")[0])
+    slice redistributes a tensor of (4, 6) from [S(1)] to [R], by PyTorch's rule
     >>> torch.distributed.destroy_process_group()
     """
     if action not in ACTIONS:

@@ -184,7 +184,10 @@ RULES = {
     "fallback": "cute_sharding's fallback",
     "PyTorch": "PyTorch's rule",
     "program": "a rule that the program registered",
+    "plan": "the plan of the step",
 }
+# What calls the backward pass of a function.
+GRADIENT = "autograd"
 # The most tensors that a sentence names one by one.
 MOST_NAMED = 3
 
@@ -197,13 +200,16 @@ class Cause(NamedTuple):
         place: the line; for a gradient, the line of the forward op.
         backward: whether the op computes a gradient.
         op: the op, such as "slice", or the function that the program called.
-        kind: "op" (an op of a DTensor), "asked" (the program redistributes a DTensor itself),
+        kind: "op" (an op of a DTensor), "planned" (a plan of the step redistributes an operand or a
+            result of an op), "asked" (the program or a library redistributes a DTensor itself),
             "direct" (the program or a library calls a collective) or "compiled" (a compiled
             program).
         rule: the rule that decided, one of ``RULES``; "program" if the program itself asks for the
             communication. Empty if the rule is unknown.
         moved: the tensors that were redistributed for it.
         operands, results: all tensors, as text: shape and placements.
+        asker: the module of torch that has called the function for the program; "autograd" if this
+            is the backward pass of the function; empty if the program has called it.
     """
 
     place: Place | None
@@ -214,6 +220,7 @@ class Cause(NamedTuple):
     moved: tuple[MovedTensor, ...] = ()
     operands: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    asker: str = ""
 
     @property
     def text(self) -> str:
@@ -228,8 +235,12 @@ class Cause(NamedTuple):
             return f"{self.op} communicates outside of the ops of DTensors"
         if self.kind == "compiled":
             return f"{self.op} communicates in a compiled graph, which records no tensors"
+        if self.kind == "planned":
+            return f"the plan of the step redistributes {moved}, for {self.op}"
         if self.kind == "asked":
-            who = f"the backward pass of {self.op}()" if self.backward else f"{self.op}()"
+            who = f"{self.op}(){f' in {self.asker}' if self.asker else ''}"
+            if self.asker == GRADIENT:
+                who = f"the backward pass of {self.op}()"
             return f"{who} redistributes {moved}" if moved else f"{who} communicates"
         if moved:
             left = Counter(self.operands)  # those that were not redistributed

@@ -21,7 +21,7 @@ from cute_sharding.dtensor.replaced.communication import stand_for
 from cute_sharding.exchange import MemoryLimitError
 from cute_sharding.programs.plan import StepPlan
 from cute_sharding.tools.estimate import stand_ins
-from cute_sharding.tools.estimate.__main__ import BACKENDS, function_of, said
+from cute_sharding.tools.estimate.__main__ import BACKENDS, NoFunction, function_of, said
 from cute_sharding.tools.profile.recorder import Recorder
 from cute_sharding.tools.steps.planning import CannotPlan, Planning, freed, made
 
@@ -30,6 +30,8 @@ def main(request: dict[str, Any]) -> StepPlan | Exception | str:
     """The plan; or why the program cannot be imported or run."""
     try:
         step = function_of(*request.pop("function"))
+    except NoFunction as error:
+        return ValueError(str(error))
     except Exception as error:
         return said(error)
     sizes, names = request.pop("sizes"), request.pop("names")

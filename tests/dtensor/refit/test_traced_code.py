@@ -182,6 +182,8 @@ def test_what_a_generator_gives():
         relation_of(lambda w: [w["x"]], x=(4,))
     with pytest.raises(TypeError, match="a mapping of str to int"):
         relation_of(lambda w: {"x": 1}, x=(4,))
+    with pytest.raises(KeyError, match=r"takes 'wx', .* among the 2 sources: did you mean 'x'\?"):
+        relation_of(lambda w: {"x": w["wx"]}, y=(4,), x=(4,))
     with pytest.raises(ValueError, match="returns no tensor"):
         relation_of(lambda w: {}, x=(4,))
     with pytest.raises(RuntimeError, match="shape"):  # the program's own mistake, as torch has it

@@ -239,7 +239,7 @@ def test_what_is_replaced_is_in_the_table_and_is_put_back():
     assert [name for name, row in on.items() if row is None] == []
     assert set(names(on.values())) == set(names(ROWS))
     assert adapter._installed.missing == [] and Tracing.settles
-    assert {row.name for row in ROWS if not row.entries} - set(adapter.parts_replaced()) == {
+    assert {row.name for row in ROWS if not row.entries} - set(adapter.objects_replaced()) == {
         compiler_patches.CACHE_KEYS.name
     }
     cute_sharding.disable()

@@ -15,7 +15,7 @@ from torch.distributed.tensor.experimental import register_sharding
 import cute_sharding
 from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.switch.adapter import parts_replaced
+from cute_sharding.dtensor.switch.adapter import objects_replaced
 from cute_sharding.relations.table import VIEWS
 
 
@@ -194,7 +194,7 @@ def test_a_change_that_fails_and_cannot_be_taken_back_leaves_it_off(monkeypatch)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     monkeypatch.undo()
-    assert not cute_sharding.is_enabled() and parts_replaced() == []
+    assert not cute_sharding.is_enabled() and objects_replaced() == {}
     assert_same_objects(before, registries())
     assert is_refused(make())
 
@@ -245,7 +245,7 @@ def test_what_a_program_has_wrapped_is_called_as_it_is(monkeypatch, caplog, arou
     theirs = around(_api.distribute_tensor)
     monkeypatch.setattr(_api, "distribute_tensor", theirs)
     with cute_sharding.enabled():
-        parts, said = parts_replaced(), caplog.text
+        parts, said = objects_replaced(), caplog.text
         result = _api.distribute_tensor(torch.ones(4, 3), mesh_of((2,)), [Shard(0)])
     assert theirs.calls == 1 and result.placements == (Shard(0),)
     assert any("distribute_tensor.__code__" in part for part in parts) == (around is wrapped)
@@ -353,6 +353,6 @@ def test_other_threads_follow_where_both_rules_answer(worker):
 def test_without_signatures_all_else_is_in_place():
     """Views make the same placements, so checkpoints, writes and ops have to be kept right."""
     with cute_sharding.enabled():
-        expected = parts_replaced()
+        expected = objects_replaced()
     with cute_sharding.enabled(ops=False):
-        assert parts_replaced() == expected
+        assert objects_replaced() == expected

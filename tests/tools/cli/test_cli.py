@@ -39,6 +39,7 @@ def as_json(capsys, command):
 OPS = [
     ("--view 4,8,2,32", {"view": (4, 8, 2, 32)}),
     ("--view=-1,32", {"view": (-1, 32)}),
+    ("--view -1,32", {"view": (-1, 32)}),
     ("--permute 1,0,2", {"permute": [1, 0, 2]}),
     ("--expand 4,16,32", {"expand": [4, 16, 32]}),
     ("--repeat 1,2,1", {"repeat": [1, 2, 1]}),
@@ -87,6 +88,16 @@ def test_explain_prints_what_the_function_gives(capsys, option, op):
 def test_explain_says(capsys, of, op, said):
     code, out, err = run(capsys, f"explain --shape {of} {op}")
     assert (code, err) == (0, "") and said in out, out
+
+
+def test_an_explanation_begins_with_what_the_op_costs(capsys):
+    of = "explain --shape 4,16 --mesh 4 --placements S(1)"
+    for op, said in (
+        ("--view 4,2,8", "the input is redistributed first"),
+        ("--slice 1,1", "one exchange on mesh0"),
+        ("--slice 1,0,15", "free: no communication"),
+    ):
+        assert run(capsys, f"{of} {op}")[1].splitlines()[1].startswith(said)
 
 
 def test_explain_of_a_sharding_and_what_is_wrong():
@@ -242,7 +253,6 @@ ESTIMATE = "estimate train:f --mesh dp=2,tp=4"
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("", "give a command"),
         ("explain --shape 4", "--mesh, --placements"),
         ("explain --shape 4,x --mesh 2 --placements R --view 4", "--shape '4,x'"),
         ("explain --shape 4 --mesh tp:2 --placements R --view 4", "--mesh 'tp:2'"),
@@ -277,7 +287,8 @@ ESTIMATE = "estimate train:f --mesh dp=2,tp=4"
         ("plan --shape 4 --mesh 2 --from R --to R --network pigeon", "'pigeon'"),
         ("plan --shape 4 --mesh 2 --from R --to R --network nvlink,nvlink", "2 links"),
         ("plan --shape 4 --mesh 2 --from R --to R --itemsize 0", "itemsize 0"),
-        ("plan --shape 4 --mesh 2 --from R --to R --dtype brain", "--itemsize 'brain'"),
+        ("plan --shape 4 --mesh 2 --from R --to R --dtype brain", "--dtype 'brain' is neither"),
+        ("plan --mesh 2 --from R --to R --model no.json", "--model 'no.json' cannot be opened: No"),
         ("plan --shape 4 --mesh 2 --from R --to R --memory-limit 1GB", "--memory-limit"),
         ("plan --shape 4 --mesh 2 --from R --to R --groups cp", "the mesh has no dim cp"),
         ("plan --shape 8 --mesh 2@4-5 --from R --to R", "would not be used: write 2"),
@@ -392,6 +403,22 @@ if len(sys.argv) > 1:
 
 
 @pytest.mark.costly
+def test_a_profile_of_a_program(tmp_path):
+    """As it stands; it ends its process group, and may exit with any status."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    code = "import sys; from cute_sharding.tools.cli import main; sys.exit(main())"
+    found = python(code, "profile", str(program), "3")
+    assert found.returncode == 3, found.stderr
+    assert "Rank 0 of 2, mesh 2, torch" in found.stdout, found.stdout
+    assert "program.py:13\n    x[:, :, 1:]\n    slice redistributes" in found.stdout
+    silent = python(code, "profile", str(program), RANK="1")
+    assert (silent.returncode, silent.stdout) == (0, "")
+    data = json.loads(python(code, "profile", "--json", str(program)).stdout)
+    assert data["collectives"] == 2 and "does not exist" in python(code, "profile", "no").stderr
+
+
+@pytest.mark.costly
 def test_stats_of_a_program(tmp_path):
     """The flags are read as the package is installed (tests/dtensor/switch/test_autoload.py)."""
     program = tmp_path / "program.py"
@@ -414,3 +441,18 @@ def test_stats_of_a_program(tmp_path):
 def test_the_former_name_of_resetting_counts_warns():
     with pytest.warns(DeprecationWarning, match=r"call cute_sharding.stats\(reset=True\)"):
         cute_sharding.reset_stats()
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    code, out, err = run(capsys, "")
+    assert code == 2 and not err and out.startswith("usage: ")
+    assert "plan one step of a program" in " ".join(out.split())
+
+
+def test_a_pipe_may_be_closed_early():
+    command = [sys.executable, "-m", "cute_sharding", *shlex.split(EXPLAIN), "--view", "2,2"]
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -28,6 +28,7 @@ def test_explain_a_view_that_is_free():
         said(f"{command} --view 4,16,8,4"),
         """\
 view(4, 16, 8, 4) on mesh (dp=2, tp=4)
+free: no communication
 
 before: shape (4, 16, 32), placements [S(0), S(2)]
   layout (devices, local) -> flat index: ((2,4),(2,16,8)):((1024,8),(512,32,1))
@@ -62,9 +63,7 @@ after: shape (4, 16, 8, 4), placements [S(0), S(2)]
     dp=1, tp=0: local (2, 16, 2, 4)  [2:4] x [0:16] x [0:2] x [0:4]
     dp=1, tp=1: local (2, 16, 2, 4)  [2:4] x [0:16] x [2:4] x [0:4]
     dp=1, tp=2: local (2, 16, 2, 4)  [2:4] x [0:16] x [4:6] x [0:4]
-    dp=1, tp=3: local (2, 16, 2, 4)  [2:4] x [0:16] x [6:8] x [0:4]
-
-free: no communication""",
+    dp=1, tp=3: local (2, 16, 2, 4)  [2:4] x [0:16] x [6:8] x [0:4]""",
     )
 
 
@@ -74,6 +73,12 @@ def test_explain_a_view_that_is_not():
         said(command),
         """\
 view(4, 16, 2, 16) on mesh (mesh0=4)
+the input is redistributed first, to the cheapest placements: [S(0)]; a device receives up to
+ > 384 elements
+not free: no Shard or _StridedShard of the output gives the devices of mesh dim mesh0 the
+ > elements that S(2) gives them
+dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that shard it: in
+ > attention, the heads do not divide by the mesh
 
 before: shape (4, 16, 32), placements [S(2)]
   layout (devices, local) -> flat index: ((4,),(4,16,8)):((8,),(512,32,1))
@@ -86,14 +91,6 @@ before: shape (4, 16, 32), placements [S(2)]
     mesh0=1: local (4, 16, 8)  [0:4] x [0:16] x [8:16]
     mesh0=2: local (4, 16, 8)  [0:4] x [0:16] x [16:24]
     mesh0=3: local (4, 16, 8)  [0:4] x [0:16] x [24:32]
-
-not free: no Shard or _StridedShard of the output gives the devices of mesh dim mesh0 the
- > elements that S(2) gives them
-dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that shard it: in
- > attention, the heads do not divide by the mesh
-
-the input is redistributed first, to the cheapest placements: [S(0)]; a device receives up to
- > 384 elements
 
 after: shape (4, 16, 2, 16), placements [S(0)]
   layout (devices, local) -> flat index: ((4,),(1,16,2,16)):((512,),(0,32,16,1))
@@ -116,6 +113,7 @@ def test_explain_blocks_of_two_sizes():
         said(command),
         """\
 view(28,) on mesh (mesh0=3)
+free: no communication
 
 before: shape (7, 4), placements [S(1)]
   (7, 4) on mesh (3,) as [S(1)] has no layout: in tensor dim 1, mesh dim 0 cannot divide 4 rows
@@ -133,9 +131,7 @@ after: shape (28,), placements [_S(0,7)]
     mesh0=1: local (14,)  [2:4, 6:8, 10:12, 14:16, ... 3 more]
     mesh0=2: local (0,)  []
   out of balance: the fullest device holds 14 elements; with plain shards of the same dims, it
- > would hold 10
-
-free: no communication""",
+ > would hold 10""",
     )
 
 
@@ -190,7 +186,6 @@ in all: 3 collectives, 2,560 elements of 4 bytes received, at most 3,584 held, 3
 
 def test_what_bad_arguments_are_told():
     commands = (
-        "",
         "explain --shape 4 --mesh tp:2 --placements R --view 4",
         "explain --shape 4 --mesh 2 --placements Q(0) --view 4",
         "explain --shape 4 --mesh 2 --placements S(1) --view 4",
@@ -203,9 +198,6 @@ def test_what_bad_arguments_are_told():
     assert_expected_inline(
         told,
         """\
-cute_sharding: give a command: explain, plan, draw, stats, estimate, plan-step, status (see
- > --help)
-exit code 2
 cute_sharding: --mesh 'tp:2': write name=size or size, separated by commas, such as dp=2,tp=4
 exit code 2
 cute_sharding: cannot read the placement 'Q(0)': write S(dim), _S(dim,split_factor), R or P(op),

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from cute_sharding._settings import (
     from_environment,
 )
 from cute_sharding.tools import status
+
+ROOT = Path(__file__).parents[3]
 
 
 def run(site, *arguments, **flags):
@@ -90,10 +93,15 @@ def test_it_says_what_is_on_and_checks_that_it_works(site, flags, on, code):
         assert (
             any(name.endswith("propagate_op_sharding_non_cached") for name in found["replaced"])
         ) == on["views"]
+    page = (ROOT / "docs/patches.md").read_text()
+    assert {*found["replaced"]} <= {*re.findall(r"^## `(.*)`$", page, re.M)}
+    assert f"replaces up to {found['replaceable']} objects of PyTorch" in page
     shown = run(site, **flags).stdout
-    assert ("\noff: " in shown) == (on is None) and ("perhaps" in shown) == (
-        "perhaps" in str(flags)
-    )
+    assert shown.startswith("off: " if on is None else "on: ")
+    many = f"{len(found['replaced'])} of {found['replaceable']}"
+    assert f"objects of torch that are replaced now: {many}\n" in shown
+    assert shown.index("checks, all") < shown.index("\nflags\n") < shown.index(many)
+    assert ("off: " in shown) == (on is None) and ("perhaps" in shown) == ("perhaps" in str(flags))
 
 
 @pytest.mark.costly

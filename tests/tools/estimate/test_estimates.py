@@ -139,7 +139,10 @@ def test_layers_that_differ_are_not_counted():
 
 def test_functions_that_another_process_finds():
     assert located("a.b:f") == ("a.b", None, "f")
-    assert located("examples/train.py:Job.step") == ("train", "examples/train.py", "Job.step")
+    file = __file__
+    assert located(f"{file}:Job.step") == ("test_estimates", file, "Job.step")
+    with pytest.raises(ValueError, match=r"the file 'no/train.py' does not exist: give the path"):
+        located("no/train.py:step")
     assert located(collective) == (__name__, None, "collective")
     for bad, said in (
         ("train", "is not the name of a function"),
@@ -218,9 +221,9 @@ memory by layer, at the peak  PyTorch  views    all
   outside of all layers          40 B      -   40 B
   layers.*                       20 B      -   20 B
 
-received for each line     PyTorch  views          all
-  model.py:3 forward    48 MB in 4      -  1.6 MB in 2
-  train.py:9 step        2 MB in 1      -    2 MB in 1
+received for each line             PyTorch  views                   all
+  model.py:3 forward    48 MB in 4, 130 us      -  1.6 MB in 2, 15.5 us
+  train.py:9 step       2 MB in 1, 10.4 us      -    2 MB in 1, 10.4 us
 
 ops of DTensors that communicate, all
   model.py:3 forward
@@ -231,6 +234,13 @@ ops of DTensors that communicate, all
 
 views: does not run. train.py:9 step: TypeError: no""",
     )
+
+
+def test_if_nothing_runs_the_reason_is_said_once():
+    runs = [replace(FAILS, setting=name) for name in ("PyTorch", "all")]
+    text = str(estimated(*runs)).splitlines()
+    assert text[-1] == "PyTorch, all: do not run. train.py:9 step: TypeError: no"
+    assert "received" not in " ".join(text)
 
 
 def test_the_best_setting_takes_the_least_time():

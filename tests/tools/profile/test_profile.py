@@ -1,6 +1,7 @@
 """What a profile says of a program whose communication is known."""
 
 import json
+import linecache
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
@@ -12,7 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.parallel import RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.functional import cross_entropy
 
 import cute_sharding
 from cute_sharding import StepPlan
@@ -205,12 +208,49 @@ def test_what_is_on_is_said_where_nothing_ran(mesh):
     assert on in joined(str(nothing)) and on in joined(str(asked))
 
 
+def test_two_profiles_are_compared(mesh):
+    x = tensor(mesh, (8, 6), 0)
+
+    def step():
+        x.full_tensor()
+        return x[1:5]
+
+    with cute_sharding.profile() as off:
+        step()
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as on:
+        step()
+    rows = [line.split("  ") for line in off.compare(on).splitlines()]
+    head, first, second, total = [[cell.strip() for cell in row if cell] for row in rows]
+    assert head == ["line", "cute_sharding off", "cute_sharding on"]
+    line = step.__code__.co_firstlineno
+    assert first == [f"test_profile.py:{line + 2}", "144 B in 1, 6 us", "24 B in 1, 6 us"]
+    assert second[0] == f"test_profile.py:{line + 1}" and second[1] == second[2]
+    assert total == ["in all", "288 B in 2, 12 us", "168 B in 2, 12 us"]
+    assert off.compare(off).split()[1:3] == ["this", "other"]
+    empty = cute_sharding.Profile(torch_version="2")
+    assert "144 B in 1, 6 us  0 B" in " ".join(off.compare(empty).split()).replace(" 0 B", "  0 B")
+
+
+def test_a_profile_without_its_block_says_what_to_write():
+    p = cute_sharding.profile()
+    assert 'Write "with cute_sharding.profile() as p:"' in str(p)
+    with pytest.raises(AttributeError, match=r"profile\(\) itself has no 'table'"):
+        p.table()
+    with pytest.raises(AttributeError, match=r"has no attribute 'tables'"):
+        p.tables()
+    with p as early:
+        assert str(early) == (
+            "This profile is filled when its with block ends: read it after the block."
+        )
+    assert "No communication." in str(early)
+
+
 def test_the_rows_of_a_line_are_counted(mesh):
     x = tensor(mesh, (8, 6), 0)
     with cute_sharding.profile() as p:
         _ = x[1:5], x[2:5]
     assert "2 collectives on 1 line of the program: " in joined(str(p))
-    assert "and 1 more row, 144 B received" in p.table(100, most=1)
+    assert "and 1 more row: 144 B received in 1 collective" in p.table(100, most=1)
 
 
 # -- which rule decided, and on which tensors ------------------------------------------------------
@@ -304,6 +344,69 @@ def test_a_gradient_says_what_it_is(mesh):
     assert asked.text == (
         "the backward pass of redistribute() redistributes a tensor of (4, 8) from [S(1)] to [S(0)]"
     )
+
+
+class Gathered(torch.autograd.Function):
+    """The gradient is gathered."""
+
+    forward = staticmethod(lambda ctx, x: x.view_as(x))
+    backward = staticmethod(lambda ctx, g: g.redistribute(placements=[Replicate()]))
+
+
+def test_who_calls_redistribute_is_named(mesh):
+    x = tensor(mesh, (8, 8), 0).requires_grad_()
+    (asked,) = causes(lambda: Gathered.apply(x).backward(torch.ones_like(x)))
+    moved = "redistributes a tensor of (8, 8) from [S(0)] to [R]"
+    assert asked.backward and asked.text == f"redistribute() {moved}"
+
+    rows = RowwiseParallel(input_layouts=Replicate())
+    layer = parallelize_module(torch.nn.Linear(8, 8, bias=False), mesh, rows)
+    whole = torch.ones(4, 8, requires_grad=True)
+    forward, backward = causes(lambda: layer(whole).sum().backward())
+    styles = "redistribute() in torch.distributed.tensor.parallel.style redistributes"
+    assert forward.text.startswith(f"{styles} a tensor of (4, 8) from [P(sum)] to [R]")
+    assert backward.text.startswith("the backward pass of redistribute() redistributes")
+    for each in (forward, backward):
+        assert "layer(whole)" in linecache.getline(each.place.file, each.place.line)
+
+
+def test_a_function_of_torchs_own_is_named_also_with_a_plain_operand(mesh):
+    scores = tensor(mesh, (4, 8), 1).requires_grad_()
+    with loss_parallel():
+        found = causes(lambda: cross_entropy(scores, torch.zeros(4, dtype=torch.long)).backward())
+    assert {(cause.op, cause.rule) for cause in found} == {
+        ("_log_softmax", "PyTorch"),
+        ("nll_loss_forward", "PyTorch"),
+    }
+
+
+def test_what_a_plan_redistributes_is_of_the_op_that_reads_it(mesh):
+    """And not of the op before, at which DTensor looked last."""
+    given = ((8, 6), "torch.float32", "[S(0)]", (4,), ("tp",))
+    ops = [
+        PlannedOp("aten.neg.default", ("%0",), {}, (1,), (None,), (False,), (None,)),
+        PlannedOp("aten.exp.default", ("%1",), {}, (2,), ("[R]",), (False,), (None,)),
+    ]
+    plan = StepPlan("", (4,), ("tp",), (given,), (0,), tuple(ops), {})
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.enabled(**ON), cute_sharding.planned(plan), cute_sharding.profile() as p:
+        y = x.neg()
+        y.exp()
+    (line,) = p.lines
+    cause = line.cause
+    assert (cause.kind, cause.op, cause.rule) == ("planned", "exp", "plan")
+    assert "y.exp()" in linecache.getline(cause.place.file, cause.place.line)
+    assert cause.text == (
+        "the plan of the step redistributes a tensor of (8, 6) from [S(0)] to [R], for exp"
+    )
+
+
+def test_a_mesh_is_named_once():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with cute_sharding.profile() as p:
+        made(mesh["tp"], (4, 8), Shard(0)).full_tensor()
+        DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)]).full_tensor()
+    assert p.meshes == ("dp=2, tp=2",)
 
 
 def test_what_fsdp_sends_is_under_its_name(mesh):

@@ -68,7 +68,7 @@ def test_a_warning_instead(mesh):
             program(x)
     said = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
     assert len(said) == 2 and said[1].endswith(
-        "Slice redistributes a tensor of (8, 6) from [S(0)] to [R], by PyTorch's rule. What to do: "
+        "slice redistributes a tensor of (8, 6) from [S(0)] to [R], by PyTorch's rule. What to do: "
         "redistribute the operand before the block, or move the line out of the block."
     )
     assert caught[0].filename == profiled.__file__
