@@ -132,11 +132,17 @@ def given_key(tensor: DTensor) -> Key:
 
 def is_same(func: Any, operand: DTensor, result: Any) -> bool:
     """Whether the result of a view is its operand as another tensor, as what autograd makes of a
-    tensor that it has saved.
+    tensor that it has saved, or a slice of all rows, which a graph takes where a program does not.
     """
     return (
-        len(func._schema.arguments) == 1
+        isinstance(result, DTensor)
         and func._schema._is_view_op()
-        and isinstance(result, DTensor)
         and result._spec == operand._spec
+        and _is_later(result) == _is_later(operand)
     )
+
+
+def _is_later(tensor: DTensor) -> tuple[bool, bool]:
+    """Whether elements are to be conjugated, or negated, by what reads them."""
+    local = tensor._local_tensor
+    return local.is_conj(), local.is_neg()

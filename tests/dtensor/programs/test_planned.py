@@ -211,6 +211,21 @@ def test_a_value_is_no_number_that_an_op_is_given():
     assert sum(op.op == "aten.add.Tensor" for op in plan.ops) == 5
 
 
+def test_a_slice_of_all_rows_is_the_tensor(caplog):
+    """A graph takes it, as of positions for a sequence, where an eager program may not."""
+
+    def step(mesh, rows=lambda x: x[:8].view(8, 8)):
+        a, b = (distribute_tensor(number((8, 8)), mesh, [p]) for p in (S0, R))
+        return lambda: (rows(a) @ b).amax(0)
+
+    plan = plan_of(step, (4,))
+    assert [op.op for op in plan.ops] == ["aten.mm.default", "aten.amax.default"]
+    run = step(mesh_of((4,)), lambda x: x)
+    with caplog.at_level(logging.INFO, "cute_sharding"), planned(plan):
+        run()
+    assert not [record for record in caplog.records if "not in the plan" in record.message]
+
+
 def test_a_write_is_seen_by_what_reads_a_copy():
     """Also through a view of it, and between two reads of one step."""
 
