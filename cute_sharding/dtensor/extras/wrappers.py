@@ -22,11 +22,11 @@ from cute_sharding.dtensor.run.placements import text
 def offset(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A constructor in place of torch's: each DTensor begins at offset 0, on each rank."""
 
-    def __new__(cls: Any, local: torch.Tensor, spec: Any, *, requires_grad: bool) -> Any:
-        if not local.storage_offset():
-            return stock(cls, local, spec, requires_grad=requires_grad)
-        made = stock(cls, _at_offset_0(local), spec, requires_grad=requires_grad)
-        made._local_tensor = local
+    def __new__(cls: Any, local_tensor: torch.Tensor, spec: Any, *, requires_grad: bool) -> Any:
+        if not local_tensor.storage_offset():
+            return stock(cls, local_tensor, spec, requires_grad=requires_grad)
+        made = stock(cls, _at_offset_0(local_tensor), spec, requires_grad=requires_grad)
+        made._local_tensor = local_tensor
         return made
 
     return __new__

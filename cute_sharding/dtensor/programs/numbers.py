@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
 
 # An op with its arguments: the number of each DTensor, and other arguments as they are.
@@ -43,11 +44,19 @@ class _Place(ref):
     place: int
 
 
+# What is known of a tensor that has no number.
+_NOWHERE: tuple[Any, Any, None] = (lambda: None, None, None)
+
+
 class Numbers:
-    """The numbers of the DTensors that are alive."""
+    """The numbers of the DTensors that are alive, until they become others, as by ``x.data = y``.
+
+    Only what was put is remembered: torch swaps no tensors to which there are references, as it
+    does with the weights of a module that is brought to another dtype or device.
+    """
 
     def __init__(self) -> None:
-        of: dict[int, tuple[_Place, int]] = {}
+        of: dict[int, tuple[_Place, DTensorSpec, int]] = {}
 
         def forget(dead: Any) -> None:
             found = of.get(dead.place)
@@ -58,18 +67,18 @@ class Numbers:
 
     def get(self, tensor: DTensor) -> int | None:
         """The number of a tensor; None if it has none."""
-        found = self._of.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
+        place, spec, number = self._of.get(id(tensor), _NOWHERE)
+        return number if place() is tensor and spec is tensor._spec else None
 
     def values(self) -> list[int]:
         """The numbers of all tensors that are alive."""
-        return [number for _, number in self._of.values()]
+        return [number for *_, number in self._of.values()]
 
     def put(self, tensor: DTensor, number: int) -> None:
         """Number a tensor, for as long as it is alive."""
         place = _Place(tensor, self._forget)
         place.place = id(tensor)
-        self._of[place.place] = place, number
+        self._of[place.place] = place, tensor._spec, number
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Any, number: Callable[[DTensor], Any]) -> Key:
@@ -123,11 +132,17 @@ def given_key(tensor: DTensor) -> Key:
 
 def is_same(func: Any, operand: DTensor, result: Any) -> bool:
     """Whether the result of a view is its operand as another tensor, as what autograd makes of a
-    tensor that it has saved.
+    tensor that it has saved, or a slice of all rows, which a graph takes where a program does not.
     """
     return (
-        len(func._schema.arguments) == 1
+        isinstance(result, DTensor)
         and func._schema._is_view_op()
-        and isinstance(result, DTensor)
         and result._spec == operand._spec
+        and _is_later(result) == _is_later(operand)
     )
+
+
+def _is_later(tensor: DTensor) -> tuple[bool, bool]:
+    """Whether elements are to be conjugated, or negated, by what reads them."""
+    local = tensor._local_tensor
+    return local.is_conj(), local.is_neg()

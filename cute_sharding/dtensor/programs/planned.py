@@ -37,7 +37,8 @@ from cute_sharding.dtensor.replaced.local_tensors import (
     storage_of,
     tree_map,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import Placement, placed_as
+from cute_sharding.dtensor.replaced.op_schemas import is_written
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, placed_as
 from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.ops import Copies, copies_of, forget_copies, keep_copies
 from cute_sharding.dtensor.run.placements import checked_placements, text
@@ -151,6 +152,7 @@ class Planned(observing.TorchDispatchMode):
         # For calls that have other floats.
         self._nearly = {without_floats(key): entry for key, entry in self._entries.items()}
         self._values = Numbers()
+        self._of_specs: dict[DTensorSpec, int] = {}
         self._kept = WeakSet[Copies]()
         self._own = object()  # tells its copies from those of other plans
         self._has_said = False
@@ -198,7 +200,9 @@ class Planned(observing.TorchDispatchMode):
         if entry is None:
             first = args[0] if args else None
             if isinstance(first, DTensor) and is_same(func, first, result):
-                self._values.put(result, self._number(first))
+                number = self._values.get(first)
+                if number is not None:
+                    self._values.put(result, number)
             elif not self._has_said:
                 self._has_said = True
                 logger.info("%s is not in the plan: it is decided op by op, as are others", func)
@@ -216,12 +220,24 @@ class Planned(observing.TorchDispatchMode):
 
     def _number(self, x: DTensor) -> int:
         number = self._values.get(x)
+        return self._given_number(x) if number is None else number
+
+    def _given_number(self, x: DTensor) -> int:
+        """That of a value that no op has made: it has the number of its spec."""
+        spec = x._spec
+        try:
+            number = self._of_specs.get(spec)
+        except TypeError:  # sizes that are left open have no hash
+            return self._looked_up(x)
         if number is None:
-            key = given_key(x)
-            number = self._given.get(key, -1)
-            if number < 0 and not (key[-1] and self.plan.names):
-                number = self._by_sizes.get(key[:-1], -1)
-            self._values.put(x, number)
+            number = self._of_specs[spec] = self._looked_up(x)
+        return number
+
+    def _looked_up(self, x: DTensor) -> int:
+        key = given_key(x)
+        number = self._given.get(key, -1)
+        if number < 0 and not (key[-1] and self.plan.names):
+            number = self._by_sizes.get(key[:-1], -1)
         return number
 
     def _read(self, entry: _Entry, func: Any, args: Any, kwargs: Any) -> Any:
@@ -293,7 +309,7 @@ def written(func: Any) -> tuple[tuple[int, str], ...]:
         [
             (i, argument.name)
             for i, argument in enumerate(func._schema.arguments)
-            if says_nothing or (argument.alias_info is not None and argument.alias_info.is_write)
+            if says_nothing or is_written(func, argument)
         ]
     )
 
@@ -301,7 +317,10 @@ def written(func: Any) -> tuple[tuple[int, str], ...]:
 @cache
 def is_aliased(func: Any) -> bool:
     """Whether the op writes to an argument, or returns a view of one."""
-    return any(argument.alias_info is not None for argument in func._schema.arguments)
+    return any(
+        argument.alias_info is not None or is_written(func, argument)
+        for argument in func._schema.arguments
+    )
 
 
 def brought(x: DTensor, placements: str | None) -> DTensor:

@@ -17,6 +17,7 @@ from cute_sharding.dtensor.programs.parts import CallPart, parts_of
 from cute_sharding.dtensor.replaced.asked import Ask, watched
 from cute_sharding.dtensor.replaced.local_tensors import tree_map
 from cute_sharding.dtensor.replaced.observing import Line, TorchDispatchMode
+from cute_sharding.dtensor.replaced.op_schemas import is_written
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.any_mesh import BY_AUTOGRAD
 from cute_sharding.programs.program import Price
@@ -199,7 +200,7 @@ class Recording(TorchDispatchMode):
         results = []
         for x, number in zip(called.made, self.recorded.kinds[kind].results):
             if number is None:  # written in place: the same value for a plan, but other elements
-                number = self._values.get(x)
+                number = self._number(x)
             results.append(self._tensor_made(x, number))
         tensors = tuple([tensor for _, tensor, _ in of_part])
         self.recorded.calls.append(Call(kind, tensors, tuple(results), self._line()))
@@ -351,8 +352,7 @@ def as_lies(func: Any, args: Any, kwargs: Any, *, writes: bool = False) -> froze
     for i, argument in enumerate(func._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name)
         count = len(dtensors_in(value))
-        alias = argument.alias_info
-        if alias is not None and (alias.is_write or not writes):
+        if is_written(func, argument) or (argument.alias_info is not None and not writes):
             found.update(range(position, position + count))
         position += count
     return frozenset(found)

@@ -67,6 +67,7 @@ def watched(answer: Answer, others: Sequence[tuple[Any, str]] = ()) -> Iterator[
     ]
     watching.append((DTensor, "to_local", _reading(answer, local)))
     watching.append((DTensor, "placements", property(_reading(answer, placements))))
+    watching.append((DTensor, "data", _becoming(answer, DTensor.data)))
     before = [(of, name, vars(of)[name]) for of, name, _ in watching]
     for of, name, watches in watching:
         setattr(of, name, watches)
@@ -110,3 +111,16 @@ def _reading(answer: Answer, method: Callable[..., Any]) -> Callable[..., Any]:
         return answer(self, Ask((method.__qualname__,), False, False, run), partial(run, self))
 
     return asks
+
+
+def _becoming(answer: Answer, data: Any) -> Any:
+    """The property ``data``, which asks a DTensor that another one becomes."""
+
+    def put(self: DTensor, other: Any) -> None:
+        run = partial(data.__set__, self)
+        if isinstance(other, DTensor):
+            answer(other, Ask(("DTensor.data",), False, False, run), partial(run, other))
+        else:
+            run(other)
+
+    return property(data.__get__, put)

@@ -600,7 +600,12 @@ def _has_no_elements(args: Any) -> bool:
 
 
 # Other modules of dynamo are on the stack also if nothing is compiled.
-_COMPILERS = ("torch._dynamo.convert_frame", "torch._functorch.", "torch._inductor.")
+_COMPILERS = (
+    "torch._dynamo.convert_frame",
+    "torch._functorch.aot_autograd",
+    "torch._functorch._aot_autograd",
+    "torch._inductor.",
+)
 
 
 def _is_compiled() -> bool:

@@ -484,6 +484,8 @@ def as_bytes(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def from_wire(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype is torch.bool:  # of which Inductor's code for CPUs does not compile a view
+        return buffer.to(dtype)
     return buffer if buffer.dtype == dtype else buffer.view(dtype)
 
 

@@ -148,6 +148,14 @@ def test_a_deep_copy_keeps_what_belongs_to_a_tensor():
     assert weight.to_local().any()
 
 
+def test_arguments_have_the_names_of_torchs():
+    """As torch itself passes them for a GradScaler."""
+    x = distribute_tensor(torch.zeros(4, 4), mesh_at(0), [Shard(0)], src_data_rank=None)
+    with cute_sharding.enabled(movement=True):
+        made = DTensor(local_tensor=x._local_tensor, spec=x._spec, requires_grad=False)
+        assert made.placements == x.placements
+
+
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("is_parameter", [False, True])
 def test_data_that_is_set(is_parameter):

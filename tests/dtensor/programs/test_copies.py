@@ -166,3 +166,20 @@ def test_what_a_rank_may_write_to_alone_is_not_kept(mesh):
     kept = [(op, i) for op in plan.ops for i, keeps in enumerate(op.keeps) if keeps]
     weights = [f"%{plan.numbers[k]}" for k, given in enumerate(plan.given) if given[2] == "[S(0)]"]
     assert not [op for op, i in kept if op.arguments[i] in weights]
+
+
+def test_a_conjugate_is_no_copy_of_the_tensor_in_its_memory(mesh):
+    """Its elements are conjugated by what reads them."""
+
+    def step(mesh):
+        w, x = (placed(mesh, [p]).to(torch.complex64) for p in (Shard(0), Replicate()))
+
+        def run():
+            return (x @ w).abs().amax(1), (x @ w.conj()).abs().amax(1)
+
+        return run
+
+    plan = planned_step(step, mesh, device="cpu")
+    first, second = [op.arguments[1] for op in plan.ops if op.op == "aten.mm.default"]
+    assert first != second
+    assert gathered(step, mesh, plan) == plan.totals["planned"].collectives

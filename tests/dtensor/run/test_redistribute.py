@@ -37,6 +37,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.replaced import tensor_specs
+from cute_sharding.dtensor.run.packing import from_wire, to_wire
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 
@@ -435,3 +436,10 @@ def test_towards_a_pending_reduction(op):
             DTensor(local, spec, requires_grad=False).redistribute(placements=[Shard(0), Shard(0)]),
             full,
         )
+
+
+@pytest.mark.costly
+def test_truth_values_are_received_in_code_that_compiles():
+    """A graph that counts where a gathered mask is not set."""
+    count = torch.compile(lambda wire: (~from_wire(wire, torch.bool)).sum())
+    assert count(to_wire(torch.arange(8) % 3 == 0)) == 5

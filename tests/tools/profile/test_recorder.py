@@ -10,6 +10,7 @@ import torch
 from profile_programs import run_as_far_as_it_goes
 from profile_worker import by_kind
 from recording_group import Recording, recording_mesh
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -177,3 +178,19 @@ def test_what_the_op_of_graphs_exchanges_is_seen():
                 found = recorder.collectives
                 seen.append([(x.op, x.received, x.busiest, x.place.line) for x in found])
     assert seen[0] and seen[1::2] == seen[::2], seen
+
+
+def test_functions_of_torch_func_are_no_compilers():
+    """Also of tensors without elements, which a compiler has too."""
+    mesh = recording_mesh(4)
+    cute_sharding.enable(redistribution=True)
+
+    def loss(x):
+        return (x @ x.t()).square().sum()
+
+    with FakeTensorMode():
+        local = torch.empty(2, 4)
+    x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    with Recorder() as recorder:
+        torch.func.grad(loss)(x)
+    assert recorder.collectives
