@@ -15,7 +15,6 @@ are then computed last, with rows for the same moments.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from cute_sharding.programs.folding import LayerNames, names_by_looking_further
 from cute_sharding.programs.holding import Occupancy
 from cute_sharding.programs.linear import Column, Model, Optimum
 from cute_sharding.programs.program import FreeValues, Op, OpWay, Placing, Price, Program, Solved
+from cute_sharding.programs.timing import Timing
 
 # What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
 NEAR = 1e-9
@@ -247,33 +247,14 @@ class _Search:
     def chosen(self, names: LayerNames, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
         """A solution of a model, and the bytes that are held at each moment."""
         taken = [name for name, number in model.number.items() if found.values[number] > 0.5]
-        ways = {name[1]: name[2] for name in taken if name[0] == "way"}
+        taking = {name[1]: name[2] for name in taken if name[0] == "way"}
         brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
-        numbers = [ways[names.kinds[o]] for o in range(len(self.choices.program.ops))]
+        numbers = [taking[names.kinds[o]] for o in range(len(self.choices.program.ops))]
         lies = {v: brought[names.kinds[o], i] for v, (o, i) in self.choices.places.items()}
         if self.memory_limit == inf:
-            lies = self.at_once(numbers, lies)
+            ways = [op.ways[w] for op, w in zip(self.choices.program.ops, numbers)]
+            lies = Timing(self.choices, ways).best(lies)
         return self.solved(numbers, lies, found.bound)
-
-    def at_once(self, numbers: Sequence[int], lies: Mapping[int, Placing]) -> dict[int, Placing]:
-        """How values lie if those of which all readers take one copy are brought there as they are
-        made: it weighs the same, and is less to be told.
-        """
-        choices, found = self.choices, dict(lies)
-        ops = choices.program.ops
-        for kind in choices.kinds:
-            for i, made in enumerate(ops[kind[0]].ways[numbers[kind[0]]].results):
-                alike = [ops[o].results[i] for o in kind]
-                readers = [reader for v in alike for reader in choices.readers[v]]
-                needs = {ops[o].ways[numbers[o]].operands[j] for o, j in readers}
-                if (
-                    len(needs) == 1
-                    and all(lies[v] == made and choices.readers[v] for v in alike)
-                    and choices.program.fixed.isdisjoint(alike)
-                    and not any(j in ops[o].as_lies for o, j in readers)
-                ):
-                    found.update(dict.fromkeys(alike, *needs))
-        return found
 
     def solved(
         self, numbers: Sequence[int], lies: Mapping[int, Placing], bound: float
@@ -286,27 +267,16 @@ class _Search:
         """
         program, sources = self.choices.program, self.choices.sources
         ways = [op.ways[w] for op, w in zip(program.ops, numbers)]
-        made: dict[int, Placing] = {}
-        copies: dict[int, list[Placing]] = defaultdict(list)
-        price = Price()
-        for op, way in zip(program.ops, ways):
+        price = Timing(self.choices, ways).price(lies)
+        for way in ways:
             price = price.plus(way.price)
-            made.update(zip(op.results, way.results))
-            moved = [(v, made[v], lies[v]) for v in op.results]
-            for v, needed in zip(op.operands, way.operands):
-                if needed != lies[v] and (v in program.alone or needed not in copies[v]):
-                    copies[v].append(needed)
-                    moved.append((v, lies[v], needed))
-            for v, source, target in moved:
-                if source != target:
-                    price = price.plus(program.moves[program.kinds[v]][source, target])
+        made = [dict(zip(op.results, way.results)) for op, way in zip(program.ops, ways)]
         held = self.holding.held(ways, lies)
         weight = self.choices.weigh(price)
         solved = Solved(
             ways=tuple(numbers[sources:]),
             lies=lies,
-            made={v: made[v] for op in program.ops[sources:] for v in op.results},
-            copies={v: tuple(dict.fromkeys(each)) for v, each in copies.items() if each},
+            made={v: placing for of in made[sources:] for v, placing in of.items()},
             price=price,
             least=min(bound, weight),
             weight=weight,
