@@ -173,8 +173,9 @@ class Solved:
         lies: for each value how it lies after it is made, and brought elsewhere if it is.
         made: for each value that an op makes, how the op makes it.
         price: of all.
-        least: no choice has a lower one; as :func:`solve` weighs prices.
-        weight: of ``price``, as :func:`solve` weighs it; equal to ``least`` if this is the optimum.
+        weight: as :func:`solve` weighs it: the price, but of copies that could travel together only
+            a part, as if all did that can; ``price`` has those that do.
+        least: no choice has a lower weight: equal to it if this is the optimum.
         peak: the bytes that the fullest device holds at most, of all values at once.
     """
 

@@ -86,7 +86,7 @@ def solve(
             break
         if bound is None:
             search.refuse(*names)
-        if found is not None and (best is None or found.weight < best.weight):
+        if found is not None and (best is None or search.order(found) < search.order(best)):
             best = found
         least = max(least, bound)
         if search.is_enough(best, least):
@@ -139,6 +139,10 @@ class _Search:
         except KeyError:
             return None
         return None if peaks(held, self.memory_limit) else solved
+
+    def order(self, found: Solved) -> tuple[float, float]:
+        """What is less for what is better."""
+        return found.weight, self.choices.weigh(found.price)
 
     def is_enough(self, found: Solved | None, least: float) -> bool:
         """Whether no way to run the program weighs less, but for the gap."""
@@ -251,33 +255,34 @@ class _Search:
         brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
         numbers = [taking[names.kinds[o]] for o in range(len(self.choices.program.ops))]
         lies = {v: brought[names.kinds[o], i] for v, (o, i) in self.choices.places.items()}
-        if self.memory_limit == inf:
-            ways = [op.ways[w] for op, w in zip(self.choices.program.ops, numbers)]
-            lies = Timing(self.choices, ways).best(lies)
-        return self.solved(numbers, lies, found.bound)
+        return self.solved(numbers, lies, found.bound, may_wait=self.memory_limit == inf)
 
     def solved(
-        self, numbers: Sequence[int], lies: Mapping[int, Placing], bound: float
+        self,
+        numbers: Sequence[int],
+        lies: Mapping[int, Placing],
+        bound: float,
+        may_wait: bool = False,
     ) -> tuple[Solved, list[int]]:
         """All that follows from which ways are taken and how values lie, and the bytes that are
-        held at each moment.
+        held at each moment. ``may_wait``: values are brought elsewhere at the best time.
 
         Raises:
             KeyError: a value cannot be brought to where it is needed.
         """
         program, sources = self.choices.program, self.choices.sources
         ways = [op.ways[w] for op, w in zip(program.ops, numbers)]
-        price = Timing(self.choices, ways).price(lies)
-        for way in ways:
-            price = price.plus(way.price)
+        timing = Timing(self.choices, ways)
+        weight = timing.weight(lies)
+        if may_wait:
+            lies = timing.best(lies)
         made = [dict(zip(op.results, way.results)) for op, way in zip(program.ops, ways)]
         held = self.holding.held(ways, lies)
-        weight = self.choices.weigh(price)
         solved = Solved(
             ways=tuple(numbers[sources:]),
             lies=lies,
             made={v: placing for of in made[sources:] for v, placing in of.items()},
-            price=price,
+            price=timing.price(lies),
             least=min(bound, weight),
             weight=weight,
             peak=max(held, default=0),

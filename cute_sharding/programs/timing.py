@@ -56,12 +56,31 @@ class Timing:
         return is_after, ("op", o) if call is None else ("call", call)
 
     def price(self, lies: Mapping[int, Placing]) -> Price:
-        """The price of all moves of values that lie so.
+        """The price of all that is exchanged if values lie so.
 
         Raises:
             KeyError: a value cannot be brought to where it is needed.
         """
-        return self._price(self._moments(lies).values())
+        price = self._price(self._moments(lies).values())
+        for way in self.ways:
+            price = price.plus(way.price)
+        return price
+
+    def weight(self, lies: Mapping[int, Placing]) -> float:
+        """What the linear program weighs: each move by itself, but for the part of copies that is
+        counted as shared.
+        """
+        choices, price, shared = self.choices, Price(), 0.0
+        program = choices.program
+        for way in self.ways:
+            price = price.plus(way.price)
+        for v in choices.places:
+            for (is_after, _), _, move in self.moves_of(v, lies[v]):
+                price = price.plus(program.at_once([move]))
+                if not is_after:
+                    _, *ends = move
+                    shared += choices.weight(v, *ends) - choices.weight_of_copy(v, *ends)
+        return choices.weigh(price) - shared
 
     def best(self, lies: Mapping[int, Placing]) -> dict[int, Placing]:
         """How values lie if those of which all readers take one copy are brought there at the best
