@@ -49,12 +49,14 @@ class Choices:
     Attributes:
         sources: the first so many ops make what was given.
         spares_memory: choices that weigh no less than others, but may hold less, are kept.
+        counts_shares: copies before ops on lists weigh what they do if all travel together.
     """
 
     program: Program
     sources: int
     weigh: Weigh
     spares_memory: bool = False
+    counts_shares: bool = True
 
     @cached_property
     def own(self) -> LayerNames:
@@ -103,7 +105,9 @@ class Choices:
         what they share counts as if all operands were copies, so never for too much.
         """
         alone, together = self.weight(v, source, target), self._together(v)
-        if together <= 1 or not 0 < alone < inf or self.program.shared is None:
+        if together <= 1 or not 0 < alone < inf:
+            return alone
+        if self.program.shared is None or not self.counts_shares:
             return alone
         kind = self.program.kinds[v]
         key = (kind, source, target, together)

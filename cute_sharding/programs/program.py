@@ -173,9 +173,9 @@ class Solved:
         lies: for each value how it lies after it is made, and brought elsewhere if it is.
         made: for each value that an op makes, how the op makes it.
         price: of all.
-        weight: as :func:`solve` weighs it: the price, but of copies that could travel together only
-            a part, as if all did that can; ``price`` has those that do.
-        least: no choice has a lower weight: equal to it if this is the optimum.
+        weight: of ``price``, as :func:`solve` weighs it.
+        least: no choice has a lower one: equal to it if this is the optimum. (Of single ops, which
+            take few copies each, as if these travelled one by one.)
         peak: the bytes that the fullest device holds at most, of all values at once.
     """
 

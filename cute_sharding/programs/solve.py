@@ -34,6 +34,8 @@ from cute_sharding.programs.timing import Timing
 NEAR = 1e-9
 # Averages that cost more than the bound by this part of it are left out of what is tied at first.
 PROMISING = 0.02
+# If a price is greater by this part than what could travel together allows, one looks once more.
+SHARED_IN_VAIN = 1e-3
 # How many steps one looks around an op at first, for what is alike; and the least part of the ops
 # that must then be left out.
 FIRST_LOOK, WORTHWHILE = 3, 1 / 2
@@ -75,24 +77,17 @@ def solve(
         gap=0.0 if memory_limit is None else gap,
         end=inf if seconds is None else time.monotonic() + seconds,
     )
-    best = search.of_first_ways()
-    least = 0.0
-    for names in folded(search.choices):
+    best = search.best()
+    weight, least = search.weight(best), best.least
+    if memory_limit is None and weight > least * (1 + SHARED_IN_VAIN):
+        # Less travels together than could: perhaps it is better to count on nothing.
         try:
-            found, bound = search.between(*names, least)
+            other = replace(search, choices=replace(search.choices, counts_shares=False)).best()
+            best = min(best, other, key=search.weight)
         except TimeoutError:
-            if best is None:
-                raise
-            break
-        if bound is None:
-            search.refuse(*names)
-        if found is not None and (best is None or search.order(found) < search.order(best)):
-            best = found
-        least = max(least, bound)
-        if search.is_enough(best, least):
-            break
-    assert best is not None, "the last names are the program's own, of which nothing is tied"
-    return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
+            pass
+        weight = search.weight(best)
+    return replace(best, weight=weight, least=weight if weight * (1 - NEAR) <= least else least)
 
 
 def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
@@ -140,9 +135,33 @@ class _Search:
             return None
         return None if peaks(held, self.memory_limit) else solved
 
+    def best(self) -> Solved:
+        """The best that is found, as the linear program weighs it."""
+        best, least = self.of_first_ways(), 0.0
+        for names in folded(self.choices):
+            try:
+                found, bound = self.between(*names, least)
+            except TimeoutError:
+                if best is None:
+                    raise
+                break
+            if bound is None:
+                self.refuse(*names)
+            if found is not None and (best is None or self.order(found) < self.order(best)):
+                best = found
+            least = max(least, bound)
+            if self.is_enough(best, least):
+                break
+        assert best is not None, "the last names are the program's own, of which nothing is tied"
+        return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
+
+    def weight(self, found: Solved) -> float:
+        """Of the price, in which what travels together is counted once."""
+        return self.choices.weigh(found.price)
+
     def order(self, found: Solved) -> tuple[float, float]:
         """What is less for what is better."""
-        return found.weight, self.choices.weigh(found.price)
+        return found.weight, self.weight(found)
 
     def is_enough(self, found: Solved | None, least: float) -> bool:
         """Whether no way to run the program weighs less, but for the gap."""

@@ -1,4 +1,4 @@
-"""What travels together: values wait for others, if that makes fewer collectives of as many bytes."""
+"""What travels together: values wait for others, if as much is received in fewer collectives."""
 
 import random
 from dataclasses import replace

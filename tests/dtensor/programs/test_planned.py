@@ -323,6 +323,26 @@ def test_what_lists_read_travels_together(sizes):
         assert seen.get_total_counts() == 2 * count
 
 
+@pytest.mark.parametrize("network", [None, "nvlink"], ids=str)
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
+def test_the_price_of_a_solution_is_what_is_counted(sizes, network):
+    recorder = Recorder()
+    with (
+        cute_sharding.enabled(redistribution=True, movement=True, network=network),
+        stand_ins.Fakes(),
+        recorder,
+    ):
+        planning = Planning(recorder, mesh_of(sizes), "", network=network)
+        run = averaged(planning.mesh)
+        run()
+        asked = planning.asked(run)
+        solved = planning.solved(asked)
+        planned = planning.plan(run, asked, solved).totals["planned"]
+    price = solved.price
+    assert (price.received, price.collectives) == (planned.received, planned.collectives)
+    assert network is None or price.seconds == pytest.approx(planned.seconds)
+
+
 def test_operands_travel_together():
     """Which an op reads in other placements, with a copy that is kept and one that is not."""
 
