@@ -56,7 +56,8 @@ def solve(
         weigh: makes a number of a price, at least 0 and additive; None: :func:`bytes_first`.
         memory_limit: the bytes that a device may hold at once.
         gap: within a limit of memory, be content with what weighs so much more than the bound, as
-            a part of its weight. Without a limit what is found is the cheapest.
+            a part of its weight. Without a limit what is found is the cheapest, but for what moves
+            share that run at once.
         seconds: stop after that time with the best that was found by then; that the ops take their
             first ways, if nothing else.
 
