@@ -224,6 +224,10 @@ class Stage(ABC):
     def seconds(self, network: Network) -> float:
         """The time that it takes on a network."""
 
+    def latency(self, network: Network) -> float:
+        """The part of the time that does not depend on how much is sent."""
+        return self.seconds(network) - self.seconds(network.without_latency)
+
     @property
     @abstractmethod
     def ends(self) -> tuple[Placed, Placed]:

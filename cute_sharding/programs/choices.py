@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 
 from cute_sharding.programs.folding import LayerNames, kinds_of, own_names
 from cute_sharding.programs.linear import Column, Model, Terms, library
-from cute_sharding.programs.program import OpWay, Placing, Price, Program
+from cute_sharding.programs.program import OpWay, Placing, Price, Program, ValueMove
 
 # Makes a number of a price.
 Weigh: TypeAlias = Callable[[Price], float]
@@ -49,12 +49,14 @@ class Choices:
     Attributes:
         sources: the first so many ops make what was given.
         spares_memory: choices that weigh no less than others, but may hold less, are kept.
+        counts_shares: copies before ops on lists weigh what they do if all travel together.
     """
 
     program: Program
     sources: int
     weigh: Weigh
     spares_memory: bool = False
+    counts_shares: bool = True
 
     @cached_property
     def own(self) -> LayerNames:
@@ -93,6 +95,41 @@ class Choices:
         if source == target:
             return 0
         return self._weights.get(self.program.kinds[v], {}).get((source, target), inf)
+
+    @cached_property
+    def _weights_of_copies(self) -> dict[tuple[Hashable, Placing, Placing, int], float]:
+        return {}
+
+    def weight_of_copy(self, v: int, source: Placing, target: Placing) -> float:
+        """Of a copy. Before a call of many ops, as on lists of weights, all copies travel together:
+        what they share counts as if all operands were copies, so never for too much.
+        """
+        alone, together = self.weight(v, source, target), self._together(v)
+        if together <= 1 or not 0 < alone < inf:
+            return alone
+        if self.program.shared is None or not self.counts_shares:
+            return alone
+        kind = self.program.kinds[v]
+        key = (kind, source, target, together)
+        if key not in self._weights_of_copies:
+            saved = self.program.shared([ValueMove(kind, source, target)] * 2)
+            self._weights_of_copies[key] = alone - self.weigh(saved) * (1 - 1 / together)
+        return self._weights_of_copies[key]
+
+    def _together(self, v: int) -> int:
+        """The most copies that a call can take that reads the value."""
+        ops = self.program.ops
+        return max([self._many[ops[o].call] for o, _ in self.readers[v]], default=1)
+
+    @cached_property
+    def _many(self) -> Mapping[Hashable, int]:
+        """Of each call of several ops how many operands may be copies; 1 for others."""
+        ops = self.program.ops
+        found = dict.fromkeys([op.call for op in ops], 0)
+        for op in ops:
+            found[op.call] += len(op.operands) - len(op.as_lies)
+        many = Counter(op.call for op in ops)
+        return {call: n if call is not None and many[call] > 1 else 1 for call, n in found.items()}
 
     @cached_property
     def _found(self) -> dict[tuple[int, bool, int], ByPlacing]:
@@ -277,7 +314,7 @@ def _make(
         model.row(("bring", rows.kinds[o], position, p), terms, 0, 0, times)
     if choices.is_shared(v):
         for p, q in choices.copied(v):
-            model.column(("copy", columns.values[v], p, q), times * choices.weight(v, p, q))
+            model.column(("copy", columns.values[v], p, q), times * choices.weight_of_copy(v, p, q))
 
 
 def _read(
@@ -318,7 +355,7 @@ def _read(
                 copy = ("copy", columns.values[v], p, q)
                 model.row(("copy", *row, p, q), [(1, copy), (-1, taken)], 0, inf, times)
             else:
-                model.column(taken, times * weight)
+                model.column(taken, times * choices.weight_of_copy(v, p, q))
     for p, terms in lying.items():
         model.row(("from", *row, p), terms, 0, 0, times)
     for q, terms in needs.items():

@@ -7,7 +7,7 @@ more of those differ. Colour refinement finds it in time that grows with the pro
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -52,7 +52,8 @@ def names_by_looking_further(program: Program) -> Iterator[LayerNames]:
             readers[v].append((o, i))
     distinct = {id(op.ways): op.ways for op in program.ops}  # ops share them, and they are long
     ways = dict(zip(distinct, _numbered(distinct.values())))
-    ops = _numbered((ways[id(op.ways)], op.as_lies) for op in program.ops)
+    many = {**Counter(op.call for op in program.ops), None: 1}
+    ops = _numbered((ways[id(op.ways)], op.as_lies, many[op.call]) for op in program.ops)
     first = _numbered(
         (
             program.kinds[v],

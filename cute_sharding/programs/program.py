@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -52,6 +52,14 @@ class Price(NamedTuple):
         )
 
 
+class ValueMove(NamedTuple):
+    """A value of a kind that is brought from one placing to another."""
+
+    kind: Hashable
+    source: Placing
+    target: Placing
+
+
 class OpWay(NamedTuple):
     """One of the ways in which an op can run.
 
@@ -77,6 +85,7 @@ class Op:
         kind: ops of one kind take the same way, as ops do that a run cannot tell apart.
         as_lies: positions of operands that are read as they lie, since the op writes to them or
             returns a view of them.
+        call: ops of one call run at once, one behind the other here; None: it runs by itself.
         what: the op's name and its line, for people.
     """
 
@@ -86,6 +95,7 @@ class Op:
     kind: Hashable = None
     as_lies: frozenset[int] = frozenset()
     what: str = ""
+    call: Hashable = None
 
 
 @dataclass(frozen=True)
@@ -122,9 +132,12 @@ class Program:
             writes in place returns, the value in whose memory it is. It is fixed.
         alone: values to which a device may write without an op, so that no copy outlives its
             reader.
+        shared: the part of the price of several moves that is saved if they run at once, in fewer
+            collectives; None: nothing is.
 
     A value is brought elsewhere where it is made, once and for good; and, for an op that needs it
-    otherwise, as a copy that all later readers share, unless the value is ``alone``.
+    otherwise, as a copy that all later readers share, unless the value is ``alone``. Before a call,
+    all copies that are missing are made at once; after it, all results are brought elsewhere.
     """
 
     ops: tuple[Op, ...]
@@ -137,6 +150,14 @@ class Program:
     within: Mapping[int, int] = field(default_factory=dict)
     alone: frozenset[int] = frozenset()
     free: tuple[FreeValues, ...] = ()
+    shared: Callable[[Sequence[ValueMove]], Price] | None = None
+
+    def at_once(self, moves: Sequence[ValueMove]) -> Price:
+        """The price of moves that run at once."""
+        price = Price()
+        for kind, source, target in moves:
+            price = price.plus(self.moves[kind][source, target])
+        return price.minus(self.shared(moves)) if self.shared and len(moves) > 1 else price
 
     def received(self, value: int, before: Placing, after: Placing) -> int:
         """The bytes of bringing a value from one placing to another."""
@@ -151,17 +172,16 @@ class Solved:
         ways: for each op the number of its way.
         lies: for each value how it lies after it is made, and brought elsewhere if it is.
         made: for each value that an op makes, how the op makes it.
-        copies: for each value the placings of its copies.
         price: of all.
-        least: no choice has a lower one; as :func:`solve` weighs prices.
-        weight: of ``price``, as :func:`solve` weighs it; equal to ``least`` if this is the optimum.
+        weight: of ``price``, as :func:`solve` weighs it.
+        least: no choice has a lower one: equal to it if this is the optimum. (Of single ops, which
+            take few copies each, as if these travelled one by one.)
         peak: the bytes that the fullest device holds at most, of all values at once.
     """
 
     ways: tuple[int, ...]
     lies: Mapping[int, Placing]
     made: Mapping[int, Placing]
-    copies: Mapping[int, tuple[Placing, ...]]
     price: Price
     least: float
     weight: float

@@ -15,7 +15,6 @@ are then computed last, with rows for the same moments.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,11 +28,14 @@ from cute_sharding.programs.folding import LayerNames, names_by_looking_further
 from cute_sharding.programs.holding import Occupancy
 from cute_sharding.programs.linear import Column, Model, Optimum
 from cute_sharding.programs.program import FreeValues, Op, OpWay, Placing, Price, Program, Solved
+from cute_sharding.programs.timing import Timing
 
 # What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
 NEAR = 1e-9
 # Averages that cost more than the bound by this part of it are left out of what is tied at first.
 PROMISING = 0.02
+# If a price is greater by this part than what could travel together allows, one looks once more.
+SHARED_IN_VAIN = 1e-3
 # How many steps one looks around an op at first, for what is alike; and the least part of the ops
 # that must then be left out.
 FIRST_LOOK, WORTHWHILE = 3, 1 / 2
@@ -54,7 +56,8 @@ def solve(
         weigh: makes a number of a price, at least 0 and additive; None: :func:`bytes_first`.
         memory_limit: the bytes that a device may hold at once.
         gap: within a limit of memory, be content with what weighs so much more than the bound, as
-            a part of its weight. Without a limit what is found is the cheapest.
+            a part of its weight. Without a limit what is found is the cheapest, but for what moves
+            share that run at once.
         seconds: stop after that time with the best that was found by then; that the ops take their
             first ways, if nothing else.
 
@@ -75,24 +78,17 @@ def solve(
         gap=0.0 if memory_limit is None else gap,
         end=inf if seconds is None else time.monotonic() + seconds,
     )
-    best = search.of_first_ways()
-    least = 0.0
-    for names in folded(search.choices):
+    best = search.best()
+    weight, least = search.weight(best), best.least
+    if memory_limit is None and weight > least * (1 + SHARED_IN_VAIN):
+        # Less travels together than could: perhaps it is better to count on nothing.
         try:
-            found, bound = search.between(*names, least)
+            other = replace(search, choices=replace(search.choices, counts_shares=False)).best()
+            best = min(best, other, key=search.weight)
         except TimeoutError:
-            if best is None:
-                raise
-            break
-        if bound is None:
-            search.refuse(*names)
-        if found is not None and (best is None or found.weight < best.weight):
-            best = found
-        least = max(least, bound)
-        if search.is_enough(best, least):
-            break
-    assert best is not None, "the last names are the program's own, of which nothing is tied"
-    return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
+            pass
+        weight = search.weight(best)
+    return replace(best, weight=weight, least=weight if weight * (1 - NEAR) <= least else least)
 
 
 def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
@@ -139,6 +135,34 @@ class _Search:
         except KeyError:
             return None
         return None if peaks(held, self.memory_limit) else solved
+
+    def best(self) -> Solved:
+        """The best that is found, as the linear program weighs it."""
+        best, least = self.of_first_ways(), 0.0
+        for names in folded(self.choices):
+            try:
+                found, bound = self.between(*names, least)
+            except TimeoutError:
+                if best is None:
+                    raise
+                break
+            if bound is None:
+                self.refuse(*names)
+            if found is not None and (best is None or self.order(found) < self.order(best)):
+                best = found
+            least = max(least, bound)
+            if self.is_enough(best, least):
+                break
+        assert best is not None, "the last names are the program's own, of which nothing is tied"
+        return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
+
+    def weight(self, found: Solved) -> float:
+        """Of the price, in which what travels together is counted once."""
+        return self.choices.weigh(found.price)
+
+    def order(self, found: Solved) -> tuple[float, float]:
+        """What is less for what is better."""
+        return found.weight, self.weight(found)
 
     def is_enough(self, found: Solved | None, least: float) -> bool:
         """Whether no way to run the program weighs less, but for the gap."""
@@ -247,67 +271,38 @@ class _Search:
     def chosen(self, names: LayerNames, model: Model, found: Optimum) -> tuple[Solved, list[int]]:
         """A solution of a model, and the bytes that are held at each moment."""
         taken = [name for name, number in model.number.items() if found.values[number] > 0.5]
-        ways = {name[1]: name[2] for name in taken if name[0] == "way"}
+        taking = {name[1]: name[2] for name in taken if name[0] == "way"}
         brought = {name[1:3]: name[4] for name in taken if name[0] == "bring"}
-        numbers = [ways[names.kinds[o]] for o in range(len(self.choices.program.ops))]
+        numbers = [taking[names.kinds[o]] for o in range(len(self.choices.program.ops))]
         lies = {v: brought[names.kinds[o], i] for v, (o, i) in self.choices.places.items()}
-        if self.memory_limit == inf:
-            lies = self.at_once(numbers, lies)
-        return self.solved(numbers, lies, found.bound)
-
-    def at_once(self, numbers: Sequence[int], lies: Mapping[int, Placing]) -> dict[int, Placing]:
-        """How values lie if those of which all readers take one copy are brought there as they are
-        made: it weighs the same, and is less to be told.
-        """
-        choices, found = self.choices, dict(lies)
-        ops = choices.program.ops
-        for kind in choices.kinds:
-            for i, made in enumerate(ops[kind[0]].ways[numbers[kind[0]]].results):
-                alike = [ops[o].results[i] for o in kind]
-                readers = [reader for v in alike for reader in choices.readers[v]]
-                needs = {ops[o].ways[numbers[o]].operands[j] for o, j in readers}
-                if (
-                    len(needs) == 1
-                    and all(lies[v] == made and choices.readers[v] for v in alike)
-                    and choices.program.fixed.isdisjoint(alike)
-                    and not any(j in ops[o].as_lies for o, j in readers)
-                ):
-                    found.update(dict.fromkeys(alike, *needs))
-        return found
+        return self.solved(numbers, lies, found.bound, may_wait=self.memory_limit == inf)
 
     def solved(
-        self, numbers: Sequence[int], lies: Mapping[int, Placing], bound: float
+        self,
+        numbers: Sequence[int],
+        lies: Mapping[int, Placing],
+        bound: float,
+        may_wait: bool = False,
     ) -> tuple[Solved, list[int]]:
         """All that follows from which ways are taken and how values lie, and the bytes that are
-        held at each moment.
+        held at each moment. ``may_wait``: values are brought elsewhere at the best time.
 
         Raises:
             KeyError: a value cannot be brought to where it is needed.
         """
         program, sources = self.choices.program, self.choices.sources
         ways = [op.ways[w] for op, w in zip(program.ops, numbers)]
-        made: dict[int, Placing] = {}
-        copies: dict[int, list[Placing]] = defaultdict(list)
-        price = Price()
-        for op, way in zip(program.ops, ways):
-            price = price.plus(way.price)
-            made.update(zip(op.results, way.results))
-            moved = [(v, made[v], lies[v]) for v in op.results]
-            for v, needed in zip(op.operands, way.operands):
-                if needed != lies[v] and (v in program.alone or needed not in copies[v]):
-                    copies[v].append(needed)
-                    moved.append((v, lies[v], needed))
-            for v, source, target in moved:
-                if source != target:
-                    price = price.plus(program.moves[program.kinds[v]][source, target])
+        timing = Timing(self.choices, ways)
+        weight = timing.weight(lies)
+        if may_wait:
+            lies = timing.best(lies)
+        made = [dict(zip(op.results, way.results)) for op, way in zip(program.ops, ways)]
         held = self.holding.held(ways, lies)
-        weight = self.choices.weigh(price)
         solved = Solved(
             ways=tuple(numbers[sources:]),
             lies=lies,
-            made={v: made[v] for op in program.ops[sources:] for v in op.results},
-            copies={v: tuple(dict.fromkeys(each)) for v, each in copies.items() if each},
-            price=price,
+            made={v: placing for of in made[sources:] for v, placing in of.items()},
+            price=timing.price(lies),
             least=min(bound, weight),
             weight=weight,
             peak=max(held, default=0),

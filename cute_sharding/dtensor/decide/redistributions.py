@@ -65,7 +65,7 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
         before, answered = op_info.local_args, plan is not None and plan.by_plan
         of_lists = dispatch.is_of_lists(op_info)
         if answered or (of_lists and settings is not None and settings.redistribution):
-            move = partial(_all_redistributed, at_once=of_lists, answered=answered)
+            move = partial(all_redistributed, at_once=of_lists, answered=answered)
             dispatch.redistribute_arguments(op_info, schema, takes_others, move)
         else:
             local_args(op_info, schema, takes_others)
@@ -83,14 +83,14 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
     return redistribute_local_args
 
 
-def _all_redistributed(
+def all_redistributed(
     moves: Sequence[tuple[torch.Tensor, DTensorSpec, DTensorSpec]],
     *,
     at_once: bool,
     answered: bool,
 ) -> list[torch.Tensor]:
-    """The redistributed arguments of an op. For an op on lists (``at_once``), the planned exchanges
-    run together.
+    """Redistributed tensors: with ``at_once``, as for an op on lists, the planned exchanges run
+    together.
     """
     settings = in_force()
     moved: list[torch.Tensor | None] = [None] * len(moves)

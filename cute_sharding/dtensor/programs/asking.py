@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.programs.numbers import Key
@@ -17,6 +18,7 @@ from cute_sharding.dtensor.programs.ways import (
     held,
     move_price,
     multiplications,
+    price_shared,
     standard,
     ways_of,
 )
@@ -60,7 +62,8 @@ def program_of(
             within |= {t: call.operands[at] for t, at in places if at is not None}
         made.update(call.results)
         about = f"{kind.func} at {what(call.line)}"
-        ops.append(Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about))
+        op = Op(call.operands, call.results, ways[call.kind], call.kind, kind.as_lies, about)
+        ops.append(replace(op, call=call.number))
     tensors = {t: specs[number] for t, number in enumerate(recorded.numbers)}
     start = {t: tuple(spec.placements) for t, spec in tensors.items() if t not in made}
     kinds = {t: _kind_of(spec) for t, spec in tensors.items()}
@@ -81,6 +84,7 @@ def program_of(
         within=within,
         alone=_alone(recorded, ops, within),
         free=chosen,
+        shared=partial(price_shared, of_kind),
     )
 
 

@@ -5,10 +5,10 @@ after. A mode of torch does it, the official way to stand in front of ops; nothi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import logger
-from cute_sharding.dtensor.decide.redistributions import redistribute
+from cute_sharding.dtensor.decide.redistributions import all_redistributed
 from cute_sharding.dtensor.programs.numbers import (
     Float,
     Key,
@@ -124,11 +124,40 @@ class _Entry(NamedTuple):
     is_given: bool
 
 
+class _Wanted(NamedTuple):
+    """A tensor that is read in other placements, and whether a later op reads it there too."""
+
+    tensor: DTensor
+    placements: str
+    keeps: bool
+
+
 class _Copy(NamedTuple):
     """A tensor in other placements, and the versions of what it was made of."""
 
     tensor: DTensor
     versions: tuple[int, int]
+
+
+class _CopyPlace(NamedTuple):
+    """Where a copy is kept: beside the memory of what it was made of. None: nowhere."""
+
+    memory: Any
+    key: Any
+
+    def copy_of(self, x: DTensor) -> DTensor | None:
+        """The copy of a tensor that is kept here; None if there is none, or the tensor has changed
+        since.
+        """
+        kept = copies_of(self.memory)
+        found = None if kept is None else kept.made.get(self.key)
+        return found.tensor if found is not None and found.versions == _versions(x) else None
+
+    def clear(self) -> None:
+        """Keep no copy here."""
+        kept = copies_of(self.memory)
+        if kept is not None:
+            kept.made.pop(self.key, None)
 
 
 def _versions(x: DTensor) -> tuple[int, int]:
@@ -208,10 +237,8 @@ class Planned(observing.TorchDispatchMode):
                 logger.info("%s is not in the plan: it is decided op by op, as are others", func)
             return result
         if entry.is_given:
-            given = iter(entry.gives)
-            result = tree_map(
-                lambda x: brought(x, next(given, None)) if isinstance(x, DTensor) else x, result
-            )
+            given = zip(dtensors_in(result), chain(entry.gives, repeat(None)))
+            result = with_tensors(result, brought(given))
         made = (result,) if type(result) is DTensor else dtensors_in(result)
         for x, number in zip(made, entry.results):
             if number is not None:
@@ -241,28 +268,46 @@ class Planned(observing.TorchDispatchMode):
         return number
 
     def _read(self, entry: _Entry, func: Any, args: Any, kwargs: Any) -> Any:
-        wanted = iter(zip(entry.reads, entry.keeps))
         aliased = as_lies(func, args, kwargs) if is_aliased(func) else ()
-        positions = count()
+        operands = dtensors_in((args, kwargs))
+        moved = {
+            i: _Wanted(x, placements, keeps)
+            for i, (x, placements, keeps) in enumerate(zip(operands, entry.reads, entry.keeps))
+            if placements is not None
+            and i not in aliased
+            and placements != text(x._spec.placements)
+        }
+        for i, copy in zip(moved, self._copies([*moved.values()])):
+            operands[i] = copy
+        return with_tensors((args, kwargs), operands)
 
-        def read(x: Any) -> Any:
-            if not isinstance(x, DTensor):
-                return x
-            i, (placements, keeps) = next(positions), next(wanted, (None, False))
-            if placements is None or i in aliased:
-                return x
-            return self._copy(x, placements, keeps)
+    def _copies(self, wanted: Sequence[_Wanted]) -> list[DTensor]:
+        """Tensors in other placements: as they were brought there before, if they have not changed.
+        All others are brought there together.
+        """
+        places = [self._place_of(each) or _CopyPlace(None, i) for i, each in enumerate(wanted)]
+        found, missing = dict[_CopyPlace, DTensor](), dict[_CopyPlace, _Wanted]()
+        for place, each in zip(places, wanted):
+            copy = place.copy_of(each.tensor)
+            if copy is None:
+                missing[place] = each
+            else:
+                found[place] = copy
+        found |= zip(missing, brought([each[:2] for each in missing.values()]))
+        for place, each in zip(places, wanted):
+            if each.keeps and place.memory is not None:
+                kept = keep_copies(place.memory)
+                kept.made[place.key] = _Copy(found[place], _versions(each.tensor))
+                self._kept.add(kept)
+            else:
+                place.clear()
+        return [found[place] for place in places]
 
-        return tree_map(read, (args, kwargs))
-
-    def _copy(self, x: DTensor, placements: str, keeps: bool) -> DTensor:
-        """The tensor in other placements: as it was brought there before, if it has not changed."""
-        if text(x._spec.placements) == placements:
-            return x
-        local = x._local_tensor
+    def _place_of(self, wanted: _Wanted) -> _CopyPlace | None:
+        """Where a copy is kept; None if none can be."""
+        x, local = wanted.tensor, wanted.tensor._local_tensor
         if is_wrapper(local) or local.is_inference() or x.is_inference():
-            return brought(x, placements)
-        storage = storage_of(local)
+            return None
         where: Any = (local.storage_offset(), tuple(local.shape), local.stride())
         if type(local) is not torch.Tensor:
             where = str(where)  # sizes of all ranks have no hash
@@ -273,21 +318,9 @@ class Planned(observing.TorchDispatchMode):
             local.dtype,
             tuple(x.shape),
             text(x._spec.placements),
-            placements,
+            wanted.placements,
         )
-        copies = copies_of(storage)
-        found = None if copies is None else copies.made.get(key)
-        if copies is not None and found is not None and found.versions == _versions(x):
-            if not keeps:
-                del copies.made[key]
-            tensor: DTensor = found.tensor
-            return tensor
-        copy = brought(x, placements)
-        if keeps:
-            copies = keep_copies(storage)
-            copies.made[key] = _Copy(copy, _versions(x))
-            self._kept.add(copies)
-        return copy
+        return _CopyPlace(storage_of(local), key)
 
 
 def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
@@ -323,15 +356,26 @@ def is_aliased(func: Any) -> bool:
     )
 
 
-def brought(x: DTensor, placements: str | None) -> DTensor:
-    """The tensor, redistributed."""
-    if placements is None or text(x._spec.placements) == placements:
-        return x
-    spec = x._spec
-    to = checked_placements(placements, tuple(spec.shape), tuple(spec.mesh.shape), "the plan")
-    spec = placed_as(spec, to)
-    local = redistribute(x._local_tensor, x._spec, spec, answered=True)
-    return DTensor(local, spec, requires_grad=False)
+def brought(wanted: Iterable[tuple[DTensor, str | None]]) -> list[DTensor]:
+    """The tensors, redistributed: those that exchange anything together. None: as it lies."""
+    tensors, moves = list[DTensor](), dict[int, tuple[Any, Any, Any]]()
+    for i, (x, placements) in enumerate(wanted):
+        tensors.append(x)
+        spec = x._spec
+        if placements is not None and placements != text(spec.placements):
+            sizes = tuple(spec.shape), tuple(spec.mesh.shape)
+            to = placed_as(spec, checked_placements(placements, *sizes, "the plan"))
+            moves[i] = x._local_tensor, spec, to
+    moved = all_redistributed([*moves.values()], at_once=True, answered=True)
+    for (i, (_, _, to)), local in zip(moves.items(), moved):
+        tensors[i] = DTensor(local, to, requires_grad=False)
+    return tensors
+
+
+def with_tensors(tree: Any, tensors: Iterable[DTensor]) -> Any:
+    """Arguments or results with other DTensors, in their order."""
+    remaining = iter(tensors)
+    return tree_map(lambda x: next(remaining) if isinstance(x, DTensor) else x, tree)
 
 
 def _entry(op: PlannedOp) -> _Entry:

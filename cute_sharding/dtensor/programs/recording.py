@@ -71,11 +71,13 @@ class Call:
 
     Attributes:
         kind: its number.
+        number: of the call in the program; that of the whole, if this is a part.
         operands, results: which tensors, counted in the order in which they are seen.
         line: of the program; of a gradient the line of which it is the gradient.
     """
 
     kind: int
+    number: int
     operands: tuple[int, ...]
     results: tuple[int, ...]
     line: Line | None
@@ -132,6 +134,7 @@ class Recording(TorchDispatchMode):
         self._values, self._tensors = Numbers(), Numbers()
         self._kinds: dict[tuple[Key, int], int] = {}
         self._counted = 0  # values
+        self._called = 0  # times
         self._watched: Any = None
         self._gradients = _Gradients(self._values.get, self.recorded.gradients)
         self._is_inside = False  # an op, or what the program asks for
@@ -178,6 +181,7 @@ class Recording(TorchDispatchMode):
             self._values.put(result, before[0][0])
             self._tensors.put(result, before[0][1])
             return result
+        self._called += 1
         for part in parts_of(func, args, kwargs, result):
             self._note(_Called(func, key, part, operands), before)
         return result
@@ -203,7 +207,7 @@ class Recording(TorchDispatchMode):
                 number = self._number(x)
             results.append(self._tensor_made(x, number))
         tensors = tuple([tensor for _, tensor, _ in of_part])
-        self.recorded.calls.append(Call(kind, tensors, tuple(results), self._line()))
+        self.recorded.calls.append(Call(kind, self._called, tensors, tuple(results), self._line()))
 
     @contextmanager
     def _inside(self) -> Iterator[None]:

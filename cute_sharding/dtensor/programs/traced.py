@@ -18,8 +18,9 @@ from cute_sharding.dtensor.programs.planned import (
     note_graph,
     operands_of,
     plan_in_force,
+    with_tensors,
 )
-from cute_sharding.dtensor.replaced.local_tensors import tree_map
+from cute_sharding.dtensor.programs.recording import dtensors_in
 
 __all__ = ["planned_graph"]
 
@@ -56,9 +57,8 @@ class TracedPlan(Planned):
 
     def finished(self, gradients: Any) -> Any:
         """The gradients that the traced program returns, where all that reads them wants them."""
-        return tree_map(
-            lambda x: brought(x, self._end(x)) if isinstance(x, DTensor) else x, gradients
-        )
+        tensors = dtensors_in(gradients)
+        return with_tensors(gradients, brought([(x, self._end(x)) for x in tensors]))
 
     def _end(self, gradient: DTensor) -> str | None:
         wanted = self._readers.get(self._number(gradient), ())

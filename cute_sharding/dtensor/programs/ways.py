@@ -5,7 +5,7 @@ what will happen, and nothing is worked out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from math import inf
 from typing import Any
@@ -39,9 +39,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
     placed_as,
 )
+from cute_sharding.dtensor.run.lists import Ends, plans_that_join, turns_of
 from cute_sharding.dtensor.run.op_plan import of_torch, plan_of
+from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.placed import local_elements
-from cute_sharding.programs.program import OpWay, Price
+from cute_sharding.programs.program import OpWay, Price, ValueMove
 from cute_sharding.propagation.signatures import Operand, moved_for, seconds_for
 
 Placements = tuple[Placement, ...]
@@ -256,6 +258,34 @@ def move_price(spec: DTensorSpec, before: Placements, after: Placements) -> Pric
     received, steps = moved_for(operand, parts_of(after), mesh, chosen)
     seconds = 0.0 if chosen is None else seconds_for(operand, parts_of(after), mesh, chosen)
     return Price(received * operand.itemsize, steps, seconds)
+
+
+def price_shared(specs: Mapping[Hashable, DTensorSpec], moves: Sequence[ValueMove]) -> Price:
+    """What redistributions of tensors of these kinds save if they run at once: collectives that
+    they share, and the latency of these.
+    """
+    ends: list[Ends] = []
+    for move in moves:
+        spec, meta = specs[move.kind], specs[move.kind].tensor_meta
+        placings: Any = move[1:]
+        before, after = (placed_as(spec, placements) for placements in placings)
+        ends.append((before, after, meta.dtype))  # type: ignore[union-attr]
+    price, chosen = Price(), network_in_force()
+    for mesh, found in plans_that_join(ends).items():
+        dtypes = [ends[i][2] for i in found]
+        for members, steps in turns_of([*found.values()], dtypes):
+            alone = sum(step.collectives for step in steps)
+            fewer = alone - 1 if len(steps) > 1 else 0
+            latencies = [
+                0.0
+                if chosen is None
+                else step.latency(
+                    Network.of_elements(tuple(mesh.shape), chosen, dtypes[i].itemsize)
+                )
+                for i, step in zip(members, steps)
+            ]
+            price = price.plus(Price(0, fewer, sum(latencies) - max(latencies)))
+    return price
 
 
 def held(spec: DTensorSpec, placements: Placements) -> int:

@@ -52,6 +52,7 @@ __all__ = [
     "check_no_mixed_partials",
     "cut_of",
     "decoded_order",
+    "dtype_of_powers",
     "is_by_elements",
     "is_dtensor",
     "is_last",
@@ -156,8 +157,12 @@ def powers(norm: NormPartial, tensor: torch.Tensor) -> torch.Tensor:
     """What is added up, of what devices have of a norm: in 32 bits, where they have it in 16. (The
     square of 300 is no number of 16 bits.)
     """
-    is_short = tensor.dtype in (torch.float16, torch.bfloat16)
-    return (tensor.float() if is_short else tensor) ** norm.norm_type
+    return tensor.to(dtype_of_powers(tensor.dtype)) ** norm.norm_type
+
+
+def dtype_of_powers(dtype: torch.dtype) -> torch.dtype:
+    """That of :func:`powers`, of norms of this dtype."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def root(norm: NormPartial, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -11,16 +11,21 @@ are numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import communication, dispatch_modes, symints
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    dtype_of_powers,
+    powers,
+    root,
+)
 from cute_sharding.dtensor.run.executor import is_shown
 from cute_sharding.dtensor.run.in_graphs import on_all_ranks, run_opaque
 from cute_sharding.dtensor.run.packing import lay_out
@@ -31,7 +36,7 @@ from cute_sharding.dtensor.run.redistribute import (
     redistribute_local_tensor,
     settle_divisions,
 )
-from cute_sharding.dtensor.run.together import are_collectives, is_joined, run_together, turns
+from cute_sharding.dtensor.run.together import Turn, are_collectives, is_joined, run_together, turns
 
 
 class LocalMove(NamedTuple):
@@ -60,55 +65,72 @@ def exchange_together(
         OtherShape: a local tensor does not have the shape that its spec gives.
     """
     results: list[torch.Tensor | None] = [None] * len(wanted)
-    joined: dict[Any, dict[int, tuple[Prepared, LocalMove]]] = {}
-    for i, one in enumerate(wanted if len(wanted) > 1 else ()):
-        found = None if one is None else _exchanges(one)
-        if one is not None and found is not None:
-            joined.setdefault(one.current.mesh, {})[i] = found, one
-    for mesh, some in joined.items():
-        if len(some) > 1:
-            plans, given = zip(*some.values())
-            moved = _redistribute_together(plans, given, mesh, counted=counted)
-            for i, x in zip(some, moved):
-                results[i] = x
+    ends = [None if one is None else (one.current, one.target, one.local.dtype) for one in wanted]
+    for mesh, found in plans_that_join(ends).items():
+        given: Any = [wanted[i] for i in found]
+        moved = _redistribute_together([*found.values()], given, mesh, counted=counted)
+        for i, x in zip(found, moved):
+            results[i] = x
     return results
 
 
-def _exchanges(one: LocalMove) -> Prepared | None:
+# From one spec to another, of elements of this dtype.
+Ends: TypeAlias = "tuple[DTensorSpec, DTensorSpec, torch.dtype]"
+
+
+def plans_that_join(wanted: Sequence[Ends | None]) -> dict[Any, dict[int, Prepared]]:
+    """For each mesh on which several redistributions share exchanges, their plans, by number."""
+    joined: dict[Any, dict[int, Prepared]] = {}
+    for i, ends in enumerate(wanted if len(wanted) > 1 else ()):
+        found = None if ends is None else _exchanges(*ends)
+        if ends is not None and found is not None:
+            joined.setdefault(ends[0].mesh, {})[i] = found
+    return {mesh: some for mesh, some in joined.items() if len(some) > 1}
+
+
+def turns_of(found: Sequence[Prepared], dtypes: Iterable[torch.dtype]) -> tuple[Turn, ...]:
+    """The turns of plans that join, for tensors of these dtypes, and the dtypes that they send."""
+    plans = tuple([tuple(each.plan.steps) for each in found])
+    sent = [
+        dtype if each.norm is None else dtype_of_powers(dtype) for each, dtype in zip(found, dtypes)
+    ]
+    return turns(plans, tuple(sent))
+
+
+def _exchanges(current: DTensorSpec, target: DTensorSpec, dtype: torch.dtype) -> Prepared | None:
     """The plan, if all of its steps can run together with others and something is sent; otherwise
     None.
     """
-    _, current, target = one
     mesh: Any = current.mesh
     if mesh != target.mesh or not mesh._is_current_rank_part_of_mesh():
         return None
     found = planned_for(current, target)
-    steps = found.plan.steps
-    if found.first or found.reductions or found.made or found.norm:
+    if found.first or found.reductions or found.made:
         return None
-    if not all(is_joined(step, one.local.dtype, mesh) for step in steps):
+    if not all(is_joined(step, dtype, mesh) for step in found.plan.steps):
         return None
-    return found if any(step.communicates for step in steps) else None
+    return found if any(step.communicates for step in found.plan.steps) else None
 
 
 def _redistribute_together(
     found: Sequence[Prepared], wanted: Sequence[LocalMove], mesh: Any, *, counted: bool
 ) -> list[torch.Tensor]:
-    plans = tuple([tuple(each.plan.steps) for each in found])
-    dtypes = tuple([one.local.dtype for one in wanted])
+    dtypes = [one.local.dtype for one in wanted]
+    together = turns_of(found, dtypes)
     if counted:
-        kinds = _shared(plans, dtypes, tuple([each.kind for each in found]))
+        kinds = _shared(together, tuple([each.kind for each in found]))
         for each, one, kind in zip(found, wanted, kinds):
             count_moves(kind)
             plan, before, after = each.plan, one.current.placements, one.target.placements
             say_redistributed(mesh, plan.shape, before, after, plan, among=len(wanted))
     tensors = [communication.wait_for(one.local) for one in wanted]
+    tensors = [x if of.norm is None else powers(of.norm, x) for of, x in zip(found, tensors)]
     shapes = [tuple(one.current.shape) for one in wanted]
     is_seen = not symints.is_symbolic(*shapes) and all(
-        are_collectives(steps, [dtypes[i] for i in members], mesh)
+        are_collectives(steps, [tensors[i].dtype for i in members], mesh)
         if len(steps) > 1
-        else is_shown(steps[0], dtypes[members[0]], mesh)
-        for members, steps in turns(plans, dtypes)
+        else is_shown(steps[0], tensors[members[0]].dtype, mesh)
+        for members, steps in together
     )
     with on_all_ranks([each.plan for each in found], dtypes, mesh, *shapes):
         if dispatch_modes.is_tracing() and not is_seen:
@@ -116,16 +138,20 @@ def _redistribute_together(
                 settle_divisions(each.plan, shape, mesh)
             moved = run_opaque([each.plan for each in found], tensors, mesh, shapes)
         else:
-            moved = run_together(plans, tensors, mesh)
+            moved = run_together([tuple(each.plan.steps) for each in found], tensors, mesh)
+        moved = [
+            x if of.norm is None else root(of.norm, x, dtype)
+            for of, x, dtype in zip(found, moved, dtypes)
+        ]
         return [lay_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
 
 
 @remembered
-def _shared(plans: Any, dtypes: tuple[torch.dtype, ...], kinds: tuple[Kind, ...]) -> list[Kind]:
+def _shared(together: tuple[Turn, ...], kinds: tuple[Kind, ...]) -> list[Kind]:
     """The statistics of each tensor; the shared collectives count for the first one."""
 
     def moved(i: int, kind: Kind) -> Moved:
-        together = 0 if i else sum(turn.collectives for turn in turns(plans, dtypes))
-        return kind.moved._replace(collectives=together)
+        collectives = 0 if i else sum(turn.collectives for turn in together)
+        return kind.moved._replace(collectives=collectives)
 
     return [Kind(partial(moved, i, kind)) for i, kind in enumerate(kinds)]

@@ -25,17 +25,17 @@ def plan_of(step):
     return planned_step(step, mesh_of(SIZES), device="cpu")
 
 
-def received(step):
-    """In a second step."""
+def sent_by(step):
+    """The collectives of a second step."""
     step()
     with cute_sharding.profile() as sent:
         step()
-    return sum(
-        one.most * one.itemsize
-        for line in sent.lines
-        for one in line.collectives
-        if one.op != "barrier"
-    )
+    return [one for line in sent.lines for one in line.collectives if one.op != "barrier"]
+
+
+def received(step):
+    """In a second step."""
+    return sum(one.most * one.itemsize for one in sent_by(step))
 
 
 @pytest.mark.parametrize("body", programs.BODIES, ids=lambda body: body.__name__)
@@ -45,6 +45,7 @@ def test_graphs_receive_what_the_plan_says(body):
     step = programs.step_of(body, "aot_eager")(mesh_of(SIZES))
     with planned(plan):
         assert received(step) == as_planned < by_op
+        assert len(sent_by(step)) == plan.totals["planned"].collectives
 
 
 def test_a_graph_is_of_one_plan():

@@ -13,6 +13,7 @@ from op_programs import assert_close
 from processes import environment, search_path
 from simulation import distribute, mesh_of, number, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 from cute_sharding import StepPlan, planned
@@ -307,6 +308,104 @@ def test_what_a_program_asks_for_keeps_its_placements():
         a, b = (distribute(number((8, 8)), (4,), [p]) for p in (S0, R))
         with planned(plan):
             assert program(a, b) == ((2, 8), (S1,))
+
+
+# -- what travels together -------------------------------------------------------------------------
+
+
+def averaged(mesh):
+    """Gradients that are pending where AdamW reads them, in lists and more than once."""
+    weights = [
+        torch.nn.Parameter(distribute_tensor(number(shape) / 100, mesh, [R] * mesh.ndim))
+        for shape in ((32, 8), (8, 32), (8,), (16, 8))
+    ]
+    x = distribute_tensor(number((8, 8)) / 100, mesh, [S0] * mesh.ndim)
+    optimizer = torch.optim.AdamW(weights, lr=0.1, foreach=True)
+
+    def run():
+        up, down, bias, head = weights
+        h = x + F.linear(F.gelu(F.linear(x, up)), down, bias)
+        F.linear(h, head).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
+def test_what_lists_read_travels_together(sizes):
+    plan = plan_of(averaged, sizes)
+    count = plan.totals["planned"].collectives
+    assert plan.totals["planned"] == plan.totals["bound"]
+    assert count == 1 or sizes != (4,)
+    with ranks_of(sizes):
+        run = averaged(mesh_of(sizes))
+        with CommDebugMode() as seen, planned(plan):
+            run(), run()
+        assert seen.get_total_counts() == 2 * count
+
+
+@pytest.mark.parametrize("network", [None, "nvlink"], ids=str)
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
+def test_the_price_of_a_solution_is_what_is_counted(sizes, network):
+    recorder = Recorder()
+    with (
+        cute_sharding.enabled(redistribution=True, movement=True, network=network),
+        stand_ins.Fakes(),
+        recorder,
+    ):
+        planning = Planning(recorder, mesh_of(sizes), "", network=network)
+        run = averaged(planning.mesh)
+        run()
+        asked = planning.asked(run)
+        solved = planning.solved(asked)
+        planned = planning.plan(run, asked, solved).totals["planned"]
+    price = solved.price
+    assert (price.received, price.collectives) == (planned.received, planned.collectives)
+    assert network is None or price.seconds == pytest.approx(planned.seconds)
+
+
+def test_operands_travel_together():
+    """Which an op reads in other placements, with a copy that is kept and one that is not."""
+
+    def step(mesh):
+        a, b = (distribute_tensor(number(shape), mesh, [S0]) for shape in ((8, 8), (1, 8)))
+        return lambda: (a + b) @ a.exp()
+
+    plan = plan_of(step, (4,))
+    for keeps, count in (((False, False), 2), ((True, False), 1)):
+        ops = [
+            replace(op.as_it_lies, reads=("[R]", "[R]"), keeps=keeps)
+            if op.op == "aten.add.Tensor"
+            else replace(op.as_it_lies, reads=("[R]",) * len(op.reads))
+            for op in plan.ops
+        ]
+        with ranks_of((4,)):
+            a, b = (distribute(number(shape), (4,), [S0]) for shape in ((8, 8), (1, 8)))
+            with CommDebugMode() as seen, planned(replace(plan, ops=tuple(ops))):
+                found = (a + b) @ a.exp()
+            assert seen.get_total_counts() == count
+            assert_close(found, (number((8, 8)) + number((1, 8))) @ number((8, 8)).exp(), "product")
+
+
+def test_results_travel_together():
+    """Of one op: what a layer norm's gradient makes for a weight and for a bias."""
+
+    def step(mesh):
+        x = distribute_tensor(number((8, 8)) / 50, mesh, [S0])
+        given = [distribute_tensor(number((8,)) / 50, mesh, [R]).requires_grad_() for _ in "ab"]
+
+        def run():
+            gradients = torch.autograd.grad(F.layer_norm(x, (8,), *given).square().sum(), given)
+            return [gradient.exp() for gradient in gradients]
+
+        return run
+
+    plan = plan_of(step, (4,))
+    (op,) = [op for op in plan.ops if op.op == "aten.native_layer_norm_backward.default"]
+    assert sum(map(bool, op.gives)) == 2
+    assert plan.totals["planned"] == plan.totals["bound"]
+    assert plan.totals["planned"].collectives == 2  # one of them of the loss
 
 
 # -- values of plans -------------------------------------------------------------------------------

@@ -138,6 +138,21 @@ def test_partials_of_a_dtype_are_reduced_together(after):
         assert_alike(got, single, one.current)
 
 
+@pytest.mark.parametrize("norm", [2, 1], ids=str)
+def test_norms_of_a_dtype_are_reduced_together(norm):
+    """Those of 16 bits as sums of powers of 32, with those of 32."""
+    dtypes = [torch.float32, torch.bfloat16, torch.float32, torch.float64]
+    with ranks_of((4,)), cute_sharding.enabled(redistribution=True):
+        given = [of((8, 4), (4,), [S0], dtype) for dtype in dtypes]
+        some = [wanted(x, [R]) for x in torch._foreach_norm(given, norm)]
+        expected = [redistribute_local_tensor(*one) for one in some]
+        with CommDebugMode() as at_once:
+            moved = redistribute_all(some)
+    assert at_once.get_total_counts() == 2
+    for got, single, one in zip(moved, expected, some, strict=True):
+        assert_alike(got, single, one.current)
+
+
 # -- ops ------------------------------------------------------------------------------------------
 
 

@@ -24,5 +24,27 @@ def few_rows(mesh):
     return step
 
 
+def many_weights(mesh):
+    """Data parallel: each gradient is pending until AdamW reads them all, as lists on GPUs."""
+
+    def weight(*shape):
+        x = distribute_tensor(torch.randn(shape), mesh, [Replicate()])
+        return torch.nn.Parameter(x)
+
+    layers = [weight(16, 16) for _ in range(6)]
+    optimizer = torch.optim.AdamW(layers)
+    x = distribute_tensor(torch.randn(64, 16), mesh, [Shard(0)])
+
+    def step():
+        h = x
+        for layer in layers:
+            h = h + F.gelu(F.linear(h, layer))
+        h.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def no_step(mesh):
     few_rows(mesh)()

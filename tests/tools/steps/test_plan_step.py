@@ -31,6 +31,15 @@ def test_the_command_places_weights_and_weighs_seconds(capsys, tmp_path):
     assert [*plan.alone] == [*plan.changed()] and ", alone " in str(plan)
 
 
+@pytest.mark.parametrize("network", [None, "nvlink"], ids=str)
+def test_gradients_that_a_list_reads_are_reduced_together(network):
+    plan = plan_step(f"{FILE}:many_weights", (4,), network=network, beside_pytorch=False)
+    by_op, planned = plan.totals["op by op"], plan.totals["planned"]
+    assert planned.collectives == 2  # one of them of the loss
+    assert planned.received < by_op.received
+    assert network is None or plan.totals["bound"].seconds <= planned.seconds < by_op.seconds
+
+
 def test_errors_come_back_from_the_process():
     with pytest.raises(MemoryLimitError) as raised:
         plan_step(STEP, (4,), device="cpu", memory_limit=1000, beside_pytorch=False)
