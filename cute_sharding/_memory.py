@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import _lru_cache_wrapper, cache, wraps
 from itertools import count
+from math import inf
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -84,6 +85,11 @@ def remembered(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
 
     _memory.functions.append(compute)
     return compute
+
+
+def remember_all() -> None:
+    """Forget nothing from now on: for a process that soon ends."""
+    _memory.most = inf
 
 
 def forget() -> None:
