@@ -36,7 +36,8 @@ class _Memory:
 
     def start(self) -> None:
         """Nothing is remembered, nor was anything before."""
-        self.most, self.results, self.again = AT_FIRST, 0, 0
+        self.most: float = AT_FIRST
+        self.results = self.again = 0
         self.noted, self.late, self.before = 0, bytearray(BITS // 8), b""
 
     def note(self, key: int) -> None:

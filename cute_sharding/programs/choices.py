@@ -268,12 +268,14 @@ def _make(
 ) -> None:
     """A value is brought from where it is made to one placing, and may be copied from there."""
     o, position = choices.places[v]
-    brought = choices.brought(v)
-    for p, q in brought:
-        model.column(bring(choices, columns, v, p, q), times * choices.weight(v, p, q), whole=True)
-    for p, ways in choices.made(v).items():
-        terms: Terms = [(1, bring(choices, columns, v, *pair)) for pair in brought if pair[0] == p]
-        terms += [(-1, ("way", columns.kinds[o], w)) for w in ways]
+    made: dict[Placing, Terms] = {
+        p: [(-1, ("way", columns.kinds[o], w)) for w in ways] for p, ways in choices.made(v).items()
+    }
+    for p, q in choices.brought(v):
+        column = bring(choices, columns, v, p, q)
+        model.column(column, times * choices.weight(v, p, q), whole=True)
+        made[p].append((1, column))
+    for p, terms in made.items():
         model.row(("bring", rows.kinds[o], position, p), terms, 0, 0, times)
     if choices.is_shared(v):
         for p, q in choices.copied(v):

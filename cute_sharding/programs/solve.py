@@ -64,9 +64,10 @@ def solve(
         TimeoutError: nothing was found in ``seconds``, and the first ways do not do.
         ValueError: the program cannot run: no ways of its ops fit together.
     """
+    numbered, placings = with_numbers(program)
     search = _Search(
         Choices(
-            with_sources(program),
+            with_sources(numbered),
             len(program.given) + len(program.free),
             weigh or bytes_first(program),
             spares_memory=memory_limit is not None,
@@ -92,7 +93,13 @@ def solve(
         if search.is_enough(best, least):
             break
     assert best is not None, "the last names are the program's own, of which nothing is tied"
-    return replace(best, least=best.weight if best.weight * (1 - NEAR) <= least else least)
+    return replace(
+        best,
+        lies={v: placings[q] for v, q in best.lies.items()},
+        made={v: placings[q] for v, q in best.made.items()},
+        copies={v: tuple([placings[q] for q in each]) for v, each in best.copies.items()},
+        least=best.weight if best.weight * (1 - NEAR) <= least else least,
+    )
 
 
 def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
@@ -362,6 +369,40 @@ def _held_of(program: Program, free: FreeValues) -> list[Price]:
     """For each placing of free values what it costs: what is held of them."""
     sizes = [program.sizes.get(program.kinds[v], {}) for v in free.values]
     return [Price(held=sum(of.get(placing, 0) for of in sizes)) for placing in free.placings]
+
+
+def with_numbers(program: Program) -> tuple[Program, Mapping[Placing, Placing]]:
+    """The program with numbers in place of placings, and the placings of the numbers: they are
+    looked up a million times, and a tuple of placements is slow to look up.
+    """
+    number: dict[Placing, int] = {}
+
+    def of(placing: Placing) -> Placing:
+        return number.setdefault(placing, len(number))
+
+    def numbers(placings: Iterable[Placing]) -> tuple[Placing, ...]:
+        return tuple(map(of, placings))
+
+    ways = {id(op.ways): op.ways for op in program.ops}  # ops share them
+    told = {
+        key: tuple([OpWay(numbers(way.operands), numbers(way.results), way.price) for way in each])
+        for key, each in ways.items()
+    }
+    found = replace(
+        program,
+        ops=tuple([replace(op, ways=told[id(op.ways)]) for op in program.ops]),
+        given={v: of(placing) for v, placing in program.given.items()},
+        free=tuple([replace(free, placings=numbers(free.placings)) for free in program.free]),
+        moves={
+            kind: {(of(p), of(q)): price for (p, q), price in prices.items()}
+            for kind, prices in program.moves.items()
+        },
+        sizes={
+            kind: {of(placing): size for placing, size in sizes.items()}
+            for kind, sizes in program.sizes.items()
+        },
+    )
+    return found, {n: placing for placing, n in number.items()}
 
 
 def with_sources(program: Program) -> Program:
