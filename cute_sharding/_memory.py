@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import _lru_cache_wrapper, cache, wraps
 from itertools import count
+from math import inf
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ class _Memory:
 
     def start(self) -> None:
         """Nothing is remembered, nor was anything before."""
-        self.most, self.results, self.again = AT_FIRST, 0, 0
+        self.most: float = AT_FIRST
+        self.results = self.again = 0
         self.noted, self.late, self.before = 0, bytearray(BITS // 8), b""
 
     def note(self, key: int) -> None:
@@ -84,6 +86,11 @@ def remembered(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
 
     _memory.functions.append(compute)
     return compute
+
+
+def remember_all() -> None:
+    """Forget nothing from now on: for a process that soon ends."""
+    _memory.most = inf
 
 
 def forget() -> None:

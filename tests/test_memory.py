@@ -66,3 +66,11 @@ def test_forget(functions):
     _memory.forget()
     one(3)
     assert computed == [("one", 3), ("one", 3)]
+
+
+def test_a_process_that_soon_ends_forgets_nothing(functions):
+    one, _, computed = functions
+    _memory.remember_all()
+    for n in [*range(10 * AT_FIRST)] * 2:
+        one(n)
+    assert len(computed) == 10 * AT_FIRST

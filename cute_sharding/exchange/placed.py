@@ -91,8 +91,7 @@ def holds_all(
         return True
     if prod(mesh) > DEVICES:
         for n, before, after in zip(shape, source, target):
-            one, other = digits(n, before, mesh), digits(n, after, mesh)
-            if one is None or other is None or common(n, one, other) is None:
+            if _common(n, before, after, mesh, frozenset()) is None:
                 return False
     return received(shape, source, target, mesh) == 0
 
@@ -109,13 +108,23 @@ def received_by_digits(
     """
     need = have = 1
     for n, before, after in zip(shape, source, target):
-        one, other = digits(n, before, mesh), digits(n, after, mesh)
-        counts = None if one is None or other is None else common(n, one.beyond(near), other)
+        counts = _common(n, before, after, mesh, near)
         if counts is None:
             return None
         have *= counts[0]
         need *= counts[1]
     return need - have
+
+
+@remembered
+def _common(
+    n: int, before: Chain, after: Chain, mesh: tuple[int, ...], near: frozenset[int]
+) -> tuple[int, int] | None:
+    """(Rows of one dim that a device holds before and needs after, the fewest; rows that it needs
+    after); None if digits do not tell.
+    """
+    one, other = digits(n, before, mesh), digits(n, after, mesh)
+    return None if one is None or other is None else common(n, one.beyond(near), other)
 
 
 def most_local(

@@ -714,4 +714,6 @@ def _cheapest(task: Task) -> tuple[Step, ...]:
 def _admitted_ways(task: Task) -> list[tuple[Step, ...]]:
     """The ways whose steps all have a group; there is at least one."""
     every = dict.fromkeys(candidates(task))
+    if task.groups is None:  # all sets have one, whatever mesh dims a step turns out to need
+        return [*every]
     return [steps for steps in every if all(task.admits(step.mesh_dims) for step in steps)]

@@ -305,12 +305,14 @@ def _make(
 ) -> None:
     """A value is brought from where it is made to one placing, and may be copied from there."""
     o, position = choices.places[v]
-    brought = choices.brought(v)
-    for p, q in brought:
-        model.column(bring(choices, columns, v, p, q), times * choices.weight(v, p, q), whole=True)
-    for p, ways in choices.made(v).items():
-        terms: Terms = [(1, bring(choices, columns, v, *pair)) for pair in brought if pair[0] == p]
-        terms += [(-1, ("way", columns.kinds[o], w)) for w in ways]
+    made: dict[Placing, Terms] = {
+        p: [(-1, ("way", columns.kinds[o], w)) for w in ways] for p, ways in choices.made(v).items()
+    }
+    for p, q in choices.brought(v):
+        column = bring(choices, columns, v, p, q)
+        model.column(column, times * choices.weight(v, p, q), whole=True)
+        made[p].append((1, column))
+    for p, terms in made.items():
         model.row(("bring", rows.kinds[o], position, p), terms, 0, 0, times)
     if choices.is_shared(v):
         for p, q in choices.copied(v):
@@ -356,10 +358,12 @@ def _read(
                 model.row(("copy", *row, p, q), [(1, copy), (-1, taken)], 0, inf, times)
             else:
                 model.column(taken, times * choices.weight_of_copy(v, p, q))
+    # What is taken is 1 in all, as is what lies and what is needed. So these rows say no less than
+    # equations, and none of them follows from others, for which the solver would look.
     for p, terms in lying.items():
-        model.row(("from", *row, p), terms, 0, 0, times)
+        model.row(("from", *row, p), terms, -inf, 0, times)
     for q, terms in needs.items():
-        model.row(("to", *row, q), terms, 0, 0, times)
+        model.row(("to", *row, q), terms, 0, inf, times)
 
 
 def bring(choices: Choices, columns: LayerNames, v: int, p: Placing, q: Placing) -> Column:

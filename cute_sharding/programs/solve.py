@@ -27,7 +27,16 @@ from cute_sharding.programs.choices import Choices, Weigh, coarser, written
 from cute_sharding.programs.folding import LayerNames, names_by_looking_further
 from cute_sharding.programs.holding import Occupancy
 from cute_sharding.programs.linear import Column, Model, Optimum
-from cute_sharding.programs.program import FreeValues, Op, OpWay, Placing, Price, Program, Solved
+from cute_sharding.programs.program import (
+    FreeValues,
+    Op,
+    OpWay,
+    Placing,
+    Price,
+    Program,
+    Solved,
+    ValueMove,
+)
 from cute_sharding.programs.timing import Timing
 
 # What the solver's tolerances leave open: a bound that is so near, as a part, is reached.
@@ -67,9 +76,10 @@ def solve(
         TimeoutError: nothing was found in ``seconds``, and the first ways do not do.
         ValueError: the program cannot run: no ways of its ops fit together.
     """
+    numbered, placings = with_numbers(program)
     search = _Search(
         Choices(
-            with_sources(program),
+            with_sources(numbered),
             len(program.given) + len(program.free),
             weigh or bytes_first(program),
             spares_memory=memory_limit is not None,
@@ -88,7 +98,13 @@ def solve(
         except TimeoutError:
             pass
         weight = search.weight(best)
-    return replace(best, weight=weight, least=weight if weight * (1 - NEAR) <= least else least)
+    return replace(
+        best,
+        lies={v: placings[q] for v, q in best.lies.items()},
+        made={v: placings[q] for v, q in best.made.items()},
+        weight=weight,
+        least=weight if weight * (1 - NEAR) <= least else least,
+    )
 
 
 def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
@@ -357,6 +373,48 @@ def _held_of(program: Program, free: FreeValues) -> list[Price]:
     """For each placing of free values what it costs: what is held of them."""
     sizes = [program.sizes.get(program.kinds[v], {}) for v in free.values]
     return [Price(held=sum(of.get(placing, 0) for of in sizes)) for placing in free.placings]
+
+
+def with_numbers(program: Program) -> tuple[Program, Mapping[Placing, Placing]]:
+    """The program with numbers in place of placings, and the placings of the numbers: they are
+    looked up a million times, and a tuple of placements is slow to look up.
+    """
+    number: dict[Placing, int] = {}
+
+    def of(placing: Placing) -> Placing:
+        return number.setdefault(placing, len(number))
+
+    def numbers(placings: Iterable[Placing]) -> tuple[Placing, ...]:
+        return tuple(map(of, placings))
+
+    ways = {id(op.ways): op.ways for op in program.ops}  # ops share them
+    told = {
+        key: tuple([OpWay(numbers(way.operands), numbers(way.results), way.price) for way in each])
+        for key, each in ways.items()
+    }
+    placings: dict[Placing, Placing] = {}
+
+    def shared(moves: Sequence[ValueMove]) -> Price:
+        ends = [(kind, placings[source], placings[target]) for kind, source, target in moves]
+        return program.shared([ValueMove(*each) for each in ends])  # type: ignore[misc]
+
+    found = replace(
+        program,
+        ops=tuple([replace(op, ways=told[id(op.ways)]) for op in program.ops]),
+        given={v: of(placing) for v, placing in program.given.items()},
+        free=tuple([replace(free, placings=numbers(free.placings)) for free in program.free]),
+        moves={
+            kind: {(of(p), of(q)): price for (p, q), price in prices.items()}
+            for kind, prices in program.moves.items()
+        },
+        sizes={
+            kind: {of(placing): size for placing, size in sizes.items()}
+            for kind, sizes in program.sizes.items()
+        },
+        shared=program.shared and shared,
+    )
+    placings.update({n: placing for placing, n in number.items()})
+    return found, placings
 
 
 def with_sources(program: Program) -> Program:

@@ -50,9 +50,12 @@ Placements = tuple[Placement, ...]
 
 
 def standard(spec: DTensorSpec) -> list[Placements]:
-    """The placements of a tensor as replicas and plain shards."""
+    """The placements of a tensor as replicas and plain shards; a mesh dim of one device has no use
+    for shards.
+    """
     dims = [Shard(d) for d, n in enumerate(spec.shape) if n > 1]
-    return [tuple(found) for found in product(*[[Replicate(), *dims]] * spec.mesh.ndim)]
+    options = [[Replicate(), *dims] if n > 1 else [Replicate()] for n in spec.mesh.shape]
+    return [tuple(found) for found in product(*options)]
 
 
 def ways_of(

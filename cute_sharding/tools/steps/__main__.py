@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from cute_sharding._memory import remember_all
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.communication import stand_for
 from cute_sharding.exchange import MemoryLimitError
@@ -34,6 +35,7 @@ def main(request: dict[str, Any]) -> StepPlan | Exception | str:
         return ValueError(str(error))
     except Exception as error:
         return said(error)
+    remember_all()  # as long as this process lives
     sizes, names = request.pop("sizes"), request.pop("names")
     stand_for(BACKENDS[request["device"]])
     dispatch_modes.start_group(request.pop("rank"), prod(sizes))

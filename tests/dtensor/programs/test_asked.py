@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cute_sharding
 from cute_sharding import StepPlan, planned
+from cute_sharding.dtensor.programs.ways import standard
 from cute_sharding.dtensor.replaced.local_tensors import parts_of
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, TensorMeta
 from cute_sharding.tools.steps.__main__ import planned_step
 
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
@@ -271,6 +273,24 @@ def test_no_copy_is_kept_of_memory_that_is_handed_out(view):
 
     plan = check(step, (4,))
     assert not any(any(op.keeps) for op in plan.ops)
+
+
+def test_a_mesh_dim_of_one_device_is_no_choice():
+    """Nothing is asked twice for it, or received on it, though weights are cut by it."""
+
+    def step(mesh, placed):
+        def cut(x, placements):
+            return placed(x, [placements[0], *[S0] * (mesh.ndim - 2), placements[-1]])
+
+        return step_of(twice, mesh, cut)
+
+    meshes = [mesh_of(sizes) for sizes in [(2, 2), (2, 1, 2)]]
+    of_two, of_three = (planned_step(dry(step), mesh, device="cpu") for mesh in meshes)
+    assert of_three.totals == of_two.totals
+    assert of_two.totals["planned"].received
+    shape = TensorMeta(torch.Size((8, 8)), (8, 1), torch.float32)
+    both = [DTensorSpec(mesh, (R,) * mesh.ndim, shape) for mesh in meshes]
+    assert [len(standard(spec)) for spec in both] == [9, 9]
 
 
 def test_evaluation():

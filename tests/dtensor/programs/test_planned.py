@@ -550,7 +550,7 @@ def test_what_ops_write_beside_their_results_is_known(step, sizes):
     assert totals["planned"].received == totals["bound"].received <= totals["op by op"].received
 
 
-def averaged(x):
+def with_averages(x):
     """Running averages, to which an op writes although its schema does not say so. The channels
     are sharded, so a part of each would do to compute with.
     """
@@ -573,16 +573,16 @@ def test_what_an_op_writes_unsaid_reaches_the_program(sizes):
 
     def step(mesh):
         given = {name: distribute_tensor(x, mesh, placed[name][1]) for name, x in values().items()}
-        return lambda: averaged(given)
+        return lambda: with_averages(given)
 
     plan = plan_of(step, sizes)
     with plain():
         wanted = values()
-        averaged(wanted), averaged(wanted)
+        with_averages(wanted), with_averages(wanted)
     with ranks_of(sizes):
         given = {name: distribute(x, sizes, placed[name][1]) for name, x in values().items()}
         with planned(plan):
-            averaged(given), averaged(given)
+            with_averages(given), with_averages(given)
         for name in ("mean", "var"):
             assert_close(given[name], wanted[name], name)
 
