@@ -93,13 +93,8 @@ def solve(
         if search.is_enough(best, least):
             break
     assert best is not None, "the last names are the program's own, of which nothing is tied"
-    return replace(
-        best,
-        lies={v: placings[q] for v, q in best.lies.items()},
-        made={v: placings[q] for v, q in best.made.items()},
-        copies={v: tuple([placings[q] for q in each]) for v, each in best.copies.items()},
-        least=best.weight if best.weight * (1 - NEAR) <= least else least,
-    )
+    reached = best.weight * (1 - NEAR) <= least
+    return with_placings(replace(best, least=best.weight if reached else least), placings)
 
 
 def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
@@ -403,6 +398,16 @@ def with_numbers(program: Program) -> tuple[Program, Mapping[Placing, Placing]]:
         },
     )
     return found, {n: placing for placing, n in number.items()}
+
+
+def with_placings(solved: Solved, placings: Mapping[Placing, Placing]) -> Solved:
+    """What was solved by numbers, with the placings of the numbers."""
+    return replace(
+        solved,
+        lies={v: placings[q] for v, q in solved.lies.items()},
+        made={v: placings[q] for v, q in solved.made.items()},
+        copies={v: tuple([placings[q] for q in each]) for v, each in solved.copies.items()},
+    )
 
 
 def with_sources(program: Program) -> Program:
