@@ -98,13 +98,9 @@ def solve(
         except TimeoutError:
             pass
         weight = search.weight(best)
-    return replace(
-        best,
-        lies={v: placings[q] for v, q in best.lies.items()},
-        made={v: placings[q] for v, q in best.made.items()},
-        weight=weight,
-        least=weight if weight * (1 - NEAR) <= least else least,
-    )
+    reached = weight * (1 - NEAR) <= least
+    best = replace(best, weight=weight, least=weight if reached else least)
+    return with_placings(best, placings)
 
 
 def folded(choices: Choices) -> Iterator[tuple[LayerNames, LayerNames, LayerNames]]:
@@ -415,6 +411,15 @@ def with_numbers(program: Program) -> tuple[Program, Mapping[Placing, Placing]]:
     )
     placings.update({n: placing for placing, n in number.items()})
     return found, placings
+
+
+def with_placings(solved: Solved, placings: Mapping[Placing, Placing]) -> Solved:
+    """What was solved by numbers, with the placings of the numbers."""
+    return replace(
+        solved,
+        lies={v: placings[q] for v, q in solved.lies.items()},
+        made={v: placings[q] for v, q in solved.made.items()},
+    )
 
 
 def with_sources(program: Program) -> Program:
