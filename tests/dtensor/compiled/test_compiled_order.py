@@ -18,6 +18,7 @@ from orders_of_ranks import Recorder
 from processes import search_path
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.utils.checkpoint import checkpoint
 
@@ -360,7 +361,21 @@ def test_the_chain_is_in_the_order_of_the_program():
     assert [name for name, _ in found] == order[::-1]
 
 
-def test_ranks_that_differ_are_not_scheduled_by_time(monkeypatch):
+@pytest.mark.parametrize(
+    "program, rows, alike",
+    [
+        (lambda x: x.redistribute(placements=[R]) * 2, 6, False),
+        (lambda x: x.redistribute(placements=[R]) * 2, 8, True),
+        (
+            lambda x: x.redistribute(placements=[R]).sin().redistribute(placements=[Shard(0)]),
+            8,
+            True,
+        ),
+        (lambda x: x.redistribute(placements=[Shard(1)]) * 2, 8, False),  # messages are packed
+        (lambda x: x[1:] * x.sum().redistribute(placements=[R]), 8, False),
+    ],
+)
+def test_ranks_that_differ_are_not_scheduled_by_time(program, rows, alike, monkeypatch):
     from torch._inductor.fx_passes import overlap_scheduling
 
     calls = []
@@ -370,11 +385,13 @@ def test_ranks_that_differ_are_not_scheduled_by_time(monkeypatch):
         lambda graph, **options: calls.append(1) or graph,  # torch's asks for a GPU
     )
     options = {"aten_distributed_optimizations.enable_overlap_scheduling": True}
+    scheduled(program, [sharded((rows, 8), [Shard(0)])], False, **options)
+    assert calls == [1] * alike
 
-    def program(x):
+
+def test_strided_shards_are_gathered_by_the_collective_that_compilers_know():
+    def gathered(x):
         return x.redistribute(placements=[R]) * 2
 
-    scheduled(program, [sharded((6, 5), [Shard(0)])], False, **options)
-    assert calls == []
-    scheduled(program, [sharded((8, 5), [Shard(0)])], False, **options)
-    assert calls == [1]
+    args = [sharded((16, 5), [_StridedShard(0, split_factor=2)])]
+    assert scheduled(gathered, args, False) == [("all_gather_into_tensor", True)]
