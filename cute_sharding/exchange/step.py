@@ -318,13 +318,12 @@ class Step(Stage):
 
     @cached_property
     def by_whole_dims(self) -> Step:
-        """The step of the same tensor viewed with more dims, if it gathers or scatters a whole dim
-        of that view alone; else the step itself.
+        """The step of the same tensor viewed with more dims, if it is a collective of whole dims of
+        that view alone; else the step itself.
         """
         if self.along is None and self.communicates:
             ends = with_a_dim_for_each_cut(self.source, self.target)
-            found = None if ends is None else along(*ends, self.mesh_dims)
-            if ends is not None and found is not None and found.dim_of_blocks is not None:
+            if ends is not None and along(*ends, self.mesh_dims) is not None:
                 return replace(self, source=ends[0], target=ends[1])
         return self
 

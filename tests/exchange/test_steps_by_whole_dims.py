@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 from enumeration import dealt
+from on_numpy import packed
 
 from cute_sharding.exchange import Placed
 from cute_sharding.exchange.step import AllToAll, Reduction, with_a_dim_for_each_cut
@@ -79,3 +80,41 @@ def test_what_has_no_such_view_stays_itself():
     crossed = Placed.numbered((12,), (2, 3), (((0, 1),),))
     across = AllToAll(crossed, crossed.cut_as((((1, 1),),)))
     assert across.by_whole_dims is across
+
+
+def blocks_of(how, local, parts):
+    """What a rank of a graph gives each rank of its group."""
+    shape = [*local.shape]
+    shape[how.scattered : how.scattered + 1] = [parts, shape[how.scattered] // parts]
+    return np.moveaxis(local.reshape(shape), how.scattered, 0).reshape(parts, -1)
+
+
+def test_messages_are_the_blocks_that_graphs_trade():
+    """Ranks that run compiled meet ranks that run eagerly, which pack the step as it is."""
+    draw, traded, strided = random.Random(1), 0, 0
+    for _ in range(8_000):
+        source, target = drawn_ends(draw)
+        step = AllToAll(source, target)
+        natively = step.by_whole_dims
+        how = natively.along
+        if how is None or how.dim_of_blocks is not None or not how.even:
+            continue
+        traded, strided = traded + 1, strided + (natively is not step)
+        for rank in step.source.mesh.ranks:
+            peers = step.group(rank)
+            assert peers == natively.group(rank)
+            local = elements(source, step.place(rank)).astype(float)
+            blocks = blocks_of(how, local.reshape(natively.shapes_on(rank)[0]), len(peers))
+            order = [coordinate(step.place(peer), how.mesh_dims, step.mesh) for peer in peers]
+            part = step.transfer(rank, peers)
+            sent = np.split(packed(part, local), np.cumsum(part.sends)[:-1])
+            for peer, place, message in zip(peers, order, sent):
+                assert peer == rank or [*message] == [*blocks[place]], (source, target)
+    assert traded > 100 and strided > 30
+
+
+def coordinate(device, dims, sizes):
+    found = 0
+    for m in dims:
+        found = found * sizes[m] + device[m]
+    return found

@@ -19,7 +19,7 @@ from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.leaves import Leaf
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
-from cute_sharding.dtensor.refit.trace import Generator, Traced, trace
+from cute_sharding.dtensor.refit.trace import Generator, Traced, UnknownSource, trace
 from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.groups import slice_with
@@ -161,10 +161,10 @@ def given_by(tensors: Entries, refit: Generator | None) -> Traced:
         return Traced(relation, tuple(tensors), tuple([dtype for _, dtype in tensors.values()]))
     try:
         return trace(refit, tensors)
-    except KeyError as error:
+    except UnknownSource as error:
         raise ValueError(
-            f"refit= reads {error}, but the checkpoint has {as_text([*tensors])}: use the names "
-            "of the checkpoint"
+            f"refit= reads {error.name!r}, but the checkpoint has {as_text([*tensors])}: use the "
+            "names of the checkpoint"
         ) from error
 
 

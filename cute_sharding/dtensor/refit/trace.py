@@ -96,15 +96,23 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
     return Traced(beside(relations), tuple(results), dtypes)
 
 
+class UnknownSource(KeyError):
+    """A generator takes a source that is not there; ``name`` is its name."""
+
+    def __init__(self, name: str, sources: Sequence[str]) -> None:
+        near = "".join(f": did you mean {x!r}?" for x in get_close_matches(name, sources, 1, 0))
+        super().__init__(
+            f"the generator (the function that makes the results) takes {name!r}, which is not "
+            f"among the {counted(len(sources), 'source')}{near}"
+        )
+        self.name = name
+
+
 class _Given(dict[str, torch.Tensor]):
     """The sources by name, which say what they are if a name is not among them."""
 
     def __missing__(self, name: str) -> Any:
-        (near,) = get_close_matches(str(name), self, n=1, cutoff=0)
-        raise KeyError(
-            f"the generator (the function that makes the results) takes {name!r}, which is not "
-            f"among the {counted(len(self), 'source')}: did you mean {near!r}?"
-        )
+        raise UnknownSource(name, [*self])
 
 
 def _kind(results: Any) -> str:

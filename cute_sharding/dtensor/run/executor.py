@@ -63,14 +63,19 @@ def run(
 
 def _communicate(step: Step, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     natively = step.by_whole_dims
+    trade = traded(natively, local.dtype, mesh) if dispatch_modes.is_tracing() else None
+    if trade is None and whole_dim(natively, local.dtype, mesh) is None:
+        natively = step
     if natively is not step:
         local = local.reshape(natively.shapes_on(0)[0])  # sizes divide: all ranks' are equal
-    if isinstance(natively, AllToAll):
+    if trade is not None:
+        local = _trade(trade, local, group_of(mesh, step.mesh_dims))
+    elif isinstance(natively, AllToAll):
         local = _exchange(natively, local, mesh, async_op)
     else:
         assert isinstance(natively, Reduction)
         local = _reduce(natively, local, mesh, async_op)
-    return local if natively is step else local.view(step.shapes_on(0)[1])
+    return local if natively is step else local.reshape(step.shapes_on(0)[1])
 
 
 def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
@@ -90,6 +95,28 @@ def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
     )
 
 
+def traded(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
+    """The step's form as an all-to-all of equal blocks, which gathers one tensor dim and scatters
+    another; None if it has none. Graphs show it as one, with the same nodes on all ranks; eagerly a
+    rank packs its messages, in the same order, and sends itself nothing.
+    """
+    if not isinstance(step, AllToAll) or step.rounds > 1 or dtype not in WIRE:
+        return None
+    how = step.along
+    if how is None or how.dim_of_blocks is not None or not how.even:
+        return None
+    return how if communication.in_order(mesh, how.mesh_dims) else None
+
+
+def _trade(how: Along, local: torch.Tensor, group: Any) -> torch.Tensor:
+    """Give each rank a block of rows of one dim, and join the blocks of another dim."""
+    parts, gathered, scattered = group.size(), how.gathered or 0, how.scattered or 0
+    blocks = local.unflatten(scattered, (parts, local.shape[scattered] // parts))
+    blocks = blocks.movedim(scattered, 0).contiguous()
+    got = communication.all_to_all(blocks.view(parts, -1), [1] * parts, [1] * parts, group)
+    return got.view(blocks.shape).movedim(0, gathered).flatten(gathered, gathered + 1)
+
+
 def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     """Whether the step cannot run on symbolic sizes: it can as a collective of a tensor dim in
     equal blocks, and as an all-reduce of the whole local tensor.
@@ -101,12 +128,13 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
 
 
 def is_native(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
-    """Whether the step is local slices, or a collective of a whole tensor dim or of the whole local
-    tensor.
+    """Whether the step is local slices, or in a graph a collective of whole tensor dims or of the
+    whole local tensor.
     """
     step = step.by_whole_dims
-    is_reduced = isinstance(step, Reduction) and not step.scatters
-    return not step.communicates or is_reduced or whole_dim(step, dtype, mesh) is not None
+    if not step.communicates or (isinstance(step, Reduction) and not step.scatters):
+        return True
+    return (whole_dim(step, dtype, mesh) or traded(step, dtype, mesh)) is not None
 
 
 def is_shown(step: Step, dtype: torch.dtype, mesh: Any) -> bool:

@@ -201,7 +201,7 @@ def test_the_setting_of_old_is_accepted_and_changes_nothing(value):
 # -- squeezes in place -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize("flags", FLAGS[:2], ids=str)  # without views as PyTorch alone
 @pytest.mark.parametrize(
     ("shape", "placements", "mesh", "dims"),
     [
