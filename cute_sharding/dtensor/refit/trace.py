@@ -100,10 +100,10 @@ class UnknownSource(KeyError):
     """A generator takes a source that is not there; ``name`` is its name."""
 
     def __init__(self, name: str, sources: Sequence[str]) -> None:
-        near = "".join(f": did you mean {x!r}?" for x in get_close_matches(name, sources, 1, 0))
+        near = next(map(repr, get_close_matches(name, sources, 1, 0)), "another checkpoint")
         super().__init__(
             f"the generator (the function that makes the results) takes {name!r}, which is not "
-            f"among the {counted(len(sources), 'source')}{near}"
+            f"among the {counted(len(sources), 'source')}: did you mean {near}?"
         )
         self.name = name
 
