@@ -99,12 +99,8 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
 class UnknownSource(KeyError):
     """A generator takes a source that is not there; ``name`` is its name."""
 
-    def __init__(self, name: str, sources: Sequence[str]) -> None:
-        near = next(map(repr, get_close_matches(name, sources, 1, 0)), "another checkpoint")
-        super().__init__(
-            f"the generator (the function that makes the results) takes {name!r}, which is not "
-            f"among the {counted(len(sources), 'source')}: did you mean {near}?"
-        )
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
         self.name = name
 
 
@@ -112,7 +108,12 @@ class _Given(dict[str, torch.Tensor]):
     """The sources by name, which say what they are if a name is not among them."""
 
     def __missing__(self, name: str) -> Any:
-        raise UnknownSource(name, [*self])
+        near = next(map(repr, get_close_matches(name, self, 1, 0)), "another checkpoint")
+        raise UnknownSource(
+            f"the generator (the function that makes the results) takes {name!r}, which is not "
+            f"among the {counted(len(self), 'source')}: did you mean {near}?",
+            name,
+        )
 
 
 def _kind(results: Any) -> str:
