@@ -358,12 +358,10 @@ def _read(
                 model.row(("copy", *row, p, q), [(1, copy), (-1, taken)], 0, inf, times)
             else:
                 model.column(taken, times * choices.weight_of_copy(v, p, q))
-    # What is taken is 1 in all, as is what lies and what is needed. So these rows say no less than
-    # equations, and none of them follows from others, for which the solver would look.
     for p, terms in lying.items():
-        model.row(("from", *row, p), terms, -inf, 0, times)
+        model.row(("from", *row, p), terms, 0, 0, times)
     for q, terms in needs.items():
-        model.row(("to", *row, q), terms, 0, inf, times)
+        model.row(("to", *row, q), terms, 0, 0, times)
 
 
 def bring(choices: Choices, columns: LayerNames, v: int, p: Placing, q: Placing) -> Column:
