@@ -64,8 +64,8 @@ def run(
 def _communicate(step: Step, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     natively = step.by_whole_dims
     trade = traded(natively, local.dtype, mesh) if dispatch_modes.is_tracing() else None
-    if trade is None and whole_dim(natively, local.dtype, mesh) is None:
-        natively = step
+    if natively is not step and trade is None:
+        natively = natively if whole_dim(natively, local.dtype, mesh) is not None else step
     if natively is not step:
         local = local.reshape(natively.shapes_on(0)[0])  # sizes divide: all ranks' are equal
     if trade is not None:

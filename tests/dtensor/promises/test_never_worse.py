@@ -201,7 +201,7 @@ def test_the_setting_of_old_is_accepted_and_changes_nothing(value):
 # -- squeezes in place -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", FLAGS[:2], ids=str)  # without views as PyTorch alone
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize(
     ("shape", "placements", "mesh", "dims"),
     [
@@ -218,11 +218,18 @@ def test_the_setting_of_old_is_accepted_and_changes_nothing(value):
     ids=str,
 )
 def test_squeezed_in_place(shape, placements, mesh, dims, flags):
+    """Without the rules of views, as PyTorch alone: which may keep the old shape."""
     full = number(shape)
+    with ranks_of(mesh):
+        stock = distribute(full, mesh, placements).squeeze_(*dims)
     with ranks_of(mesh), cute_sharding.enabled(**flags):
         tensor = distribute(full, mesh, placements)
         result = tensor.squeeze_(*dims)
         expected = full.squeeze(*dims)
+        if not flags.get("views", True):
+            assert result is tensor and tensor._spec == stock._spec
+            assert tensor.stride() == stock.stride() and tensor.shape == stock.shape
+            return
         assert (
             result is tensor
             and tensor.shape == tensor._spec.shape == expected.shape
