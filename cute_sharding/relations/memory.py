@@ -32,10 +32,11 @@ class Memory:
         pieces: what they are before anything is written, from operands to elements; none for
             memory without values.
 
+    >>> from cute_sharding.relations.relation import join_pieces
     >>> memory = Memory(8)
     >>> memory.write(view_of(0, (8,), (1,)), [piece(5, 0, 0, 0, [(8, 0, 1)])])
     >>> memory.write(view_of(2, (3,), (2,)), [piece(1, 0, 0, 0, [(3, 1, 1)])])  # [2:8:2]
-    >>> for each in memory.read(view_of(0, (4, 2), (2, 1))):
+    >>> for each in join_pieces(memory.read(view_of(0, (4, 2), (2, 1)))):
     ...     print(each)
     operand 5 2:0 -> result 0 2:1
     operand 1 3:1 -> result 0 2 + 3:2

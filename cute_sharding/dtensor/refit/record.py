@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -143,20 +144,21 @@ class Recording(TorchDispatchMode):
         self.operands: list[Operand] = []
         self._numbers: dict[Any, int] = {}
         self._memories: dict[int, tuple[Any, Memory, int]] = {}
-        self._kept: list[torch.UntypedStorage] = []
         self.given = [
             torch.empty(shape, dtype=dtype, device="meta")
             for shape, dtype in zip(self.shapes, self.dtypes)
         ]
         for k, tensor in enumerate(self.given):
             self._begin(tensor, Source(k, tensor.dtype))
-        self._into: set[int] = set()
+        # What each memory that is written to held before, and the memory, so that it stays.
+        self._held: dict[int, int] = {}
+        self._kept: list[torch.UntypedStorage] = []
         for name, tensor in (into or {}).items():
-            storage = storage_of(tensor)
-            if id(storage) not in self._into:
-                self._into.add(id(storage))
+            storage, held = storage_of(tensor), Held(name, tensor.dtype)
+            if id(storage) not in self._held:
+                self._held[id(storage)] = self.number(held)
                 self._kept.append(storage)
-                self._begin(tensor, Held(name, tensor.dtype))
+                self._begin(tensor, held)
 
     def number(self, operand: Operand) -> int:
         """The number of an operand."""
@@ -219,6 +221,21 @@ class Recording(TorchDispatchMode):
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether its memory is one of those that are recorded."""
         return tensor.is_meta or id(storage_of(tensor)) in self._memories
+
+    def written(self, tensor: torch.Tensor) -> list[Piece]:
+        """What a tensor that was to be written to is; without what it still holds, where it was."""
+        memory = self._memory(tensor)
+        held = self._held.get(id(storage_of(tensor)))
+        has_moved = any(
+            each.x != each.y or any(dx != dy for _, dx, dy in each.modes)
+            for each in (memory.pieces if memory is not None else ())
+            if self._of_bits(each.source) == held
+        )
+        return [each for each in self.read(tensor) if has_moved or each.source != held]
+
+    def _of_bits(self, number: int) -> int:
+        operand = self.operands[number]
+        return operand.of if isinstance(operand, Bits) else number
 
     # -- reading and writing -----------------------------------------------------------------------
 
@@ -517,7 +534,7 @@ class Recording(TorchDispatchMode):
         return out
 
     def _is_into(self, tensor: torch.Tensor) -> bool:
-        return id(storage_of(tensor)) in self._into
+        return id(storage_of(tensor)) in self._held
 
     # -- ops that make tensors ---------------------------------------------------------------------
 
@@ -716,6 +733,26 @@ def _is_own(operand: Operand) -> bool:
     return isinstance(operand, Constant) or (
         isinstance(operand, Computed) and not operand.operands
     )
+
+
+@contextmanager
+def at_meta_only(of: str, moves: str) -> Iterator[None]:
+    """What torch says of tensors without data, as an error of the code that reads them."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        said = str(error)
+        if "full_tensor" in said or "to_local" in said:
+            raise NotOnlyMoved(
+                f"{of} takes a tensor as a DTensor ({error}), but its tensors are whole and plain "
+                "while it is planned what moves where: remove the call"
+            ) from error
+        if "meta" not in said and "unallocated storage" not in said:
+            raise
+        raise NotOnlyMoved(
+            f"{of} reads values or moves a tensor to a device, but tensors have no values while it "
+            f"is planned what moves where ({error}). It may only move elements ({moves})"
+        ) from error
 
 
 def without_value(left: int, shape: Sequence[int]) -> str:

@@ -9,13 +9,20 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from cute_sharding._words import counted
-from cute_sharding.dtensor.refit.record import Computed, Constant, Recording, without_value
+from cute_sharding.dtensor.refit.record import (
+    Computed,
+    Constant,
+    Recording,
+    at_meta_only,
+    without_value,
+)
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.relations import NotOnlyMoved, Relation, beside
 from cute_sharding.relations.relation import join_pieces
 
 Generator: TypeAlias = "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]"
 
+GENERATOR = "the generator (the function that makes the results)"
 MOVES = (
     "views, permutes, slices, cats, stacks, splits, expands, repeats, rolls, flips, pads, rows by "
     "number, and one cast"
@@ -42,17 +49,9 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
         TypeError: it does not give tensors by name.
         ValueError: it gives nothing.
     """
-    try:
-        with dispatch_modes.no_modes(), Recording(sources) as recording, torch.no_grad():
-            results = generator(_Given(zip(sources, recording.given)))
-    except (NotImplementedError, RuntimeError, TypeError) as error:
-        if "meta" not in str(error) and "unallocated storage" not in str(error):
-            raise
-        raise NotOnlyMoved(
-            "the generator (the function that makes the results) reads values or moves a tensor "
-            "to a device, but tensors have no values while a refit is planned "
-            f"({error}). A generator may only move elements ({MOVES})"
-        ) from error
+    with at_meta_only(GENERATOR, MOVES), dispatch_modes.no_modes(), torch.no_grad():
+        with Recording(sources, of=GENERATOR) as recording:
+            results = generator(Given(zip(sources, recording.given)))
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
         for name, result in results.items()
@@ -79,14 +78,18 @@ class UnknownSource(KeyError):
         self.name = name
 
 
-class _Given(dict[str, torch.Tensor]):
+class Given(dict[str, torch.Tensor]):
     """The sources by name, which say what they are if a name is not among them."""
+
+    def __init__(self, sources: Any, of: str = "") -> None:
+        super().__init__(sources)
+        self._of = of or GENERATOR
 
     def __missing__(self, name: str) -> Any:
         near = next(map(repr, get_close_matches(name, self, 1, 0)), "another checkpoint")
         raise UnknownSource(
-            f"the generator (the function that makes the results) takes {name!r}, which is not "
-            f"among the {counted(len(self), 'source')}: did you mean {near}?",
+            f"{self._of} takes {name!r}, which is not among the {counted(len(self), 'source')}: "
+            f"did you mean {near}?",
             name,
         )
 
