@@ -32,6 +32,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.models.reshard import plan_reshard, reshard
     from cute_sharding.dtensor.programs.planned import planned
     from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
+    from cute_sharding.dtensor.refit.transfer import TransferPlan, plan_load
     from cute_sharding.dtensor.run.any_mesh import redistribute
     from cute_sharding.dtensor.run.groups import prepare_groups
     from cute_sharding.dtensor.run.plan import plan_redistribution
@@ -41,12 +42,14 @@ __all__ = [
     "Loaded",
     "RefitPlan",
     "Spec",
+    "TransferPlan",
     "disable",
     "enable",
     "enabled",
     "is_enabled",
     "load_checkpoint",
     "local_boxes",
+    "plan_load",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
@@ -69,6 +72,8 @@ _WHERE = {
     "planned": "programs.planned",
     "RefitPlan": "refit.plan",
     "plan_refit": "refit.plan",
+    "TransferPlan": "refit.transfer",
+    "plan_load": "refit.transfer",
     "redistribute": "run.any_mesh",
     "plan_redistribution": "run.plan",
     "prepare_groups": "run.groups",

@@ -636,11 +636,11 @@ def _unread(each: Piece, read: list[Run]) -> list[Piece]:
         turned = piece(each.target, each.source, ladder.other, ladder.run.x, back)
         new = subtract([on_both_sides(ladder.run)], read)
         read += new
-        found += [turned] if count_rows(new) == turned.size else _only(turned, new)
+        found += [turned] if count_rows(new) == turned.size else only(turned, new)
     return found
 
 
-def _only(one: Piece, elements: Iterable[Run]) -> list[Piece]:
+def only(one: Piece, elements: Iterable[Run]) -> list[Piece]:
     """The piece restricted to some elements of its target."""
     return [found for run in elements for found in meet(one, of_run(one.target, one.target, run))]
 

@@ -14,7 +14,7 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.leaves import Leaf, Leaves
-from cute_sharding.dtensor.checkpoints.ranks import Ranks
+from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.checkpoints.wanted import (
     Entries,
     Mine,
@@ -144,7 +144,7 @@ def load_checkpoint(
             "load_checkpoint on real ranks, outside of compiled programs"
         )
     bar_of: Any = tqdm_of("load_checkpoint") if progress else None
-    ranks = Ranks(group)
+    ranks = Ranks(group, "load_checkpoint")
     told = ranks.of_first("opening the checkpoint", lambda: opened(checkpoint))
     source = source_of(checkpoint, told, ranks.is_first)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.leaves import Leaf
-from cute_sharding.dtensor.checkpoints.ranks import Ranks
+from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.refit.trace import Generator, Traced, UnknownSource, trace
 from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import Partial

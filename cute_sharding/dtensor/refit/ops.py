@@ -29,7 +29,7 @@ def relation_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Relat
 
 def value_of(name: str, args: Sequence[Any]) -> Any | None:
     """What every element is of a new tensor that an op makes; None where the op makes none."""
-    made = _FILLED.get(name.partition(".")[0])
+    made = FILLS.get(name.partition(".")[0])
     return None if made is None else made(args)
 
 
@@ -104,10 +104,22 @@ _RULES: dict[str, Rule] = {
 TAKES_NUMBERS = ("index_select.default", "index.Tensor")
 
 # New tensors that are one value all over: which, of their arguments.
-_FILLED: dict[str, Callable[[Sequence[Any]], Any]] = {
+FILLS: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], lambda args: 0),
     **dict.fromkeys(["ones", "ones_like", "new_ones"], lambda args: 1),
     **dict.fromkeys(["full", "full_like"], lambda args: args[1]),
     "new_full": lambda args: args[2],
     "scalar_tensor": lambda args: args[0],
 }
+
+# Ops that give memory without values, and those that may give a tensor other or longer memory.
+ALLOCATES = frozenset(
+    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+)
+RESIZES = frozenset({"resize_", "resize_as_", "set_"})
+# In-place ops that do not read what they write over: a copy, and one value all over. (Others that do
+# not draw random numbers, and torch says that of an op.)
+COPY = "copy_"
+OVERWRITES = frozenset({COPY, "fill_", "zero_"})
+# Ops beside views whose result shares memory with their operand.
+SHARES = ("detach.default", "alias.default", "lift_fresh.default")

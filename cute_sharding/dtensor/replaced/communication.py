@@ -5,6 +5,8 @@ distributed_c10d.py, _functional_collectives.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -137,8 +139,24 @@ def has_groups(mesh: Any) -> bool:
 
 
 def this_rank() -> int:
-    """This process's rank, also as a number if every rank runs in this process."""
-    return dist.group.WORLD.rank()  # type: ignore[union-attr]
+    """This process's rank, also as a number if every rank runs in this process; in
+    :func:`numbered_as`, that number.
+    """
+    number = _number.get()
+    return dist.group.WORLD.rank() if number is None else number  # type: ignore[union-attr]
+
+
+@contextmanager
+def numbered_as(rank: int) -> Iterator[None]:
+    """This process has another rank inside of it, as in a group over several worlds."""
+    token = _number.set(rank)
+    try:
+        yield
+    finally:
+        _number.reset(token)
+
+
+_number: ContextVar[int | None] = ContextVar("_number", default=None)
 
 
 def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:

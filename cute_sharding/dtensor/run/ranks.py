@@ -1,11 +1,15 @@
-"""What the ranks of a load tell one another: where one fails all do, for its reason."""
+"""What the ranks of a group tell one another: where one fails all do, for its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+
+from cute_sharding.dtensor.replaced import communication
 
 T = TypeVar("T")
 
@@ -14,20 +18,23 @@ class Ranks:
     """The ranks of a process group.
 
     Attributes:
-        group: the group.
-        all: its ranks, in its order.
+        group: the group; None: the world.
+        of: the name of the function that is called on all of them, for errors.
+        all: its ranks, in its order. They are those of the world, unless the group was made over
+            the processes of several worlds.
         this: this process's.
     """
 
-    def __init__(self, group: Any | None) -> None:
+    def __init__(self, group: Any | None, of: str) -> None:
         self.group: Any = dist.group.WORLD if group is None else group
         self.all: list[int] = dist.get_process_group_ranks(self.group)
-        self.this = dist.get_rank()
-        if self.this not in self.all:
+        place = self.group.rank() if isinstance(self.group, dist.ProcessGroup) else -1
+        if place < 0:
             raise ValueError(
-                f"rank {self.this} is not in the process group of load_checkpoint, which has the "
-                f"ranks {self.all}: call load_checkpoint only on the ranks of the group"
+                f"rank {dist.get_rank()} is not in the process group of {of}, which has the ranks "
+                f"{self.all}: call {of} only on the ranks of the group"
             )
+        self.this = self.all[place]
 
     @property
     def is_first(self) -> bool:
@@ -37,7 +44,8 @@ class Ranks:
     def told_by(self, rank: int, value: T) -> T:
         """What a rank has, told to all."""
         one: list[Any] = [value]
-        dist.broadcast_object_list(one, src=rank, group=self.group)
+        number = self.all.index(rank)
+        dist.broadcast_object_list(one, group=self.group, group_src=number)
         return one[0]
 
     def of_first(self, what: str, make: Callable[[], T]) -> T:
@@ -65,6 +73,30 @@ class Ranks:
         _raise(what, error, {rank: said for rank, (_, said) in zip(self.all, every)})
         found: Any = value
         return found, {rank: told for rank, (told, _) in zip(self.all, every)}
+
+
+    def in_common(self, what: str, make: Callable[[], T]) -> tuple[T, list[tuple[list[int], T]]]:
+        """What each makes for itself; and what all have made, each different value once, with the
+        ranks that have made it. Values are told apart by their ``repr``.
+
+        Raises:
+            RuntimeError: as :meth:`on_each`.
+        """
+        mine, digests = self.on_each(what, make, lambda x: sha256(repr(x).encode()).digest())
+        alike: dict[bytes, list[int]] = {}
+        for rank, digest in digests.items():
+            alike.setdefault(digest, []).append(rank)
+        return mine, [(some, self.told_by(some[0], mine)) for some in alike.values()]
+
+    def greatest(self, numbers: Sequence[int]) -> list[int]:
+        """Number by number, the greatest that a rank has."""
+        device = torch.device("cpu")
+        if communication.backend_name(self.group, "cpu") is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        every = torch.tensor(numbers, dtype=torch.int64, device=device)
+        if len(numbers):
+            dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)
+        return [*map(int, every.tolist())]
 
 
 def _tried(make: Callable[[], T]) -> tuple[T | None, Exception | None]:

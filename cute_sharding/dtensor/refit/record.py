@@ -1,0 +1,900 @@
+"""What code makes of tensors that have no data: each memory that it writes to is known as pieces of
+operands.
+
+A view shares the memory of its base, so views need no rule at all: where a tensor lies says which
+elements it has. Ops that copy are relations (``ops.py``), in place or not. What an op computes is an
+operand of its own, which carries the op's name and line: it can be moved like any other, and is an
+error only where it reaches a result.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+
+from cute_sharding.dtensor.refit.ops import (
+    ALLOCATES,
+    COPY,
+    FILLS,
+    OVERWRITES,
+    RESIZES,
+    SHARES,
+    TAKES_NUMBERS,
+    relation_of,
+    value_of,
+)
+from cute_sharding.dtensor.replaced import dispatch_modes
+from cute_sharding.dtensor.replaced.local_tensors import leaves, storage_of, tree_map
+from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
+from cute_sharding.dtensor.replaced.op_schemas import decomposition
+from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose
+from cute_sharding.relations.memory import Memory, in_parts, of_parts, view_of
+from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join_pieces, piece
+
+# Arguments that do not change which elements there are.
+_HOW_IT_LIES = ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "copy")
+# Dtypes in whose elements memory is counted that is seen as dtypes of several widths.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# -- operands --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that is given, by its number."""
+
+    number: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One value."""
+
+    value: Any
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Another operand, by its number, as another dtype has its values."""
+
+    of: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Another operand, by its number, whose memory is seen as another dtype."""
+
+    of: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a tensor holds that is written to, before the first write."""
+
+    name: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What is no element of another operand.
+
+    Attributes:
+        why: what made it, and in what it is no movement.
+        operands: the numbers of what it is made of.
+        line: where the program does that; empty if that is not known.
+    """
+
+    why: str
+    operands: frozenset[int]
+    dtype: torch.dtype
+    line: str = ""
+
+    @property
+    def at(self) -> str:
+        """The line, for the end of a clause."""
+        return _at(self.line)
+
+
+Operand: TypeAlias = "Source | Constant | Cast | Bits | Held | Computed"
+
+
+# -- recording -------------------------------------------------------------------------------------
+
+
+class Recording(TorchDispatchMode):
+    """Knows of each memory that is made of the sources, or written to, what its elements are.
+
+    Args:
+        sources: shape and dtype of each tensor that is given, by name.
+        into: tensors that are to be written to, by name. Writes to their memory are recorded and
+            not carried out.
+        of: what the code is, and what it makes, for errors.
+
+    Attributes:
+        given: a tensor without data for each source, in order.
+        operands: by number.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[Any, torch.dtype]],
+        into: Mapping[str, torch.Tensor] | None = None,
+        of: str = "the generator (the function that makes the results)",
+    ) -> None:
+        super().__init__()
+        self.names, self.of = tuple(sources), of
+        self.shapes = tuple([tuple(map(int, shape)) for shape, _ in sources.values()])
+        self.dtypes = [dtype for _, dtype in sources.values()]
+        self.operands: list[Operand] = []
+        self._numbers: dict[Any, int] = {}
+        self._memories: dict[int, tuple[Any, Memory, int]] = {}
+        self.given = [
+            torch.empty(shape, dtype=dtype, device="meta")
+            for shape, dtype in zip(self.shapes, self.dtypes)
+        ]
+        for k, tensor in enumerate(self.given):
+            self._begin(tensor, Source(k, tensor.dtype))
+        # What each memory that is written to held before, and the memory, so that it stays.
+        self._held: dict[int, int] = {}
+        self._kept: list[torch.UntypedStorage] = []
+        for name, tensor in (into or {}).items():
+            storage, held = storage_of(tensor), Held(name, tensor.dtype)
+            if id(storage) not in self._held:
+                self._held[id(storage)] = self.number(held)
+                self._kept.append(storage)
+                self._begin(tensor, held)
+
+    def number(self, operand: Operand) -> int:
+        """The number of an operand."""
+        is_value = isinstance(operand, Constant)  # of which 0.0 and -0.0 are two
+        key = (operand, repr(operand)) if is_value else operand
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.operands)
+            self.operands.append(operand)
+        return found
+
+    # -- memories ----------------------------------------------------------------------------------
+
+    def _begin(self, tensor: torch.Tensor, operand: Operand | None) -> Memory:
+        """The memory of a tensor, all of which is an operand, element by element: each of a source,
+        the same one of a constant. None: it has no value.
+        """
+        size = storage_of(tensor).nbytes() // tensor.itemsize
+        pieces: tuple[Piece, ...] = ()
+        if operand is not None and size:
+            number = self.number(operand)
+            is_one = isinstance(operand, (Constant, Computed))
+            pieces = (
+                (piece(number, 0, 0, 0, [(size, 0, 1)]),)
+                if is_one
+                else identity_pieces(number, 0, size)
+            )
+        return self._keep(tensor, Memory(size, pieces))
+
+    def _keep(self, tensor: torch.Tensor, memory: Memory) -> Memory:
+        storage = storage_of(tensor)
+        key, memories = id(storage), self._memories
+
+        def ended(_: Any) -> None:
+            memories.pop(key, None)
+
+        self._memories[key] = weakref.ref(storage, ended), memory, tensor.itemsize
+        return memory
+
+    def _memory(self, tensor: torch.Tensor) -> Memory | None:
+        """What is known of a tensor's memory, which is counted in its elements from now on, or in
+        parts of them.
+        """
+        found = self._memories.get(id(storage_of(tensor)))
+        if found is None:
+            return None
+        storage, memory, width = found
+        if width > tensor.itemsize:
+            factor = width // tensor.itemsize
+            operands = {each.source: 0 for each in memory.pieces}
+            operands = {k: self._as_bits(k, _WORDS[tensor.itemsize]) for k in operands}
+            memory.refine(factor, operands)
+            self._memories[id(storage_of(tensor))] = storage, memory, tensor.itemsize
+        return memory
+
+    def _width(self, tensor: torch.Tensor) -> int:
+        """The bytes in which its memory is counted."""
+        return self._memories[id(storage_of(tensor))][2]
+
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory is one of those that are recorded."""
+        return tensor.is_meta or id(storage_of(tensor)) in self._memories
+
+    def written(self, tensor: torch.Tensor) -> list[Piece]:
+        """What a tensor that was to be written to is; without what it still holds, where it was."""
+        memory = self._memory(tensor)
+        held = self._held.get(id(storage_of(tensor)))
+        has_moved = any(
+            each.x != each.y or any(dx != dy for _, dx, dy in each.modes)
+            for each in (memory.pieces if memory is not None else ())
+            if self._of_bits(each.source) == held
+        )
+        return [each for each in self.read(tensor) if has_moved or each.source != held]
+
+    def _of_bits(self, number: int) -> int:
+        operand = self.operands[number]
+        return operand.of if isinstance(operand, Bits) else number
+
+    # -- reading and writing -----------------------------------------------------------------------
+
+    def read(self, tensor: torch.Tensor) -> list[Piece]:
+        """What a tensor is, from operands to its row-major positions; nothing of elements without a
+        value.
+        """
+        if not tensor.numel():
+            return []
+        memory = self._memory(tensor)
+        if memory is None:
+            return self._own(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            why = "the tensor is a lazy conjugate or negative"
+            return self._all(tensor.shape, self._computed(why, [], tensor.dtype))
+        factor = tensor.itemsize // self._width(tensor)
+        found: Sequence[Piece]
+        if factor == 1:
+            found = memory.read(_view(tensor))
+        else:
+            parts = view_of(
+                tensor.storage_offset() * factor,
+                (*tensor.shape, factor),
+                (*[step * factor for step in tensor.stride()], 1),
+            )
+            some = join_pieces(memory.read(parts))
+            whole = [self._of_parts(one, factor, tensor) for one in some]
+            if None in whole:
+                why = f"elements of {tensor.dtype} are put together of parts of other elements"
+                number = self._computed(why, [one.source for one in some], tensor.dtype)
+                return self._all(tensor.shape, number)
+            found = [one for one in whole if one is not None]
+        wrong = {each.source for each in found if self.operands[each.source].dtype != tensor.dtype}
+        if wrong:
+            numbers = {k: self._as_bits(k, tensor.dtype) for k in wrong}
+            found = [each._replace(source=numbers.get(each.source, each.source)) for each in found]
+        return list(found)
+
+    def write(self, tensor: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Write what is given by pieces, from operands to the row-major positions of a tensor."""
+        if not tensor.numel():
+            return
+        memory = self._memory(tensor)
+        if memory is None:
+            memory = self._begin_own(tensor)
+        view, factor = _view(tensor), tensor.itemsize // self._width(tensor)
+        if factor > 1:
+            words = _WORDS[self._width(tensor)]
+            numbers = {each.source: self._as_bits(each.source, words) for each in pieces}
+            pieces = [in_parts(each, factor, numbers) for each in pieces]
+            view = in_parts(view, factor, {0: 0})
+        memory.write(view, pieces)
+
+    def _of_parts(self, one: Piece, factor: int, tensor: torch.Tensor) -> Piece | None:
+        return of_parts(one, factor, {one.source: self._as_bits(one.source, tensor.dtype)})
+
+    def _own(self, tensor: torch.Tensor, func: Any = None) -> list[Piece]:
+        """Of a tensor of the program's own, in which its values are: one all over, or no constant.
+        ``func``: what has made them.
+        """
+        with dispatch_modes.no_modes():
+            flat = tensor.detach().reshape(-1)
+            is_one = not tensor.is_meta and not bool((flat != flat[0]).any())
+            value = flat[0].item() if is_one else None
+        if func is not None and _is_random(func):
+            why = f"{func} draws random numbers"
+        elif is_one:
+            return self._all(tensor.shape, self.number(Constant(value, tensor.dtype)))
+        else:
+            why = (
+                f"{self.of} makes a tensor of shape {tuple(tensor.shape)} with different values, "
+                "which must be a source instead"
+            )
+        return self._all(tensor.shape, self._computed(why, [], tensor.dtype))
+
+    def _begin_own(self, tensor: torch.Tensor) -> Memory:
+        """The memory of a tensor of the program's own, which is about to be written to."""
+        with dispatch_modes.no_modes():
+            size = storage_of(tensor).nbytes() // tensor.itemsize
+            whole = tensor.detach().as_strided((size,), (1,), 0)
+        return self._keep(tensor, Memory(size, self._own(whole)))
+
+    def _all(self, shape: Sequence[int], number: int) -> list[Piece]:
+        """All elements of a tensor, each the first of an operand."""
+        return [piece(number, 0, 0, 0, [(prod(shape), 0, 1)])] if prod(shape) else []
+
+    def _made(self, tensor: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """What a new tensor without data is."""
+        if id(storage_of(tensor)) not in self._memories:
+            self._begin(tensor, None)
+        self.write(tensor, pieces)
+
+    # -- dtypes ------------------------------------------------------------------------------------
+
+    def cast(self, pieces: Sequence[Piece], dtype: torch.dtype) -> list[Piece]:
+        """The pieces as a tensor of that dtype has their values."""
+        numbers = {}
+        for each in pieces:
+            if each.source not in numbers:
+                numbers[each.source] = self._cast(each.source, dtype)
+        return [each._replace(source=numbers[each.source]) for each in pieces]
+
+    def _cast(self, number: int, dtype: torch.dtype) -> int:
+        operand = self.operands[number]
+        if operand.dtype == dtype:
+            return number
+        if isinstance(operand, Constant):
+            return self.number(Constant(_rounded(operand.value, dtype), dtype))
+        if operand.dtype.is_complex and not dtype.is_complex:
+            return self._computed("the program takes complex numbers apart", [number], dtype)
+        if isinstance(operand, Cast) and holds(operand.dtype, self.operands[operand.of].dtype):
+            return self._cast(operand.of, dtype)
+        return self.number(Cast(number, dtype))
+
+    def final(self, number: int) -> Source | Constant | Held | Computed:
+        """What arrives where an operand does: with one cast at the most, to the dtype there."""
+        operand = self.operands[number]
+        if isinstance(operand, (Source, Constant, Held, Computed)):
+            return operand
+        of = self.final(operand.of)
+        inner = self.operands[operand.of]
+        if isinstance(of, Computed):
+            return of
+        whose = self.names_of([number])
+        if isinstance(operand, Bits):
+            why = f"the bits of {whose} are read as {operand.dtype}, but not as {inner.dtype} again"
+        elif isinstance(inner, Cast):
+            why = f"{whose} is cast twice, to {inner.dtype} and then to {operand.dtype}"
+        else:
+            return of
+        return Computed(why, frozenset([number]), operand.dtype)
+
+    def _as_bits(self, number: int, dtype: torch.dtype) -> int:
+        operand = self.operands[number]
+        if operand.dtype == dtype:
+            return number
+        if isinstance(operand, Constant) and not operand.value:
+            return self.number(Constant(0, dtype))
+        if isinstance(operand, Bits):
+            return self._as_bits(operand.of, dtype)
+        return self.number(Bits(number, dtype))
+
+    # -- an op -------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind.is_view and not kind.resizes:
+            return func(*args, **kwargs)
+        if kind.copies and (args[0].is_meta or self._is_into(args[0])):  # most of what loaders do
+            self._copy(args[0], args[1])
+            return args[0]
+        tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if kind.is_new:
+            return self._allocate(func, args, kwargs)
+        if not kind.resizes and not any(map(self.is_known, tensors)):
+            return func(*args, **kwargs)
+        if kind.writes:
+            return self._write_by(func, args, kwargs)
+        if not kind.gives_tensors:
+            return self._read_by(func, tensors, args, kwargs)
+        return self._make_by(func, tensors, args, kwargs)
+
+    def _allocate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A new tensor, without values or one value all over."""
+        out, value = func(*args, **kwargs), value_of(func.__name__, args)
+        if value is None:
+            self._begin(out, None)
+        elif out.is_meta:
+            self._begin(out, Constant(_rounded(value, out.dtype), out.dtype))
+        return out
+
+    def _read_by(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """An op that gives no tensor: it reads values, which only constants have."""
+        values = self._values_of(tensors)
+        if values is None:
+            raise NotOnlyMoved(self._no_values(func, tensors))
+        return func(*_replaced(args, values), **_replaced(kwargs, values))
+
+    def _no_values(self, func: Any, tensors: Sequence[torch.Tensor]) -> str:
+        for x in tensors:
+            left = self.lacks(x)
+            if left:
+                return (
+                    f"{self.of} reads values with aten.{func.__name__}{_at(_line())}, but "
+                    f"{without_value(left, x.shape)}"
+                )
+        return (
+            f"{self.of} reads the values of {self._named(tensors)} with aten.{func.__name__}"
+            f"{_at(_line())}, but tensors have no values while it is planned what moves where. Use "
+            "only shapes, or read the values before"
+        )
+
+    def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An op that writes to operands: what it would give otherwise is written to them."""
+        name, written = func.__name__.partition(".")[0], _written(func, args, kwargs)
+        if _kind(func).resizes:
+            return self._resize(func, written, args, kwargs)
+        if name.startswith("_foreach_"):
+            return self._each(name, args, kwargs)
+        tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        onto = {id(x) for x in written}
+        read = [x for x in tensors if id(x) not in onto]
+        is_over = name in OVERWRITES or _is_random(func) or any(id(x) in onto for x in leaves(kwargs))
+        if not is_over:
+            read += written
+        is_own = not any(x.is_meta or self._is_into(x) for x in written)
+        values = self._values_of(read, any_memory=True) if is_own else None
+        if values is not None:
+            func(*_replaced(args, values), **_replaced(kwargs, values))
+        if _kind(func).copies:
+            self._copy(args[0], args[1])
+        elif values is not None:
+            is_without = any(map(self.lacks, read))
+            for x in written:
+                self.write(x, [] if is_without else self._own(x, func))
+        elif name in OVERWRITES:
+            self._fill(args[0], *args[1:], **kwargs)
+        else:
+            self._as_functional(func, written, args, kwargs)
+        return written[0] if len(written) == 1 else written
+
+    def _fill(self, onto: torch.Tensor, value: Any = 0) -> None:
+        """Write one value all over."""
+        if isinstance(value, torch.Tensor):
+            found = self.cast(self.read(value), onto.dtype)
+        else:
+            found = self._all((1,), self.number(Constant(_rounded(value, onto.dtype), onto.dtype)))
+        many = onto.numel()
+        self.write(onto, [piece(e.source, 0, e.x, 0, [(many, 0, 1)]) for e in found if many])
+
+    def _copy(self, onto: torch.Tensor, x: torch.Tensor) -> None:
+        found = self._memories.get(id(storage_of(x)))
+        if found is not None and onto.numel() and found[2] == x.itemsize == onto.itemsize:
+            memory = self._memory(onto)
+            pieces = found[1].pieces
+            is_line = len(pieces) == 1 and pieces[0].modes == ((pieces[0].size, 1, 1),)
+            if memory is not None and is_line and self._width(onto) == onto.itemsize:
+                one = pieces[0]  # nearly always: a part of a source
+                if one.size == found[1].size and self.operands[one.source].dtype == x.dtype:
+                    number = self._cast(one.source, onto.dtype)
+                    steps = x.expand(onto.shape).stride()
+                    modes = [*zip(onto.shape, steps, onto.stride())]
+                    first = one.x - one.y + x.storage_offset()
+                    memory.write_piece(piece(number, 0, first, onto.storage_offset(), modes))
+                    return
+        self.write(onto, self.cast(self.read(x.expand(onto.shape)), onto.dtype))
+
+    def _each(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """An op of lists: the same op of each of their tensors."""
+        packet, many = getattr(torch.ops.aten, name.removeprefix("_foreach_")), len(args[0])
+        for k in range(many):
+            some = [x[k] if isinstance(x, (list, tuple)) and len(x) == many else x for x in args]
+            with self:
+                packet(*some, **kwargs)
+
+    def _as_functional(
+        self, func: Any, written: Sequence[torch.Tensor], args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        """What an op would give if it did not write, written to its operands."""
+        given = {key: x for key, x in kwargs.items() if not any(x is y for y in written)}
+        packet = getattr(torch.ops.aten, func.__name__.partition(".")[0].removesuffix("_"), None)
+        found: list[Any] = []
+        try:
+            with self:
+                found = leaves(packet(*args, **given)) if packet is not None else []
+        except (NotImplementedError, RuntimeError, TypeError):
+            pass  # it has no such form
+        for k, x in enumerate(written):
+            if len(found) == len(written):
+                if x.shape != found[k].shape:  # as out= allows
+                    with self:
+                        x.resize_(found[k].shape)
+                self._copy(x, found[k])
+            else:
+                number = self._computed(_computes(func), self._of(written), x.dtype)
+                self.write(x, self._all(x.shape, number))
+
+    def _resize(self, func: Any, written: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """An op that gives a tensor other memory, or more."""
+        (x,) = written
+        if self._is_into(x):
+            raise NotOnlyMoved(
+                f"{self.of} gives a tensor that it writes to other memory with aten."
+                f"{func.__name__}{_at(_line())}. Write to the tensor as it lies"
+            )
+        had = storage_of(x).nbytes() // x.itemsize
+        if self._memory(x) is None:
+            self._begin_own(x) if had else self._begin(x, None)
+        pieces = list(self._memories[id(storage_of(x))][1].pieces)
+        out, size = func(*args, **kwargs), storage_of(x).nbytes() // x.itemsize
+        if size > had:
+            self._keep(x, Memory(size, pieces))
+        return out
+
+    def _is_into(self, tensor: torch.Tensor) -> bool:
+        return id(storage_of(tensor)) in self._held
+
+    # -- ops that make tensors ---------------------------------------------------------------------
+
+    def _make_by(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """An op that makes tensors, of operands of which some are known."""
+        base = _scattered(func)
+        if base is not None:
+            return self._scatter(base, args, kwargs)
+        numbers = self._rows_by_number(func, tensors)
+        moved = [x for x in tensors if id(x) not in numbers]
+        with dispatch_modes.no_modes():
+            at_meta = _on_meta(args, numbers), {**_on_meta(kwargs, numbers), **_device(kwargs)}
+        out, why = self._moved(func, moved, numbers, (args, kwargs), at_meta)
+        if out is not None:
+            return out
+        apart = self._taken_apart(func, at_meta, tensors)
+        if apart is not None:
+            return apart
+        values = self._values_of(tensors)
+        if values is not None:
+            return func(*_replaced(args, values), **_replaced(kwargs, values))
+        out = func(*at_meta[0], **at_meta[1])
+        for x in leaves(out):
+            if isinstance(x, torch.Tensor):
+                number = self._computed(why or _computes(func), self._of(tensors), x.dtype)
+                self._made(x, self._all(x.shape, number))
+        return out
+
+    def _scatter(self, base: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """A copy of the first operand, into a view of which the second is copied."""
+        with self:
+            out = torch.ops.aten.clone.default(args[0])
+            base(out, *args[2:], **kwargs).copy_(args[1])
+        return out
+
+    def _rows_by_number(self, func: Any, tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
+        """By id, the operands that are numbers of rows, with their values."""
+        if func.__name__ not in TAKES_NUMBERS:
+            return {}
+        found = {}
+        for x in tensors[1:]:
+            values = self._values_of([x])
+            if values is not None:
+                found[id(x)] = values.get(id(x), x)
+        return found
+
+    def _moved(
+        self,
+        func: Any,
+        moved: Sequence[torch.Tensor],
+        numbers: Mapping[int, torch.Tensor],
+        given: tuple[Any, Any],
+        at_meta: tuple[Any, Any],
+    ) -> tuple[Any, str]:
+        """The results of an op that a table says to move, made known; else None, and why not."""
+        if func.namespace != "aten":
+            return None, ""
+
+        def shape_of(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            return numbers[id(x)] if id(x) in numbers else tuple(x.shape)
+
+        args, kwargs = tree_map(shape_of, given)
+        kwargs = {key: value for key, value in kwargs.items() if key not in _HOW_IT_LIES}
+        try:
+            said = relation_of(func.__name__, args, kwargs)
+        except (NotOnlyMoved, ValueError, TypeError, IndexError) as error:
+            return None, f"{func} does not fit here with these arguments ({error})"
+        if said is None:
+            return None, ""
+        out = func(*at_meta[0], **at_meta[1])
+        results = out if isinstance(out, (tuple, list)) else [out]
+        before = self._relation([self.read(x) for x in moved[: len(said.inputs)]], said.inputs)
+        found = compose(before, said)
+        constants = [
+            self.number(Constant(_rounded(value, results[0].dtype), results[0].dtype))
+            for value in found.constants
+        ]
+        for k, x in enumerate(results):
+            pieces = [
+                each._replace(
+                    target=0,
+                    source=each.source if each.source >= 0 else constants[-1 - each.source],
+                )
+                for each in found.by_target.get(k, ())
+            ]
+            self._made(x, self.cast(pieces, x.dtype))
+        return out, ""
+
+    def _relation(self, pieces: Sequence[Sequence[Piece]], shapes: Sequence[Shape]) -> Relation:
+        """Tensors as a relation of operands, whose shapes nobody asks for."""
+        every = [
+            Relation((), (shape,), tuple(some)) for shape, some in zip(shapes, pieces, strict=True)
+        ]
+        return beside(every)
+
+    def _taken_apart(self, func: Any, given: tuple[Any, Any], tensors: Sequence[Any]) -> Any:
+        """The result of an op as torch takes it apart into others that only move. None: torch does
+        not, or some compute.
+        """
+        apart = decomposition(func)
+        if apart is None:
+            return None
+        args, kwargs = given
+        before = len(self.operands)
+        try:
+            with self:
+                out = apart(*args, **kwargs)
+        except (NotOnlyMoved, NotImplementedError):
+            return None
+        results = [x for x in leaves(out) if isinstance(x, torch.Tensor)]
+        new = {
+            each.source
+            for x in results
+            for each in self.read(x)
+            if each.source >= before and isinstance(self.operands[each.source], Computed)
+        }
+        return out if results and not new else None
+
+    # -- constants ---------------------------------------------------------------------------------
+
+    def _values_of(
+        self, tensors: Sequence[torch.Tensor], *, any_memory: bool = False
+    ) -> dict[int, torch.Tensor] | None:
+        """By id, those of the tensors that have no data and are constants, with their values; None:
+        some are made of what is not known here. ``any_memory``: elements without a value are what
+        the memory holds.
+        """
+        found = {}
+        for x in tensors:
+            if not self.is_known(x):
+                continue
+            pieces = self.read(x)
+            if not any_memory and sum(each.size for each in pieces) < x.numel():
+                return None
+            operands = {each.source: self.operands[each.source] for each in pieces}
+            if x.is_meta or self._is_into(x):
+                if not all(isinstance(operand, Constant) for operand in operands.values()):
+                    return None
+                with dispatch_modes.no_modes():
+                    found[id(x)] = self._filled(x, pieces)
+            elif not all(map(_is_own, operands.values())):
+                return None
+        return found
+
+    def _filled(self, tensor: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
+        made = torch.zeros(tensor.numel(), dtype=tensor.dtype)
+        for each in pieces:
+            operand = self.operands[each.source]
+            assert isinstance(operand, Constant)
+            sizes, steps = [n for n, _, _ in each.modes], [dy for _, _, dy in each.modes]
+            made.as_strided(sizes, steps, each.y).fill_(operand.value)
+        return made.view(tensor.shape)
+
+    # -- what computes -----------------------------------------------------------------------------
+
+    def _computed(self, why: str, operands: Sequence[int], dtype: torch.dtype) -> int:
+        return self.number(Computed(why, frozenset(operands), dtype, _line()))
+
+    def _of(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """The operands that tensors are made of."""
+        found = {each.source: None for x in tensors if self.is_known(x) for each in self.read(x)}
+        return [*found]
+
+    def sources_of(self, numbers: Sequence[int] | frozenset[int]) -> set[int]:
+        """The sources that operands are made of."""
+        found: set[int] = set()
+        for number in numbers:
+            operand = self.operands[number]
+            if isinstance(operand, Source):
+                found.add(operand.number)
+            elif isinstance(operand, (Cast, Bits)):
+                found |= self.sources_of([operand.of])
+            elif isinstance(operand, Computed):
+                found |= self.sources_of(operand.operands)
+        return found
+
+    def _named(self, tensors: Sequence[torch.Tensor]) -> str:
+        return self.names_of(self._of(tensors))
+
+    def names_of(self, numbers: Sequence[int] | frozenset[int]) -> str:
+        """The names of the sources that operands are made of."""
+        names = [repr(self.names[k]) for k in sorted(self.sources_of(numbers))]
+        return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "none"
+
+    def lacks(self, tensor: torch.Tensor) -> int:
+        """How many elements of a tensor have no value."""
+        if not self.is_known(tensor):
+            return 0
+        return tensor.numel() - sum(each.size for each in self.read(tensor))
+
+
+def _is_own(operand: Operand) -> bool:
+    """Whether the program's own tensors have its values in their memory."""
+    return isinstance(operand, Constant) or (
+        isinstance(operand, Computed) and not operand.operands
+    )
+
+
+@contextmanager
+def at_meta_only(of: str, moves: str) -> Iterator[None]:
+    """What torch says of tensors without data, as an error of the code that reads them."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        said = str(error)
+        if "full_tensor" in said or "to_local" in said:
+            raise NotOnlyMoved(
+                f"{of} takes a tensor as a DTensor ({error}), but its tensors are whole and plain "
+                "while it is planned what moves where: remove the call"
+            ) from error
+        if "meta" not in said and "unallocated storage" not in said:
+            raise
+        raise NotOnlyMoved(
+            f"{of} reads values or moves a tensor to a device, but tensors have no values while it "
+            f"is planned what moves where ({error}). It may only move elements ({moves})"
+        ) from error
+
+
+def without_value(left: int, shape: Sequence[int]) -> str:
+    """So many elements of a tensor have no value."""
+    return (
+        f"{left} of the {prod(shape)} elements of a tensor of shape {tuple(shape)} have no value, "
+        "because they come from torch.empty (or new_empty, resize_) and nothing has been written to "
+        "them. Use torch.zeros or torch.full, or write to all elements"
+    )
+
+
+@cache
+def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether a dtype has every value of another one.
+
+    >>> holds(torch.float32, torch.bfloat16), holds(torch.float16, torch.bfloat16)
+    (True, False)
+    """
+    if wide.is_complex or narrow.is_complex:
+        return wide == narrow
+    if wide.is_floating_point != narrow.is_floating_point:
+        return False
+    if torch.bool in (wide, narrow):
+        return narrow == torch.bool
+    if wide.is_floating_point:
+        one, other = torch.finfo(wide), torch.finfo(narrow)
+        return (
+            one.eps <= other.eps
+            and one.max >= other.max
+            and one.tiny * one.eps <= other.tiny * other.eps
+        )
+    low, high = torch.iinfo(wide), torch.iinfo(narrow)
+    return low.min <= high.min and high.max <= low.max
+
+
+# -- ops -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What an op's schema says of it."""
+
+    is_view: bool
+    is_new: bool
+    writes: bool
+    copies: bool
+    resizes: bool
+    gives_tensors: bool
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    schema, name = func._schema, func.__name__
+    writes = schema.is_mutable
+    return _Kind(
+        is_view=torch.Tag.inplace_view in func.tags
+        if writes
+        else schema._is_view_op() or name in SHARES,
+        is_new=not writes and name.partition(".")[0] in {*ALLOCATES, *FILLS},
+        writes=writes,
+        copies=name.partition(".")[0] == COPY,
+        resizes=name.partition(".")[0] in RESIZES,
+        gives_tensors=any("Tensor" in str(x.type) for x in schema.returns),
+    )
+
+
+@cache
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@cache
+def _scattered(func: Any) -> Callable[..., Any] | None:
+    """Of an op that gives a copy with a view written over, that view; None for other ops."""
+    name, _, overload = func.__name__.partition(".")
+    if name == COPY.removesuffix("_"):
+        return lambda x: x
+    if func.namespace != "aten" or not name.endswith("_scatter") or len(func._schema.arguments) < 3:
+        return None
+    packet = getattr(torch.ops.aten, name.removesuffix("_scatter"), None)
+    taken = [x.name for x in func._schema.arguments[:2]]
+    if packet is None or taken != ["self", "src"]:
+        return None
+    found: Callable[..., Any] = packet
+    return found
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The operands that an op writes to."""
+    given = {x.name: value for x, value in zip(func._schema.arguments, args)} | kwargs
+    named = [x.name for x in func._schema.arguments if x.is_write]
+    return [x for x in leaves([given.get(name) for name in named]) if isinstance(x, torch.Tensor)]
+
+
+def _replaced(given: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    return tree_map(lambda x: values.get(id(x), x) if isinstance(x, torch.Tensor) else x, given)
+
+
+def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
+    """Arguments with tensors without data; numbers of rows as they are."""
+
+    def without_data(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.is_meta:
+            return x
+        return numbers[id(x)] if id(x) in numbers else x.to("meta")
+
+    return tree_map(without_data, given)
+
+
+def _device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing leaves the memory that has no data."""
+    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+
+
+def _view(tensor: torch.Tensor) -> Piece:
+    return view_of(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+
+
+def _computes(func: Any) -> str:
+    return f"{func} computes new values, or is an op that is not known to move elements"
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of that dtype has it."""
+    with dispatch_modes.no_modes():
+        return torch.tensor(value).to(dtype).item()
+
+
+def _line() -> str:
+    """Where the program calls: the innermost line that is neither torch's nor this package's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_THEIRS, "<")):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""
+
+
+# The folders of this package and of torch.
+_THEIRS = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)

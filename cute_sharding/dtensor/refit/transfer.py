@@ -1,0 +1,603 @@
+"""``plan_load``: a trainer's weights brought into an engine's tensors, as the engine's own loader
+would load whole ones.
+
+Each rank of the engine runs its loader once, on tensors without data, and what it writes is recorded
+(``record.py``). Ranks then tell one another what they have and what they need, as plain data, and
+each plans from the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from cute_sharding._memory import remembered
+from cute_sharding._words import counted
+from cute_sharding.dtensor.refit.record import Computed, Constant, Held, Recording, at_meta_only
+from cute_sharding.dtensor.refit.trace import MOVES, Given
+from cute_sharding.dtensor.replaced import communication, dispatch_modes
+from cute_sharding.dtensor.replaced.local_tensors import is_wrapper
+from cute_sharding.dtensor.replaced.tensor_specs import Partial
+from cute_sharding.dtensor.run.groups import slice_with
+from cute_sharding.dtensor.run.packing import in_shape
+from cute_sharding.dtensor.run.placements import chains_of_spec, text
+from cute_sharding.dtensor.run.ranks import Ranks
+from cute_sharding.dtensor.run.runner import PlanRunner
+from cute_sharding.dtensor.run.specs import Spec, dtype_of, name_of
+from cute_sharding.dtensor.run.this_process import OfThisProcess
+from cute_sharding.exchange import Mesh
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.models import PlacedTensor
+from cute_sharding.models.buckets import Load, buckets
+from cute_sharding.models.transfer import (
+    AgreedBundle,
+    Form,
+    Joined,
+    Made,
+    Need,
+    Transfer,
+    join_needs,
+    several,
+)
+from cute_sharding.relations import NotOnlyMoved
+from cute_sharding.relations.relation import Piece, join_pieces
+
+# The engine's own code, which is called with whole tensors by name.
+Loader: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], Any]"
+Weight: TypeAlias = "torch.Tensor | Spec | None"
+
+_LOADER = "the loader"
+
+
+@dataclass(frozen=True, eq=False)
+class TransferPlan(OfThisProcess, Transfer):
+    """A planned load, which may be run any number of times.
+
+    Attributes:
+        unwritten: how many elements of an engine's tensor of this rank no weight reaches, by name,
+            where there are some. They keep what they hold.
+
+    A plan also has ``unread`` (elements of weights that no rank reads), ``received_bytes`` and
+    ``sent_bytes`` (of this rank), ``received_by(rank)``, ``parts(rank)`` and ``to_dict()``.
+    """
+
+    group: Any = None
+    rank: int = 0
+    source: Mapping[str, Placement] = field(default_factory=dict)
+    into: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    unwritten: Mapping[str, int] = field(default_factory=dict)
+
+    def run(
+        self,
+        source: Mapping[str, Weight] | None = None,
+        *,
+        into: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Bring the weights into the engine's tensors. Call it on every rank of the group.
+
+        Args:
+            source: this rank's weights, by name, which lie as they did when it was planned.
+            into: tensors to write to, by name, with the shapes and dtypes of those of the plan,
+                which are the default.
+
+        Raises:
+            ValueError: a tensor is missing, or is another than planned.
+            ReshardError: the run failed. ``moved`` of the error names the tensors that are
+                completely written, and ``left`` names all others.
+        """
+        operands = self._given(source or {})
+        onto = self._onto(self.into if into is None else into)
+        with torch.no_grad(), communication.numbered_as(self.rank):
+            held = {k: x for k, x in enumerate(operands) if x.numel()}
+            self._check_apart(held, {k: [x] for k, x in onto.items()})
+            written: set[int] = set()
+            how = "the load", "written", "Unchanged or partly written"
+            with self._said(how, [*onto], written) if onto else nullcontext():
+                self._write(operands, onto, written)
+
+    def send(self, source: Mapping[str, Weight]) -> None:
+        """:meth:`run` on a rank that has only weights to give."""
+        self.run(source)
+
+    def receive(self, *, into: Mapping[str, torch.Tensor] | None = None) -> None:
+        """:meth:`run` on a rank that has no weights to give."""
+        self.run(into=into)
+
+    def _given(self, source: Mapping[str, Weight]) -> list[torch.Tensor]:
+        """What this rank has of each weight, contiguous; no elements where it has none."""
+        device, nothing = self._device, torch.empty(0, device=self._device)
+        found = []
+        for operand in self.operands:
+            tensor, planned = source.get(operand.name), self.source.get(operand.name)
+            if planned is None:
+                found.append(nothing)
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(
+                    f"the weights have no tensor {operand.name!r}, but the load was planned with "
+                    f"{operand.name!r} on this rank: add the tensor, or plan the load again"
+                )
+            now = lies(operand.name, tensor)
+            if now != planned:
+                raise ValueError(
+                    f"{operand.name!r} is {now}, but the load was planned for {planned}: plan the "
+                    "load again, or redistribute the tensor"
+                )
+            local = communication.wait_for(local_part(tensor)).detach()
+            local = local.resolve_conj().resolve_neg()
+            shape = operand.placed.shape_on(self.rank)
+            found.append(in_shape(local, shape, operand.name).contiguous().to(device))
+        return found
+
+    def _onto(self, into: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The tensors to write to, by the number of the result."""
+        found = {}
+        for name, k in self.numbers.items():
+            tensor, planned = into.get(name), self.results[k]
+            if tensor is None:
+                raise ValueError(
+                    f"into has no tensor {name!r}, but the load was planned with {name!r}: add the "
+                    "tensor, or plan the load again"
+                )
+            now = tuple(tensor.shape), name_of(tensor.dtype)
+            if now != (planned.placed.shape, planned.dtype):
+                raise ValueError(
+                    f"{name!r} of into has shape {now[0]} and dtype {now[1]}, but the load was "
+                    f"planned for shape {planned.placed.shape} and dtype {planned.dtype}: plan the "
+                    "load again"
+                )
+            if tensor.is_meta:
+                raise ValueError(
+                    f"{name!r} of into is on the meta device, so nothing can be written to it: "
+                    "give into= tensors with memory"
+                )
+            found[k] = tensor.detach()
+        return found
+
+    def _write(
+        self, operands: Sequence[torch.Tensor], onto: dict[int, torch.Tensor], written: set[int]
+    ) -> None:
+        direct = {k: x for k, x in onto.items() if x.is_contiguous()}
+        strided = {k: x for k, x in onto.items() if k not in direct}
+        copies = {k: x.contiguous() for k, x in strided.items()}
+
+        def arrived(k: int, local: torch.Tensor) -> None:
+            if k in strided:
+                strided[k].copy_(local)
+            if k in onto:
+                written.add(k)
+
+        self._runner.move(operands.__getitem__, {**direct, **copies}, arrived)
+
+    # -- how much ----------------------------------------------------------------------------------
+
+    @property
+    def received_bytes(self) -> int:  # type: ignore[override]
+        """What this rank receives."""
+        return sum(member.item.moved(self.rank)[1] for member in self.members)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sends."""
+        return sum(member.item.moved(self.rank)[0] for member in self.members)
+
+    def __str__(self) -> str:
+        lines = super().__str__().splitlines()
+        if self.unwritten:
+            names = ", ".join([*self.unwritten][:4]) + (" ..." if len(self.unwritten) > 4 else "")
+            lines.insert(-1, f"  not written on this rank: {names}")
+        mine = f"this rank receives {self.received_bytes:,} bytes and sends {self.sent_bytes:,}"
+        return "\n".join([*lines[:-1], f"{lines[-1]}, {mine}"])
+
+    # -- as it runs --------------------------------------------------------------------------------
+
+    @cached_property
+    def _device(self) -> torch.device:
+        for tensor in self.into.values():
+            if not tensor.is_meta:
+                return tensor.device
+        if communication.backend_name(self.group, "cpu") is not None:
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @cached_property
+    def _runner(self) -> PlanRunner:
+        kind = _Kind(self._device.type)
+        return PlanRunner(self, [(kind, kind)] * len(self.members), group=self.group)
+
+    @property
+    def _meshes(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        return (), ()
+
+    @property
+    def _names(self) -> tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]:
+        return [[x.name] for x in self.operands], [[x.name] for x in self.results]
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a planned load cannot be pickled, because the plan has the tensors and the process "
+            "group of one process. Make the plan on each rank, or pickle plan.to_dict()"
+        )
+
+
+class _Kind(NamedTuple):
+    """What says a kind of device in place of a mesh."""
+
+    device_type: str
+
+
+# -- what there is ---------------------------------------------------------------------------------
+
+
+class Placement(NamedTuple):
+    """How one rank sees that a weight lies.
+
+    Attributes:
+        shape, dtype: of the whole.
+        sizes, ranks, chains: the mesh and what cuts the weight. No ranks: this rank has all of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    sizes: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    chains: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @property
+    def placed(self) -> Placed:
+        """On the mesh."""
+        return Placed(self.shape, Mesh(self.sizes, self.ranks), self.chains)
+
+    def __str__(self) -> str:
+        how = f"as {self.placed.placements_text()}" if self.ranks else "on each rank that has it"
+        mesh = f" on {Mesh(self.sizes, self.ranks)}" if self.ranks else ""
+        return f"{self.shape} {self.dtype} {how}{mesh}"
+
+
+def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
+    """How a weight lies.
+
+    Raises:
+        ValueError: something is pending.
+        TypeError: it is not a tensor of elements.
+    """
+    if isinstance(weight, Spec):
+        placed = weight.placed(name)
+        found = placed.placed
+        if found.pending:
+            raise _pending(name, weight.placements)
+        mesh = found.mesh
+        return Placement(
+            found.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), found.chains
+        )
+    if isinstance(weight, DTensor):
+        if is_wrapper(weight._local_tensor):
+            raise _other(name, type(weight._local_tensor).__name__)
+        return _lies(name, weight._spec, weight.dtype, communication.this_rank())
+    if not isinstance(weight, torch.Tensor) or is_wrapper(weight):
+        raise _other(name, type(weight).__name__)
+    return Placement(tuple(weight.shape), name_of(weight.dtype))
+
+
+@remembered
+def _lies(name: str, spec: Any, dtype: torch.dtype, rank: int) -> Placement:
+    if any(isinstance(placement, Partial) for placement in spec.placements):
+        raise _pending(name, spec.placements)
+    mesh = slice_with(spec.mesh, rank)
+    shape = tuple(spec.shape)
+    return Placement(shape, name_of(dtype), mesh.sizes, tuple(mesh.ranks), chains_of_spec(spec))
+
+
+def _pending(name: str, placements: Any) -> ValueError:
+    return ValueError(
+        f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
+        "the tensor to Shard or Replicate first"
+    )
+
+
+def _other(name: str, kind: str) -> TypeError:
+    return TypeError(
+        f"{name!r} is a {kind}: give a DTensor, a plain tensor that is whole, or a "
+        "cute_sharding.Spec of its shape, mesh, placements and dtype"
+    )
+
+
+def local_part(weight: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a weight."""
+    return weight._local_tensor if isinstance(weight, DTensor) else weight
+
+
+def _described(source: Mapping[str, Weight] | None, rank: int) -> dict[str, Placement]:
+    """How this rank's weights lie; without those of meshes on which it is not."""
+    found = {}
+    for name, weight in (source or {}).items():
+        if weight is None or (isinstance(weight, DTensor) and not _is_on(weight, rank)):
+            continue
+        found[name] = lies(name, weight)
+    return found
+
+
+def _is_on(weight: DTensor, rank: int) -> bool:
+    return any(rank in ranks for ranks in communication.rank_lists(weight.device_mesh))
+
+
+def _together(said: Iterable[tuple[Sequence[int], Mapping[str, Placement]]]) -> list[PlacedTensor]:
+    """The weights as all ranks together have them.
+
+    Raises:
+        ValueError: ranks have weights of one name that are not the same.
+    """
+    by_name: dict[str, list[tuple[Sequence[int], Placement]]] = {}
+    for ranks, weights in said:
+        for name, placement in weights.items():
+            by_name.setdefault(name, []).append((ranks, placement))
+    known: dict[Any, PlacedTensor] = {}
+    found = []
+    for name, some in by_name.items():
+        key = tuple([(tuple(ranks), placement) for ranks, placement in some])
+        if key not in known:
+            known[key] = _placed(name, some)
+        found.append(replace(known[key], name=name))
+    return found
+
+
+def _placed(name: str, said: Sequence[tuple[Sequence[int], Placement]]) -> PlacedTensor:
+    (ranks, first), *_ = said
+    for others, placement in said:
+        alike = placement.shape == first.shape and placement.dtype == first.dtype
+        if not alike or bool(placement.ranks) != bool(first.ranks):
+            raise ValueError(
+                f"the ranks {_listed(ranks)} have {name!r} as {first}, but the ranks "
+                f"{_listed(others)} have {name!r} as {placement}: give the same tensor on all ranks"
+            )
+    if not first.ranks:
+        every = tuple(sorted(rank for some, _ in said for rank in some))
+        placed = Placed(first.shape, Mesh((len(every),), every), ((),) * len(first.shape))
+        return PlacedTensor(placed, first.dtype)
+    meshes = [*dict.fromkeys(placement for _, placement in said)]
+    if len(meshes) == 1:
+        return PlacedTensor(first.placed, first.dtype)
+    try:
+        placed = several(first.placed, [each.placed for each in meshes[1:]])
+    except ValueError as error:
+        raise ValueError(
+            f"ranks have {name!r} as {first} and as {meshes[1]}, which are not replicas of one "
+            "tensor: give the tensor on one mesh"
+        ) from error
+    return PlacedTensor(placed, first.dtype)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+# -- what is needed --------------------------------------------------------------------------------
+
+
+class _Recorded(NamedTuple):
+    """What a rank's loader does: what it makes, and what it leaves."""
+
+    need: Need
+    unwritten: dict[str, int]
+
+
+def record_load(
+    load: Loader, into: Mapping[str, torch.Tensor], sources: Sequence[PlacedTensor]
+) -> _Recorded:
+    """What a loader makes of whole tensors.
+
+    Raises:
+        NotOnlyMoved: it writes what it computes, or reads values.
+    """
+    given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
+    with at_meta_only(_LOADER, MOVES), dispatch_modes.no_modes(), torch.no_grad():
+        with Recording(given, into, _LOADER) as recording:
+            load(Given(zip(given, recording.given), of=_LOADER))
+        made, unwritten = {}, {}
+        for name, tensor in into.items():
+            pieces = recording.written(tensor)
+            left = tensor.numel() - sum(each.size for each in pieces)
+            if left:
+                unwritten[name] = left
+            if pieces:
+                made[name] = _form_of(recording, name, tensor, pieces)
+    return _Recorded(_need(made), unwritten)
+
+
+class _Piecewise(NamedTuple):
+    """One result: its pieces from sources, and constants."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[Piece, ...]
+    constants: tuple[Any, ...]
+
+
+def _form_of(
+    recording: Recording, name: str, tensor: torch.Tensor, pieces: Sequence[Piece]
+) -> _Piecewise:
+    numbers: dict[int, int] = {}
+    constants: list[Any] = []
+    for number in dict.fromkeys(each.source for each in pieces):
+        found = recording.final(number)
+        if isinstance(found, (Computed, Held)):
+            why = found.why if isinstance(found, Computed) else f"it is what {found.name!r} held"
+            at = found.at if isinstance(found, Computed) else ""
+            raise NotOnlyMoved(
+                f"{_LOADER} writes to {name!r} what is no element of the weights "
+                f"({recording.names_of([number])}): {why}{at}. A load only moves elements "
+                f"({MOVES}). Write the weights as they are to a tensor of the engine, and compute "
+                "after plan.run"
+            )
+        if isinstance(found, Constant):
+            constants.append(found.value)
+            numbers[number] = -len(constants)
+        else:
+            numbers[number] = found.number
+    some = join_pieces([each._replace(source=numbers[each.source]) for each in pieces])
+    return _Piecewise(tuple(tensor.shape), name_of(tensor.dtype), some, tuple(constants))
+
+
+def _need(made: Mapping[str, _Piecewise]) -> Need:
+    """Results in groups that share operands, by their forms."""
+    group_of: dict[int, int] = {}
+    groups: dict[int, list[str]] = {}
+    for name, one in made.items():
+        read = {each.source for each in one.pieces if each.source >= 0}
+        met = sorted({group_of[k] for k in read if k in group_of})
+        first, *others = met or [len(groups) + len(group_of)]
+        for other in others:
+            groups[first] += groups.pop(other)
+            group_of.update({k: first for k, g in group_of.items() if g == other})
+        groups.setdefault(first, []).append(name)
+        group_of.update(dict.fromkeys(read, first))
+    forms: dict[Form, int] = {}
+    found = []
+    for names in groups.values():
+        some = [made[name] for name in names]
+        operands = {k: i for i, k in enumerate(_operands(some))}
+        constants: list[Any] = []
+        pieces = []
+        for target, one in enumerate(some):
+            before = len(constants)
+            constants += one.constants
+            for each in one.pieces:
+                number = operands[each.source] if each.source >= 0 else each.source - before
+                pieces.append(each._replace(source=number, target=target))
+        shapes, dtypes = tuple([x.shape for x in some]), tuple([x.dtype for x in some])
+        form = Form(shapes, dtypes, tuple(pieces), tuple(constants))
+        found.append(Made(tuple(names), forms.setdefault(form, len(forms)), tuple(operands)))
+    return Need(tuple(forms), tuple(found))
+
+
+def _operands(some: Iterable[_Piecewise]) -> list[int]:
+    return [*dict.fromkeys(each.source for x in some for each in x.pieces if each.source >= 0)]
+
+
+# -- plan ------------------------------------------------------------------------------------------
+
+
+def plan_load(
+    load: Loader | None = None,
+    into: Mapping[str, torch.Tensor] | torch.nn.Module | None = None,
+    source: Mapping[str, Weight] | None = None,
+    *,
+    group: Any | None = None,
+    memory_limit: int | None = None,
+) -> TransferPlan:
+    """Plan to load a trainer's weights into an engine, directly from shards to the engine's tensors.
+
+    Each rank of the engine calls it with its own loader, which is run once, on whole tensors without
+    data. All that the loader writes to the engine's tensors is recorded, and not carried out.
+
+    Args:
+        load: the engine's code, which takes a dict of whole tensors by name and writes them, or
+            parts of them, to the engine's tensors. None on a rank that only has weights to give.
+        into: the engine's tensors of this rank, by name, or a module whose parameters and buffers
+            they are. None on a rank that only has weights to give.
+        source: the weights of this rank, by name: DTensors, on any mesh or slice of one; plain
+            tensors, which are whole; or specs. None on a rank that has no weights to give. Tensors
+            of one name on several slices of a mesh are replicas.
+        group: a process group with all ranks of the trainer and of the engine; by default all.
+        memory_limit: the most bytes of buffers that a rank may hold. With a limit, weights move in
+            more exchanges.
+
+    Returns:
+        The plan: ``.run(source)``, ``str()``, ``.unwritten``, ``.unread``, ``.received_bytes``.
+
+    Raises:
+        cute_sharding.relations.NotOnlyMoved: the loader writes values that it computes. The error
+            names the tensor, the op and the line. Other ranks raise a RuntimeError that says so.
+        ValueError, TypeError: the arguments do not fit together; raised on all ranks.
+
+    The method is in docs/engines.md.
+    """
+    ranks = Ranks(dist.group.WORLD if group is None else group, "plan_load")
+    what = "plan_load"
+    with communication.numbered_as(ranks.this):
+        mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
+        operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
+        tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
+
+        def record() -> _Recorded:
+            return (
+                _Recorded(Need((), ()), {})
+                if load is None
+                else record_load(load, tensors, operands)
+            )
+
+        recorded, _ = ranks.on_each(what, record, lambda _: None)
+        need, needs = ranks.in_common(what, lambda: recorded.need)
+        joined = join_needs(operands, needs)
+        of_mine = [numbers for (_, x), numbers in zip(needs, joined.of_need) if x == need]
+        plan = TransferPlan(
+            tuple(operands),
+            joined.results,
+            joined.members,
+            (),
+            memory_limit,
+            ranks.group,
+            ranks.this,
+            mine,
+            tensors,
+            of_mine[0],
+            recorded.unwritten,
+        )
+        return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
+
+
+def _tensors(
+    load: Loader | None, into: Mapping[str, torch.Tensor] | torch.nn.Module | None
+) -> dict[str, torch.Tensor]:
+    """The engine's tensors, by name."""
+    if isinstance(into, torch.nn.Module):
+        named = {
+            **dict(into.named_parameters(remove_duplicate=False)),
+            **dict(into.named_buffers(remove_duplicate=False)),
+        }
+    else:
+        named = dict(into or {})
+    if (load is None) != (into is None):
+        raise TypeError(
+            "plan_load needs both load (the engine's loader) and into (the engine's tensors), or "
+            "neither on a rank that only has weights to give: pass the missing one"
+        )
+    for name, tensor in named.items():
+        if isinstance(tensor, DTensor) or not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{name!r} of into is a {type(tensor).__name__}: give the plain tensors of this "
+                "rank, such as tensor.to_local()"
+            )
+    return named
+
+
+def _packed(
+    plan: TransferPlan, joined: Joined, ranks: Ranks, memory_limit: int | None
+) -> tuple[Any, ...]:
+    """Which members go together, by what the busiest ranks send and receive of each."""
+    mine = [member.item.moved(ranks.this) for member in joined.members]
+    most = ranks.greatest([n for both in mine for n in both])
+    pairs = [*zip(most[::2], most[1::2])]
+    loads = [(Load(sent=out, received=got, moved=out + got),) for out, got in pairs]
+    held_are = "buffers, even if only the tensors of one exchange move at a time"
+    found = buckets(loads, memory_limit, held_are=held_are)
+    items = [member.item for member in joined.members]
+    return tuple(
+        [
+            each._replace(
+                bundle=AgreedBundle(
+                    tuple([items[i] for i in each.members]),
+                    most=sum(sum(pairs[i]) for i in each.members),
+                )
+            )
+            for each in found
+        ]
+    )
