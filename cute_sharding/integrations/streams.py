@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import LoadPlan, plan_load
+from cute_sharding.dtensor import TransferPlan, plan_load
 
 Pairs: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 # Of each tensor of a bucket: name, shape, dtype.
@@ -47,7 +47,7 @@ class Stream:
         here = torch.device("cuda", torch.cuda.current_device()) if with_gpus else "cpu"
         self.device = torch.device(device or here)
         self._talks_on = torch.device(here)
-        self._plans: dict[Contents, LoadPlan] = {}
+        self._plans: dict[Contents, TransferPlan] = {}
 
     def send(self, weights: Pairs) -> None:
         """On a rank that has tensors and wants none. ``weights``: pairs of a name and a DTensor or
@@ -81,7 +81,7 @@ class Stream:
 
     def _planned(
         self, contents: Contents, bucket: dict[str, torch.Tensor] | None, wants: bool
-    ) -> LoadPlan:
+    ) -> TransferPlan:
         into = self._made(contents, torch.device("meta"))
 
         def load(whole: dict[str, torch.Tensor]) -> None:

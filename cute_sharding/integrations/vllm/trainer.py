@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
-from cute_sharding.dtensor import LoadPlan, plan_load
+from cute_sharding.dtensor import TransferPlan, plan_load
 from cute_sharding.integrations.groups import join
 from cute_sharding.integrations.vllm import NAME
 
@@ -69,7 +69,7 @@ class CuteTrainerWeightTransferEngine(TrainerWeightTransferEngine[CuteTrainerIni
 
     init_info_cls = CuteTrainerInitInfo
     group: Any = None
-    plan: LoadPlan | None = None
+    plan: TransferPlan | None = None
 
     @classmethod
     def trainer_init(

@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from vllm.model_executor.model_loader.reload.utils import get_layer_tensors
 
-from cute_sharding.dtensor import LoadPlan, plan_load
+from cute_sharding.dtensor import TransferPlan, plan_load
 from cute_sharding.integrations.groups import join
 
 
@@ -61,7 +61,7 @@ class CuteWeightTransferEngine(WeightTransferEngine[CuteInitInfo, CuteUpdateInfo
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group: Any = None
-        self.plan: LoadPlan | None = None
+        self.plan: TransferPlan | None = None
         self._names = "checkpoint"
         self._into: dict[str, torch.Tensor] = {}
 
@@ -134,7 +134,7 @@ def as_loaded(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return into
 
 
-def written(plan: LoadPlan, into: Mapping[str, torch.Tensor]) -> set[str]:
+def written(plan: TransferPlan, into: Mapping[str, torch.Tensor]) -> set[str]:
     """The names of the tensors of which a plan writes any element."""
     return {name for name, x in into.items() if plan.unwritten.get(name, 0) < x.numel()}
 
