@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -145,8 +145,10 @@ def _vector_on(line: FastDim, place: int) -> Vector:
     return tuple([place if d == line.at else 0 for d in range(line.dims)])
 
 
-class SharedBox(NamedTuple):
-    """The elements that ranks with equal needs receive from ranks that hold the same.
+@dataclass(frozen=True, eq=False)
+class SharedBox:
+    """The elements that ranks with equal needs receive from ranks that hold the same. It keeps the
+    copies of its parts: tensors of one form are packed alike.
 
     Attributes:
         pieces: from places of the operand's local tensor to places of the results'.
@@ -157,6 +159,30 @@ class SharedBox(NamedTuple):
     pieces: tuple[Piece, ...]
     runs: tuple[Run, ...]
     size: int
+
+    @cached_property
+    def into(self) -> Callable[[int, int, FastDim], Sequence[Copy]]:
+        """The copies of some elements, by their numbers, from a local tensor to a buffer."""
+        return cache(self._into)
+
+    def _into(self, first: int, stop: int, line: FastDim) -> Sequence[Copy]:
+        numbered = number_elements(span(self.runs, first, stop))
+        return [copy_between(each, line, BUFFER) for each in numbered]
+
+    @cached_property
+    def out_of(self) -> Callable[[int, int, tuple[FastDim, ...]], Sequence[tuple[int, Copy]]]:
+        """The copies from a buffer, each with its result. An element may go to several places."""
+        return cache(self._out_of)
+
+    def _out_of(
+        self, first: int, stop: int, lines: tuple[FastDim, ...]
+    ) -> Sequence[tuple[int, Copy]]:
+        numbered = number_elements(span(self.runs, first, stop))
+        pieces = through([each.turned for each in numbered], self.pieces)
+        return [
+            (each.target, copy_between(each._replace(source=0, target=0), BUFFER, lines[each.target]))
+            for each in pieces
+        ]
 
 
 class Share(NamedTuple):
@@ -191,22 +217,15 @@ class Share(NamedTuple):
         low, high = self.first + max(first, 0), min(self.first + stop, self.stop)
         return self._replace(first=low, stop=high) if low < high else None
 
-    @property
-    def _numbered(self) -> list[Piece]:
-        """From the sender's places to the numbers of the elements."""
-        return number_elements(span(self.box.runs, self.first, self.stop))
-
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
         """See :meth:`.flow.Message.into`."""
-        pieces = [each._replace(y=each.y + at) for each in self._numbered]
-        yield self.operand, [copy_between(each, self.lines[0], BUFFER) for each in pieces]
+        some = self.box.into(self.first, self.stop, self.lines[0])
+        yield self.operand, [each._replace(y=(each.y[0] + at,)) for each in some]
 
     def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
-        """See :meth:`.flow.Message.out_of`. An element may go to several places."""
-        pieces = through([each.turned for each in self._numbered], self.box.pieces)
-        for _, target, x, y, modes in pieces:
-            copy = copy_between(Piece(0, 0, x + at, y, modes), BUFFER, self.lines[target])
-            yield target, [copy]
+        """See :meth:`.flow.Message.out_of`."""
+        for target, copy in self.box.out_of(self.first, self.stop, self.lines):
+            yield target, [copy._replace(x=(copy.x[0] + at,))]
 
 
 def number_elements(runs: Sequence[Run]) -> list[Piece]:

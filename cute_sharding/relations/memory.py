@@ -15,7 +15,6 @@ from cute_sharding.relations.relation import (
     piece,
     read_once,
     subtract,
-    target_bounds,
     through,
 )
 from cute_sharding.sharding.rows import Run, count_rows
@@ -90,7 +89,7 @@ class Memory:
         pieces = self.pieces
         if len(view.modes) == 1 and view.modes[0][1:] == (1, 1):
             stop = view.x + view.modes[0][0]
-            every = [(each, *target_bounds(each)) for each in pieces]
+            every = [(each, *_bounds(each)) for each in pieces]
             some = [(each, low, high) for each, low, high in every if low < stop and view.x <= high]
             if all(view.x <= low and high < stop for _, low, high in some):
                 first = view.y - view.x
@@ -122,42 +121,53 @@ def latest(written: Sequence[Piece]) -> Iterator[Piece]:
     """Of pieces in the order in which they are written, the parts that none writes over later;
     without those of :data:`NOTHING`.
     """
-    every = sorted((*target_bounds(each), k) for k, each in enumerate(written))
+    for group in _meeting(written):
+        base, *others = group
+        # Nearly always the others are apart from one another, and cover what was there before.
+        above = [part for some in _meeting(others) for part in _on_top(some)]
+        bounds = [_bounds(each) for each in group]
+        extent = max(high for _, high in bounds) - min(low for low, _ in bounds) + 1
+        if sum(part.size for part in above) < extent:
+            above += _not_in(base, above)
+        yield from (part for part in above if part.source != NOTHING)
+
+
+def _meeting(written: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """The pieces in groups, as they are ordered: those of two groups lie apart."""
     group: list[int] = []
-    first, reach = 0, -1
-    for low, high, k in every:
+    reach = -1
+    for low, high, k in sorted((*_bounds(each), k) for k, each in enumerate(written)):
         if low > reach and group:
-            yield from _on_top([written[i] for i in sorted(group)], first, reach)
+            yield [written[i] for i in sorted(group)]
             group = []
-        if not group:
-            first = low
         group.append(k)
         reach = max(reach, high)
-    yield from _on_top([written[i] for i in sorted(group)], first, reach)
+    if group:
+        yield [written[i] for i in sorted(group)]
 
 
-def _on_top(written: Sequence[Piece], first: int, reach: int) -> Iterator[Piece]:
-    """:func:`latest` of pieces between two elements."""
-    covered: list[tuple[int, int, list[Run]]] = []
-    left = reach - first + 1
+def _on_top(written: Sequence[Piece]) -> list[Piece]:
+    """The parts of pieces that no later one writes over."""
+    found: list[Piece] = []
     for each in reversed(written):
-        if not left:
-            break
-        low, high = target_bounds(each)
-        over = [run for a, b, runs in covered if a <= high and low <= b for run in runs]
-        size = each.size
-        if not over:
-            runs, some = (), [each]
-        else:
-            runs = subtract(elements_of(each), over)
-            size = count_rows(runs)
-            some = [each] if size == each.size else only(each, runs)
-        if size:
-            left -= size
-            if left and len(written) > 1:
-                covered.append((low, high, list(runs) or elements_of(each)))
-            if each.source != NOTHING:
-                yield from some
+        found += _not_in(each, found)
+    return found
+
+
+def _not_in(one: Piece, others: Sequence[Piece]) -> list[Piece]:
+    """The parts of a piece whose elements are in none of the others."""
+    low, high = _bounds(one)
+    bounds = [(each, *_bounds(each)) for each in others]
+    over = [run for each, a, b in bounds if a <= high and low <= b for run in elements_of(each)]
+    if not over:
+        return [one]
+    runs = subtract(elements_of(one), over)
+    return [one] if count_rows(runs) == one.size else only(one, runs)
+
+
+def _bounds(one: Piece) -> tuple[int, int]:
+    """The least and the greatest element of a piece's target, in which it only ascends."""
+    return one.y, one.y + sum([(n - 1) * dy for n, _, dy in one.modes])
 
 
 def elements_of(one: Piece) -> list[Run]:
