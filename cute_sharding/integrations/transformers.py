@@ -34,14 +34,21 @@ def without_data(model: PreTrainedModel | PretrainedConfig) -> PreTrainedModel:
 
 
 def to_checkpoint(model: PreTrainedModel | PretrainedConfig) -> Conversion:
-    """From the state dict of a model to the weights of its checkpoint.
+    """From the state dict of a model to the weights of its checkpoint, which has those that layers
+    share once.
 
     Args:
         model: of the same class and config as the one whose weights are converted, with data or
             without; or the config of a causal language model.
     """
     model = without_data(model)
-    return lambda weights: revert_weight_conversion(model, dict(weights))
+    shared = model.all_tied_weights_keys  # the name in a checkpoint of each other name
+
+    def convert(weights: Mapping[str, torch.Tensor]) -> Weights:
+        own = {n: x for n, x in weights.items() if shared.get(n) not in weights}
+        return revert_weight_conversion(model, own)
+
+    return convert
 
 
 def from_checkpoint(model: PreTrainedModel | PretrainedConfig) -> Conversion:
