@@ -117,8 +117,8 @@ ALLOCATES = frozenset(
     {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
 RESIZES = frozenset({"resize_", "resize_as_", "set_"})
-# In-place ops that do not read what they write over: a copy, and one value all over. (Others that do
-# not draw random numbers, and torch says that of an op.)
+# In-place ops that do not read what they write over: a copy, and one value all over. (Others that
+# do not draw random numbers, and torch says that of an op.)
 COPY = "copy_"
 OVERWRITES = frozenset({COPY, "fill_", "zero_"})
 # Ops beside views whose result shares memory with their operand.

@@ -2,9 +2,9 @@
 operands.
 
 A view shares the memory of its base, so views need no rule at all: where a tensor lies says which
-elements it has. Ops that copy are relations (``ops.py``), in place or not. What an op computes is an
-operand of its own, which carries the op's name and line: it can be moved like any other, and is an
-error only where it reaches a result.
+elements it has. Ops that copy are relations (``ops.py``), in place or not. What an op computes is
+an operand of its own, which carries the op's name and line: it can be moved like any other, and is
+an error only where it reaches a result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -105,10 +105,12 @@ class Computed:
     dtype: torch.dtype
     line: str = ""
 
-    @property
-    def at(self) -> str:
-        """The line, for the end of a clause."""
-        return _at(self.line)
+
+class NotMoved(NamedTuple):
+    """What is no element of a source: the names of the sources that it is made of, and why."""
+
+    sources: str
+    why: str
 
 
 Operand: TypeAlias = "Source | Constant | Cast | Bits | Held | Computed"
@@ -257,7 +259,7 @@ class Recording(TorchDispatchMode):
             found = memory.read(_view(tensor))
         else:
             parts = view_of(
-                tensor.storage_offset() * factor,
+                int(tensor.storage_offset()) * factor,
                 (*tensor.shape, factor),
                 (*[step * factor for step in tensor.stride()], 1),
             )
@@ -368,6 +370,33 @@ class Recording(TorchDispatchMode):
             return of
         return Computed(why, frozenset([number]), operand.dtype)
 
+    def not_moved(self, pieces: Sequence[Piece]) -> NotMoved | None:
+        """What of the pieces is no element of a source, and no constant; None: all is."""
+        for number in dict.fromkeys(each.source for each in pieces):
+            found = self.final(number)
+            if isinstance(found, Computed):
+                return NotMoved(self.names_of([number]), f"{found.why}{_at(found.line)}")
+            if isinstance(found, Held):
+                return NotMoved("none", f"it is what {found.name!r} held before")
+        return None
+
+    def of_sources(self, pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], tuple[Any, ...]]:
+        """Pieces from the sources, by their numbers; from constants as below 0, and their values.
+        All must be.
+        """
+        numbers: dict[int, int] = {}
+        constants: list[Any] = []
+        for number in dict.fromkeys(each.source for each in pieces):
+            found = self.final(number)
+            if isinstance(found, Source):
+                numbers[number] = found.number
+            else:
+                assert isinstance(found, Constant), "as asked before"
+                constants.append(found.value)
+                numbers[number] = -len(constants)
+        some = [each._replace(source=numbers[each.source]) for each in pieces]
+        return join_pieces(some), tuple(constants)
+
     def _as_bits(self, number: int, dtype: torch.dtype) -> int:
         operand = self.operands[number]
         if operand.dtype == dtype:
@@ -414,22 +443,18 @@ class Recording(TorchDispatchMode):
         """An op that gives no tensor: it reads values, which only constants have."""
         values = self._values_of(tensors)
         if values is None:
-            raise NotOnlyMoved(self._no_values(func, tensors))
+            lacking = [(self.lacks(x), x.shape) for x in tensors if self.lacks(x)]
+            why = (
+                without_value(*lacking[0])
+                if lacking
+                else "tensors have no values while it is planned what moves where. Use only shapes, "
+                "or read the values before"
+            )
+            of, name, line = self._named(tensors), func.__name__, _at(_line())
+            raise NotOnlyMoved(
+                f"{self.of} reads the values of {of} with aten.{name}{line}, but {why}"
+            )
         return func(*_replaced(args, values), **_replaced(kwargs, values))
-
-    def _no_values(self, func: Any, tensors: Sequence[torch.Tensor]) -> str:
-        for x in tensors:
-            left = self.lacks(x)
-            if left:
-                return (
-                    f"{self.of} reads values with aten.{func.__name__}{_at(_line())}, but "
-                    f"{without_value(left, x.shape)}"
-                )
-        return (
-            f"{self.of} reads the values of {self._named(tensors)} with aten.{func.__name__}"
-            f"{_at(_line())}, but tensors have no values while it is planned what moves where. Use "
-            "only shapes, or read the values before"
-        )
 
     def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An op that writes to operands: what it would give otherwise is written to them."""
@@ -441,7 +466,9 @@ class Recording(TorchDispatchMode):
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         onto = {id(x) for x in written}
         read = [x for x in tensors if id(x) not in onto]
-        is_over = name in OVERWRITES or _is_random(func) or any(id(x) in onto for x in leaves(kwargs))
+        is_over = (
+            name in OVERWRITES or _is_random(func) or any(id(x) in onto for x in leaves(kwargs))
+        )
         if not is_over:
             read += written
         is_own = not any(x.is_meta or self._is_into(x) for x in written)
@@ -481,8 +508,8 @@ class Recording(TorchDispatchMode):
                     number = self._cast(one.source, onto.dtype)
                     steps = x.expand(onto.shape).stride()
                     modes = [*zip(onto.shape, steps, onto.stride())]
-                    first = one.x - one.y + x.storage_offset()
-                    memory.write_piece(piece(number, 0, first, onto.storage_offset(), modes))
+                    first = one.x - one.y + int(x.storage_offset())
+                    memory.write_piece(piece(number, 0, first, int(onto.storage_offset()), modes))
                     return
         self.write(onto, self.cast(self.read(x.expand(onto.shape)), onto.dtype))
 
@@ -719,7 +746,7 @@ class Recording(TorchDispatchMode):
     def names_of(self, numbers: Sequence[int] | frozenset[int]) -> str:
         """The names of the sources that operands are made of."""
         names = [repr(self.names[k]) for k in sorted(self.sources_of(numbers))]
-        return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "none"
+        return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "no source"
 
     def lacks(self, tensor: torch.Tensor) -> int:
         """How many elements of a tensor have no value."""
@@ -730,9 +757,7 @@ class Recording(TorchDispatchMode):
 
 def _is_own(operand: Operand) -> bool:
     """Whether the program's own tensors have its values in their memory."""
-    return isinstance(operand, Constant) or (
-        isinstance(operand, Computed) and not operand.operands
-    )
+    return isinstance(operand, Constant) or (isinstance(operand, Computed) and not operand.operands)
 
 
 @contextmanager
@@ -759,8 +784,8 @@ def without_value(left: int, shape: Sequence[int]) -> str:
     """So many elements of a tensor have no value."""
     return (
         f"{left} of the {prod(shape)} elements of a tensor of shape {tuple(shape)} have no value, "
-        "because they come from torch.empty (or new_empty, resize_) and nothing has been written to "
-        "them. Use torch.zeros or torch.full, or write to all elements"
+        "because they come from torch.empty (or new_empty, resize_) and nothing has been written "
+        "to them. Use torch.zeros or torch.full, or write to all elements"
     )
 
 
@@ -827,7 +852,7 @@ def _is_random(func: Any) -> bool:
 @cache
 def _scattered(func: Any) -> Callable[..., Any] | None:
     """Of an op that gives a copy with a view written over, that view; None for other ops."""
-    name, _, overload = func.__name__.partition(".")
+    name = func.__name__.partition(".")[0]
     if name == COPY.removesuffix("_"):
         return lambda x: x
     if func.namespace != "aten" or not name.endswith("_scatter") or len(func._schema.arguments) < 3:

@@ -1,9 +1,9 @@
 """``plan_load``: a trainer's weights brought into an engine's tensors, as the engine's own loader
 would load whole ones.
 
-Each rank of the engine runs its loader once, on tensors without data, and what it writes is recorded
-(``record.py``). Ranks then tell one another what they have and what they need, as plain data, and
-each plans from the same.
+Each rank of the engine runs its loader once, on tensors without data, and what it writes is
+recorded (``record.py``). Ranks then tell one another what they have and what they need, as plain
+data, and each plans from the same.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cute_sharding._memory import remembered
-from cute_sharding._words import counted
-from cute_sharding.dtensor.refit.record import Computed, Constant, Held, Recording, at_meta_only
+from cute_sharding.dtensor.refit.record import Recording, at_meta_only
 from cute_sharding.dtensor.refit.trace import MOVES, Given
 from cute_sharding.dtensor.replaced import communication, dispatch_modes
 from cute_sharding.dtensor.replaced.local_tensors import is_wrapper
@@ -33,7 +32,7 @@ from cute_sharding.dtensor.run.runner import PlanRunner
 from cute_sharding.dtensor.run.specs import Spec, dtype_of, name_of
 from cute_sharding.dtensor.run.this_process import OfThisProcess
 from cute_sharding.exchange import Mesh
-from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.placed import Placed, several
 from cute_sharding.models import PlacedTensor
 from cute_sharding.models.buckets import Load, buckets
 from cute_sharding.models.transfer import (
@@ -44,10 +43,9 @@ from cute_sharding.models.transfer import (
     Need,
     Transfer,
     join_needs,
-    several,
 )
 from cute_sharding.relations import NotOnlyMoved
-from cute_sharding.relations.relation import Piece, join_pieces
+from cute_sharding.relations.relation import Piece
 
 # The engine's own code, which is called with whole tensors by name.
 Loader: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], Any]"
@@ -66,6 +64,16 @@ class TransferPlan(OfThisProcess, Transfer):
 
     A plan also has ``unread`` (elements of weights that no rank reads), ``received_bytes`` and
     ``sent_bytes`` (of this rank), ``received_by(rank)``, ``parts(rank)`` and ``to_dict()``.
+
+    >>> import torch
+    >>> store = torch.distributed.HashStore()
+    >>> torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    >>> engine = {"rows": torch.zeros(3, 2), "cache": torch.zeros(5)}
+    >>> weights = {"w": torch.ones(4, 2)}
+    >>> plan = plan_load(lambda w: engine["rows"].copy_(w["w"][1:]), engine, weights)
+    >>> isinstance(plan, TransferPlan), plan.unwritten, plan.unread, plan.received_bytes
+    (True, {'cache': 5}, {'w': 2}, 0)
+    >>> torch.distributed.destroy_process_group()
     """
 
     group: Any = None
@@ -180,7 +188,7 @@ class TransferPlan(OfThisProcess, Transfer):
     # -- how much ----------------------------------------------------------------------------------
 
     @property
-    def received_bytes(self) -> int:  # type: ignore[override]
+    def received_bytes(self) -> int:
         """What this rank receives."""
         return sum(member.item.moved(self.rank)[1] for member in self.members)
 
@@ -275,9 +283,7 @@ def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
         if found.pending:
             raise _pending(name, weight.placements)
         mesh = found.mesh
-        return Placement(
-            found.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), found.chains
-        )
+        return Placement(found.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), found.chains)
     if isinstance(weight, DTensor):
         if is_wrapper(weight._local_tensor):
             raise _other(name, type(weight._local_tensor).__name__)
@@ -398,8 +404,9 @@ def record_load(
         NotOnlyMoved: it writes what it computes, or reads values.
     """
     given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
-    with at_meta_only(_LOADER, MOVES), dispatch_modes.no_modes(), torch.no_grad():
-        with Recording(given, into, _LOADER) as recording:
+    with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(_LOADER, MOVES):
+        recording = Recording(given, into, _LOADER)
+        with recording:
             load(Given(zip(given, recording.given), of=_LOADER))
         made, unwritten = {}, {}
         for name, tensor in into.items():
@@ -408,12 +415,12 @@ def record_load(
             if left:
                 unwritten[name] = left
             if pieces:
-                made[name] = _form_of(recording, name, tensor, pieces)
+                made[name] = _result(recording, name, tensor, pieces)
     return _Recorded(_need(made), unwritten)
 
 
-class _Piecewise(NamedTuple):
-    """One result: its pieces from sources, and constants."""
+class _Result(NamedTuple):
+    """One tensor of the engine: its pieces from weights, and constants."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -421,32 +428,20 @@ class _Piecewise(NamedTuple):
     constants: tuple[Any, ...]
 
 
-def _form_of(
+def _result(
     recording: Recording, name: str, tensor: torch.Tensor, pieces: Sequence[Piece]
-) -> _Piecewise:
-    numbers: dict[int, int] = {}
-    constants: list[Any] = []
-    for number in dict.fromkeys(each.source for each in pieces):
-        found = recording.final(number)
-        if isinstance(found, (Computed, Held)):
-            why = found.why if isinstance(found, Computed) else f"it is what {found.name!r} held"
-            at = found.at if isinstance(found, Computed) else ""
-            raise NotOnlyMoved(
-                f"{_LOADER} writes to {name!r} what is no element of the weights "
-                f"({recording.names_of([number])}): {why}{at}. A load only moves elements "
-                f"({MOVES}). Write the weights as they are to a tensor of the engine, and compute "
-                "after plan.run"
-            )
-        if isinstance(found, Constant):
-            constants.append(found.value)
-            numbers[number] = -len(constants)
-        else:
-            numbers[number] = found.number
-    some = join_pieces([each._replace(source=numbers[each.source]) for each in pieces])
-    return _Piecewise(tuple(tensor.shape), name_of(tensor.dtype), some, tuple(constants))
+) -> _Result:
+    wrong = recording.not_moved(pieces)
+    if wrong is not None:
+        raise NotOnlyMoved(
+            f"{_LOADER} writes to {name!r} what is no element of the weights ({wrong.sources}): "
+            f"{wrong.why}. A load only moves elements ({MOVES}). Write the weights as they are to "
+            "a tensor of the engine, and compute after plan.run"
+        )
+    return _Result(tuple(tensor.shape), name_of(tensor.dtype), *recording.of_sources(pieces))
 
 
-def _need(made: Mapping[str, _Piecewise]) -> Need:
+def _need(made: Mapping[str, _Result]) -> Need:
     """Results in groups that share operands, by their forms."""
     group_of: dict[int, int] = {}
     groups: dict[int, list[str]] = {}
@@ -478,7 +473,7 @@ def _need(made: Mapping[str, _Piecewise]) -> Need:
     return Need(tuple(forms), tuple(found))
 
 
-def _operands(some: Iterable[_Piecewise]) -> list[int]:
+def _operands(some: Iterable[_Result]) -> list[int]:
     return [*dict.fromkeys(each.source for x in some for each in x.pieces if each.source >= 0)]
 
 
@@ -493,10 +488,10 @@ def plan_load(
     group: Any | None = None,
     memory_limit: int | None = None,
 ) -> TransferPlan:
-    """Plan to load a trainer's weights into an engine, directly from shards to the engine's tensors.
+    """Plan to load a trainer's weights into an engine, directly from shards to its tensors.
 
-    Each rank of the engine calls it with its own loader, which is run once, on whole tensors without
-    data. All that the loader writes to the engine's tensors is recorded, and not carried out.
+    Each rank of the engine calls it with its own loader, which is run once, on whole tensors
+    without data. What the loader writes to the engine's tensors is recorded, and not carried out.
 
     Args:
         load: the engine's code, which takes a dict of whole tensors by name and writes them, or
@@ -519,6 +514,19 @@ def plan_load(
         ValueError, TypeError: the arguments do not fit together; raised on all ranks.
 
     The method is in docs/engines.md.
+
+    >>> import torch
+    >>> store = torch.distributed.HashStore()
+    >>> torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    >>> weights = {"q": torch.ones(4, 6), "k": torch.zeros(2, 6)}
+    >>> engine = {"qk": torch.empty(6, 6)}
+    >>> def load(w):
+    ...     engine["qk"][:4], engine["qk"][4:] = w["q"], w["k"]
+    >>> plan = plan_load(load, engine, weights)
+    >>> plan.run(weights)
+    >>> engine["qk"].sum(1).tolist()
+    [6.0, 6.0, 6.0, 6.0, 0.0, 0.0]
+    >>> torch.distributed.destroy_process_group()
     """
     ranks = Ranks(dist.group.WORLD if group is None else group, "plan_load")
     what = "plan_load"

@@ -184,7 +184,10 @@ COMPUTED = {
     "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
     "bits": (lambda x: x.view(torch.int32), "the bits of 'x' are read as torch.int32"),
     "in place": (lambda x: x.clone().mul_(2), "aten.mul.Tensor computes"),
-    "in place, a part": (lambda x: F.pad(x, (1, 1))[:, 1:].add_(x[0, 0]), "aten.add.Tensor computes"),
+    "in place, a part": (
+        lambda x: F.pad(x, (1, 1))[:, 1:].add_(x[0, 0]),
+        "aten.add.Tensor computes",
+    ),
     "noise": (lambda x: torch.cat([x, torch.empty(1, 6).normal_()]), "draws random numbers"),
     "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "adds up"),
     "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "which must be a source"),

@@ -1,0 +1,299 @@
+"""Loads on real processes: drawn loaders, which write to the engine's tensors as engines do, beside
+the same loader on whole tensors; and what is refused.
+"""
+
+import random
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+from cute_sharding import Spec, plan_load, plan_refit, plan_reshard
+from cute_sharding.dtensor.run.specs import name_of
+from cute_sharding.models.tensor import itemsize_of, wire_of
+from cute_sharding.relations import NotOnlyMoved
+
+TRAINER = [[0, 1], [2, 3]]
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+def numbered(shape, first, dtype):
+    return (torch.arange(first, first + torch.Size(shape).numel()) % 251).view(shape).to(dtype)
+
+
+def drawn_weights(rng):
+    """Whole tensors by name, and how each lies: placements on the trainer's mesh or on a slice of
+    it, or whole on each of its ranks.
+    """
+    weights, how = {}, {}
+    for k in range(rng.randint(1, 5)):
+        shape = tuple(rng.choice([0, 1, 3, 4, 7, 8, 12]) for _ in range(rng.randint(1, 3)))
+        weights[f"w{k}"] = numbered(shape, rng.randrange(200), rng.choice(DTYPES))
+        dims = range(len(shape))
+        kinds = [Replicate(), *(Shard(d) for d in dims)]
+        one, other = rng.choice(kinds), rng.choice(kinds)
+        if rng.random() < 0.3 and isinstance(other, Shard):
+            one = _StridedShard(other.dim, split_factor=2)
+        how[f"w{k}"] = rng.choice([(one, other), (one, other), (rng.choice(kinds),), ()])
+    return weights, how
+
+
+def as_it_lies(whole, how, mesh):
+    if not how:
+        return whole
+    on = mesh if len(how) == 2 else mesh["tp"]
+    if any(isinstance(p, _StridedShard) for p in how):  # which distribute_tensor does not divide
+        replicated = distribute_tensor(whole, on, [Replicate()] * 2)
+        with cute_sharding.enabled():
+            return replicated.redistribute(on, how)
+    return distribute_tensor(whole, on, how)
+
+
+def drawn_engine(seed, rank, held):
+    """An engine's tensors on one of its two ranks, and its loader: both divide a dim, or take all,
+    transpose, pad, cast, write over, fill, put together in a buffer of their own.
+    """
+    rng = random.Random(seed)
+    weights, _ = drawn_weights(random.Random(seed))
+    into, writes = {}, []
+    for name, whole in weights.items():
+        for k in range(rng.randint(0, 2)):
+            draw_write(rng, rank, held, f"{name}.{k}", name, whole, into, writes)
+    if rng.random() < 0.3 and rank == 1 and into:
+        into.pop(next(iter(into)))  # a stage of a pipeline
+    into["cache"] = torch.full((5,), held, dtype=torch.float32)
+    shuffled = rng.sample(writes, len(writes))
+
+    def load(w):
+        for name, write in shuffled:
+            if name in into:
+                write(w, into[name].data)
+
+    return into, load
+
+
+def draw_write(rng, rank, held, name, source, whole, into, writes):
+    dtype = rng.choice(DTYPES)
+    turned = whole.ndim > 1 and rng.random() < 0.3
+    shape = list(whole.mT.shape if turned else whole.shape)
+    d = rng.randrange(len(shape))
+    parts = rng.choice([1, 2])
+    size = -(-shape[d] // parts) + rng.choice([0, 0, 2])
+    before = rng.choice([0, 1])
+    start = min(rank * size if parts == 2 else 0, shape[d])
+    count = max(min(size, shape[d] - start), 0)
+    shape[d] = before + size
+    lies = torch.full(shape, held).to(dtype)
+    into[name] = lies.mT.contiguous().mT if lies.ndim > 1 and rng.random() < 0.3 else lies
+    kind = rng.randrange(6)
+
+    def write(w, tensor):
+        x = w[source].mT if turned else w[source]
+        part = x.narrow(d, start, count)
+        onto = tensor.narrow(d, before, count)
+        if kind == 0:
+            onto.copy_(part)
+        elif kind == 1:
+            for one, other in zip(onto.unbind(0), part.unbind(0)):
+                one.copy_(other)
+        elif kind == 2:
+            tensor.zero_()
+            onto[...] = part.to(tensor.dtype)
+        elif kind == 3:
+            buffer = torch.empty(part.shape, dtype=part.dtype)
+            buffer.copy_(part)
+            onto.copy_(buffer)
+        elif kind == 4:
+            tensor.fill_(3)
+            onto.copy_(torch.cat([part.flip(0)[:1], part[1:]]) if len(part) else part)
+        else:
+            bits = part.contiguous().view(-1)
+            onto.copy_(bits.view(torch.uint8).clone().view(part.dtype).view(part.shape))
+
+    writes.append((name, write))
+
+
+def needed(seed, rank, weights):
+    """The bytes that a rank of the engine is sent: each element of a weight that its loader brings
+    it, once, as the loader does it with elements that are numbers.
+    """
+    into, load = drawn_engine(seed, rank, 0)
+    dtypes, total = {name: x.dtype for name, x in into.items()}, 0
+    for x in into.values():
+        x.data = torch.zeros(x.shape, dtype=torch.int64)
+    marks, first = {}, 1 << 20
+    for name, whole in weights.items():
+        marks[name] = torch.arange(first, first + whole.numel()).view(whole.shape)
+        first += whole.numel()
+    load(marks)
+    for name, whole in weights.items():
+        mine = {key: x[torch.isin(x, marks[name])].unique() for key, x in into.items()}
+        onto = {name_of(dtypes[key]) for key, found in mine.items() if len(found)}
+        width = itemsize_of(wire_of(name_of(whole.dtype), onto))
+        total += len(torch.cat([*mine.values()]).unique()) * width
+    return total
+
+
+def drawn(first, last):
+    """Loads of drawn loaders are what the loaders make of whole tensors."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    for seed in range(first, last):
+        weights, how = drawn_weights(random.Random(seed))
+        limit = [None, 1 << 20][seed % 2]
+        if rank < 4:
+            state = {n: as_it_lies(x, how[n], mesh) for n, x in weights.items()}
+            plan = plan_load(source=state, memory_limit=limit)
+            plan.run(state)
+            assert plan.received_bytes == 0
+            later = {n: as_it_lies(x + 1, how[n], mesh) for n, x in weights.items()}
+            plan.run(later)
+            continue
+        into, load = drawn_engine(seed, rank - 4, 9)
+        before = {name: x.clone() for name, x in into.items()}
+        plan = plan_load(load, into, memory_limit=limit)
+        assert all(torch.equal(x, before[name]) for name, x in into.items()), seed
+        for more in (0, 1):
+            plan.run()
+            wanted, by_hand = drawn_engine(seed, rank - 4, 9)
+            by_hand({n: x + more for n, x in weights.items()})
+            for name, x in into.items():
+                assert torch.equal(x, wanted[name]), (seed, name, x, wanted[name])
+        assert plan.unwritten["cache"] == 5
+        assert plan.received_bytes == needed(seed, rank - 4, weights), seed
+
+
+def raised(function, kind, words):
+    try:
+        function()
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"{words} was not raised")
+
+
+def computed():
+    """What computes is refused by all ranks, with its line; another plan runs after it."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    state = {"w": distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)])}
+    into = {"p": torch.zeros(4, 6), "scale": torch.zeros(1)}
+
+    def quantize(w):
+        into["p"].copy_(w["w"])
+        into["scale"].copy_(w["w"].abs().max())
+
+    def exchanged(w):
+        into["p"].copy_(w["w"])
+        into["p"][0].copy_(into["scale"].expand(6))
+
+    for loader, words in (
+        (quantize, ["'scale'", "'w'", "load_worker.py:"]),
+        (exchanged, ["'p'", "'scale' held"]),
+        (lambda w: w["v"], ["takes 'v'", "did you mean 'w'"]),
+        (lambda w: w["w"].full_tensor(), ["full_tensor", "remove the call"]),
+        (lambda w: into["p"].copy_(w["w"][: int(w["w"].sum())]), ["reads"]),
+    ):
+        if rank < 4:
+            raised(
+                lambda: plan_load(source=state),
+                RuntimeError,
+                ["plan_load failed on rank 4", *words],
+            )
+        elif rank == 4:
+            raised(lambda f=loader: plan_load(f, into), (NotOnlyMoved, KeyError), words)
+        else:
+            raised(lambda f=loader: plan_load(f, into), (NotOnlyMoved, KeyError), words)
+    plan = (
+        plan_load(source=state) if rank < 4 else plan_load(lambda w: into["p"].copy_(w["w"]), into)
+    )
+    plan.run(state if rank < 4 else None)
+    assert rank < 4 or bool((into["p"] == 1).all())
+
+
+def arguments():
+    """Arguments that do not fit are refused by all ranks."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    state = {"w": distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)])}
+
+    def raises(words, mine, kind=(ValueError, TypeError, RuntimeError)):
+        raised(mine, kind, words)
+
+    other = state if rank else {"w": torch.ones(4, 6)}
+    raises(["'w'", "give the same tensor"], lambda: plan_load(source=other if rank < 4 else None))
+    other = state if rank != 2 else {"w": [1]}
+    raises(["'w' is a list"], lambda: plan_load(source=other if rank < 4 else None))
+    raises(
+        ["pass the missing one"],
+        lambda: plan_load(source=state) if rank < 4 else plan_load(None, {"p": torch.ones(1)}),
+    )
+    into = {"p": torch.zeros(4, 6)}
+
+    def load(w):
+        into["p"].copy_(w["w"])
+
+    plan = plan_load(source=state) if rank < 4 else plan_load(load, into)
+    if rank < 4:
+        raised(lambda: plan.run({}), ValueError, ["no tensor 'w'"])
+        rows = state["w"].redistribute(mesh, [Shard(0), Replicate()])
+        raised(lambda: plan.run({"w": rows}), ValueError, ["'w' is (4, 6)", "[S(0), R]"])
+    else:
+        raised(lambda: plan.run(into={}), ValueError, ["into has no tensor 'p'"])
+        raised(lambda: plan.run(into={"p": torch.ones(2)}), ValueError, ["'p' of into has shape"])
+    dist.barrier()
+    plan.run(state if rank < 4 else None)
+    assert rank < 4 or bool((into["p"] == 1).all())
+    assert plan.parts(4)[0].receives == tuple([24] * 4), plan.parts(4)
+
+
+def one_process_is_both():
+    """Ranks that train and serve keep what they have."""
+    mesh = DeviceMesh("cpu", [[0, 1, 2], [3, 4, 5]], mesh_dim_names=("dp", "tp"))
+    whole = numbered((12, 6), 0, torch.float32)
+    state = {"w": distribute_tensor(whole, mesh, [Replicate(), Shard(0)])}
+    into = torch.nn.Linear(6, 4, bias=False)
+    rank = mesh.get_local_rank("tp")
+
+    def load(w):
+        into.weight.data.copy_(w["w"].narrow(0, 4 * rank, 4))
+
+    plan = plan_load(load, into, state)
+    plan.run(state)
+    assert plan.received_bytes == 0 and torch.equal(into.weight.data, whole[4 * rank :][:4])
+
+
+def on_slices():
+    """Refits and reshards of weights on slices of a mesh, which are replicas, and of plain ones."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    engine, line = DeviceMesh("cpu", [4, 5]), DeviceMesh("cpu", [0, 1, 2, 3])
+    a, b, c = (numbered((8, 4), 40 * k, torch.float32) for k in range(3))
+    state = {
+        "a": distribute_tensor(a, mesh, [Shard(0), Shard(1)]) if rank < 4 else None,
+        "b": distribute_tensor(b, mesh["tp"], [Shard(0)]) if rank < 4 else None,
+        "c": c if rank < 4 else None,
+    }
+    rows = (mesh["tp"], [Shard(0)]) if rank < 4 else (mesh, [Replicate(), Shard(0)])
+    specs = {
+        "a": Spec((8, 4), mesh, [Shard(0), Shard(1)]),
+        "b": Spec((8, 4), *rows),
+        "c": Spec((8, 4), mesh, [Replicate()] * 2),
+    }
+    plan = plan_refit(
+        lambda w: {"all": torch.cat([*w.values()])}, specs, {"*": (engine, [Shard(0)])}
+    )
+    found = plan.run({k: x for k, x in state.items() if x is not None})
+    wanted = torch.cat([a, b, c]).chunk(2)
+    assert rank < 4 or torch.equal(found["all"].to_local(), wanted[rank - 4])
+    if rank < 4:
+        moved = plan_reshard({k: state[k] for k in "abc"}, {"*": [Shard(0)]}, line).run(dict(state))
+        for x, whole in ((moved["a"], a), (moved["b"], b)):
+            assert isinstance(x, DTensor) and torch.equal(x.to_local(), whole.chunk(4)[rank])
+        assert moved["c"] is c
+
+
+PROGRAMS = (computed, arguments, one_process_is_both, on_slices)
