@@ -283,7 +283,7 @@ def test_the_page_of_measured_ops_is_that_of_its_data():
     assert ops.DATA.read_text() == ops.as_json(data)
     assert ops.DATA.with_suffix(".md").read_text() == ops.page(data)
     assert len(data["ops"]) > 100 and set(data["totals"]) == set(ops.KINDS)
-    script = (ROOT / "docs/measured-ops.js").read_text()
+    script = (ROOT / "docs/lists/measured-ops.js").read_text()
     assert all(f'"{name}"' in script for name in ("stock", "ours", "measured-ops"))
 
 
@@ -323,19 +323,19 @@ def test_messages_are_read_from_the_source(tmp_path):
 
 
 def test_every_message_is_explained():
-    page = messages.normal((ROOT / "docs/messages.md").read_text())
+    page = messages.normal((ROOT / "docs/lists/messages.md").read_text())
     missing = [
         f"{message.where}: {message.text}"
         for message in all_messages()
         if message.beginning(100) not in page and message.text not in INTERNAL
     ]
-    assert not missing, f"docs/messages.md has not: {missing}"
+    assert not missing, f"docs/lists/messages.md has not: {missing}"
 
 
 def test_no_other_message_is_explained():
     """What the page explains is said by something."""
     known = [messages.normal(message.text) for message in all_messages()]
-    text = (ROOT / "docs/messages.md").read_text().partition("## Flags")[2]
+    text = (ROOT / "docs/lists/messages.md").read_text().partition("## Flags")[2]
     listed = re.findall(r"^- (?:`` (.*?) ``|`(.*)`)\s*$", text, re.M)
     assert len(listed) > 100
     for said in (messages.normal(one or other) for one, other in listed):
