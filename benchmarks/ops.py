@@ -14,8 +14,8 @@ cut them (_StridedShard), one dim on several mesh dims (nested), or pending sums
 - with ops switched on,
 
 forward and backward, all ranks in one process (LocalTensorMode), and compared with one device.
-``--write`` measures them all, a process for each core, and writes docs/lists/measured-ops.json and its
-page.
+``--write`` measures them all, a process for each core, and writes docs/lists/measured-ops.json and
+its page.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def _of_parts(mesh: tuple[int, ...], samples: int, parts: int) -> dict[str, Any]
 
 
 def summary(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Any:
-    """What docs/lists/measured-ops.json has: totals by kind of placements, and each op that is not right
-    on all that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
+    """What measured-ops.json has: totals by kind of placements, and each op that is not right on all
+    that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
     """
 
     def counts(of: dict[str, int]) -> list[int]:
@@ -298,7 +298,7 @@ def as_json(data: Any) -> str:
 
 
 def page(data: Any) -> str:
-    """docs/lists/measured-ops.md: the totals, and the place where docs/lists/measured-ops.js puts the table."""
+    """measured-ops.md: the totals, and the place where measured-ops.js puts the table."""
     order = ("stock", "ours", "had")
     rows = "\n".join(
         f"| {kind} | {' | '.join('/'.join(map(str, ways[way])) for way in order)} |"

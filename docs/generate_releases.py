@@ -1,5 +1,5 @@
-"""Runs the tests on every supported release of torch, and writes docs/lists/releases.md of what they
-found.
+"""Runs the tests on every supported release of torch, and writes docs/lists/releases.md of what
+they found.
 
     python docs/generate_releases.py          # each release; takes an hour or more
     python docs/generate_releases.py 2.15.0   # this one only; the rows of the others stay

@@ -296,7 +296,8 @@ def section_of_movement() -> list[str]:
     return [
         "## Movement ops",
         "",
-        "A [movement op](../redistribution.md#rows-that-move) copies rows of its inputs to rows of its outputs. The column "
+        "A [movement op](../redistribution.md#rows-that-move) copies rows of its inputs to rows of "
+        "its outputs. The column "
         "*example* contains an input shape, followed by the arguments of the op. In the column "
         "*rows*, `in` is the input and `out` is the output of the op:",
         "",
@@ -307,8 +308,8 @@ def section_of_movement() -> list[str]:
         "| `.d0` | dim 0, if the op changes several dims |",
         "| no entry for an output row | a new row, such as the zeros of a pad |",
         "",
-        "The column *signature* shows the [signature](../ops.md#signatures) of the op for the example "
-        "input.",
+        "The column *signature* shows the [signature](../ops.md#signatures) of the op for the "
+        "example input.",
         "",
         "| op | aten overloads | example | rows | signature "
         "| overloads that always use the signature |",
