@@ -2,7 +2,7 @@
 propagation adds, beside PyTorch in a process that never imports the package.
 
 python -m benchmarks.compiled              # the table
-python -m benchmarks.compiled --write      # into docs/compiled.md
+python -m benchmarks.compiled --write      # into docs/lists/graphs.md
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 
 from benchmarks.sides import Side, torch_alone, with_flags
 
-PAGE = Path(__file__).parents[1] / "docs" / "compiled.md"
+PAGE = Path(__file__).parents[1] / "docs" / "lists" / "graphs.md"
 DEVICES = 4
 
 

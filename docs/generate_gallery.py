@@ -1,4 +1,4 @@
-"""Writes docs/gallery.md and the pictures in docs/gallery, with what torch does, measured.
+"""Writes docs/lists/gallery.md and the pictures in docs/gallery, with what torch does, measured.
 
 python docs/generate_gallery.py          # measure, and write all of it
 python docs/generate_gallery.py --check  # fail if it is not what the code draws
@@ -19,7 +19,7 @@ from cute_sharding.sharding import Sharding, format_placements, parse_placements
 from cute_sharding.tools.drawing import Picture
 from cute_sharding.tools.drawing.pictures import draw_sharding
 
-PAGE = Path(__file__).with_name("gallery.md")
+PAGE = Path(__file__).parent / "lists" / "gallery.md"
 FOLDER = Path(__file__).with_name("gallery")
 MEASURED = FOLDER / "measured.json"
 
@@ -199,7 +199,7 @@ def page(measured: dict[str, Any]) -> str:
         "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
         '--mesh tp=2 --placements "S(1)" --view 24`. In a program, call '
         "`cute_sharding.draw(tensor)` "
-        "([reference](reference/index.md#cute_sharding.tools.drawing.draw)).",
+        "([reference](../reference/index.md#cute_sharding.tools.drawing.draw)).",
         "",
     ]
     for p in PATTERNS:
@@ -225,7 +225,7 @@ def page(measured: dict[str, Any]) -> str:
             f"| PyTorch | {found['torch']} |",
             f"| cute-sharding | {found['ours']} |",
             "",
-            f"![{p.picture().title}](gallery/{p.name}.svg)",
+            f"![{p.picture().title}](../gallery/{p.name}.svg)",
             "",
         ]
     return "\n".join(lines)

@@ -118,7 +118,7 @@ def load_checkpoint(
         RuntimeError: reading or sending failed on some rank; all ranks raise this error. It names
             the loaded tensors, and the unchanged tensors.
 
-    The method is in docs/checkpoints.md.
+    The method is in docs/resharding.md ("Checkpoints").
 
     >>> import tempfile, torch
     >>> import torch.distributed as dist

@@ -89,7 +89,7 @@ def reshard(
             the tensors that have moved completely, and those that are unchanged.
         ImportError: ``progress`` is True, and tqdm is not installed.
 
-    The method is in docs/models.md.
+    The method is in docs/resharding.md.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -172,7 +172,7 @@ def plan_reshard(
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`reshard`.
 
-    The method is in docs/models.md.
+    The method is in docs/resharding.md.
 
     >>> from cute_sharding import Spec
     >>> weights = {f"layers.{i}.weight": Spec((1024, 512), (8,), "S(0)") for i in range(4)}
