@@ -43,6 +43,10 @@ from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join
 
 # Arguments that do not change which elements there are.
 _HOW_IT_LIES = ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "copy")
+_NO_VALUES = (
+    "tensors have no values while it is planned what moves where. Use only shapes, or read the "
+    "values before"
+)
 # Dtypes in whose elements memory is counted that is seen as dtypes of several widths.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -444,12 +448,7 @@ class Recording(TorchDispatchMode):
         values = self._values_of(tensors)
         if values is None:
             lacking = [(self.lacks(x), x.shape) for x in tensors if self.lacks(x)]
-            why = (
-                without_value(*lacking[0])
-                if lacking
-                else "tensors have no values while it is planned what moves where. Use only shapes, "
-                "or read the values before"
-            )
+            why = without_value(*lacking[0]) if lacking else _NO_VALUES
             of, name, line = self._named(tensors), func.__name__, _at(_line())
             raise NotOnlyMoved(
                 f"{self.of} reads the values of {of} with aten.{name}{line}, but {why}"

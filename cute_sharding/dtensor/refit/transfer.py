@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cute_sharding._memory import remembered
@@ -528,38 +527,45 @@ def plan_load(
     [6.0, 6.0, 6.0, 6.0, 0.0, 0.0]
     >>> torch.distributed.destroy_process_group()
     """
-    ranks = Ranks(dist.group.WORLD if group is None else group, "plan_load")
-    what = "plan_load"
+    ranks = Ranks(group, "plan_load")
     with communication.numbered_as(ranks.this):
-        mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
-        operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
-        tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
+        return _planned(ranks, load, into, source, memory_limit)
 
-        def record() -> _Recorded:
-            return (
-                _Recorded(Need((), ()), {})
-                if load is None
-                else record_load(load, tensors, operands)
-            )
 
-        recorded, _ = ranks.on_each(what, record, lambda _: None)
-        need, needs = ranks.in_common(what, lambda: recorded.need)
-        joined = join_needs(operands, needs)
-        of_mine = [numbers for (_, x), numbers in zip(needs, joined.of_need) if x == need]
-        plan = TransferPlan(
-            tuple(operands),
-            joined.results,
-            joined.members,
-            (),
-            memory_limit,
-            ranks.group,
-            ranks.this,
-            mine,
-            tensors,
-            of_mine[0],
-            recorded.unwritten,
-        )
-        return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
+def _planned(
+    ranks: Ranks,
+    load: Loader | None,
+    into: Mapping[str, torch.Tensor] | torch.nn.Module | None,
+    source: Mapping[str, Weight] | None,
+    memory_limit: int | None,
+) -> TransferPlan:
+    what = "plan_load"
+    mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
+    operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
+    tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
+
+    def record() -> _Recorded:
+        nothing = _Recorded(Need((), ()), {})
+        return nothing if load is None else record_load(load, tensors, operands)
+
+    recorded, _ = ranks.on_each(what, record, lambda _: None)
+    need, needs = ranks.in_common(what, lambda: recorded.need)
+    joined = join_needs(operands, needs)
+    numbers = next(numbers for (_, x), numbers in zip(needs, joined.of_need) if x == need)
+    plan = TransferPlan(
+        tuple(operands),
+        joined.results,
+        joined.members,
+        (),
+        memory_limit,
+        ranks.group,
+        ranks.this,
+        mine,
+        tensors,
+        numbers,
+        recorded.unwritten,
+    )
+    return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
 
 
 def _tensors(
