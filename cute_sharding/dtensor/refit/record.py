@@ -496,21 +496,30 @@ class Recording(TorchDispatchMode):
         self.write(onto, [piece(e.source, 0, e.x, 0, [(many, 0, 1)]) for e in found if many])
 
     def _copy(self, onto: torch.Tensor, x: torch.Tensor) -> None:
-        found = self._memories.get(id(storage_of(x)))
-        if found is not None and onto.numel() and found[2] == x.itemsize == onto.itemsize:
-            memory = self._memory(onto)
-            pieces = found[1].pieces
-            is_line = len(pieces) == 1 and pieces[0].modes == ((pieces[0].size, 1, 1),)
-            if memory is not None and is_line and self._width(onto) == onto.itemsize:
-                one = pieces[0]  # nearly always: a part of a source
-                if one.size == found[1].size and self.operands[one.source].dtype == x.dtype:
-                    number = self._cast(one.source, onto.dtype)
-                    steps = x.expand(onto.shape).stride()
-                    modes = [*zip(onto.shape, steps, onto.stride())]
-                    first = one.x - one.y + int(x.storage_offset())
-                    memory.write_piece(piece(number, 0, first, int(onto.storage_offset()), modes))
-                    return
-        self.write(onto, self.cast(self.read(x.expand(onto.shape)), onto.dtype))
+        """Write a tensor's elements to another one."""
+        if x.shape != onto.shape:
+            x = x.expand(onto.shape)
+        if not self._copy_of_source(onto, x):
+            self.write(onto, self.cast(self.read(x), onto.dtype))
+
+    def _copy_of_source(self, onto: torch.Tensor, x: torch.Tensor) -> bool:
+        """:meth:`_copy` of a part of one operand, as most of what loaders copy is: a piece whose
+        modes are the dims. False: it is another tensor.
+        """
+        read, written = (self._memories.get(id(storage_of(each))) for each in (x, onto))
+        if read is None or written is None or not read[2] == written[2] == x.itemsize:
+            return False
+        pieces, size = read[1].pieces, read[1].size
+        if onto.itemsize != x.itemsize or not onto.numel() or len(pieces) != 1:
+            return False
+        one = pieces[0]
+        if one.modes != ((size, 1, 1),) or self.operands[one.source].dtype != x.dtype:
+            return False
+        number = self._cast(one.source, onto.dtype)
+        modes = [*zip(onto.shape, x.stride(), onto.stride())]
+        first = one.x - one.y + int(x.storage_offset())
+        written[1].write_piece(piece(number, 0, first, int(onto.storage_offset()), modes))
+        return True
 
     def _each(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
         """An op of lists: the same op of each of their tensors."""
