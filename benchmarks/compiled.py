@@ -282,8 +282,8 @@ def page(names: Sequence[str], torchs: Side, here: Side) -> str:
             'torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")',
             "```",
             "",
-            f"It is then called with several shapes on {DEVICES} ranks, and compared with the eager "
-            "function in placements and values.",
+            f"It is then called with several shapes on {DEVICES} ranks, and compared with the "
+            "eager function in placements and values.",
             "",
             "| column | meaning |",
             "|---|---|",

@@ -172,8 +172,8 @@ def page(measured: dict[str, Any]) -> str:
         "# Gallery",
         "",
         "Patterns of real models, on small tensors: which rank has which element, before and after "
-        "an op. For the last seven, PyTorch and cute-sharding do the same. `make pages` writes this "
-        "page.",
+        "an op. For the last seven, PyTorch and cute-sharding do the same. `make pages` writes "
+        "this page.",
         "",
         f"The tables have PyTorch {measured['torch']} alone beside cute-sharding:",
         "",
