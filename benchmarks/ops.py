@@ -257,8 +257,8 @@ def _of_parts(mesh: tuple[int, ...], samples: int, parts: int) -> dict[str, Any]
 
 
 def summary(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Any:
-    """What measured-ops.json has: totals by kind of placements, and each op that is not right on all
-    that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
+    """What measured-ops.json has: totals by kind of placements, and each op that is not right on
+    all that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
     """
 
     def counts(of: dict[str, int]) -> list[int]:
