@@ -214,6 +214,63 @@ def computed():
     assert rank < 4 or bool((into["p"] == 1).all())
 
 
+def quantizes():
+    """What a loader computes is computed again at each run, of what was moved, cast, put together
+    and computed before; or refused, where it cannot be.
+    """
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+
+    def engine():
+        names = {"q": (4, 6), "scale": (4,), "fused": (8, 6), "turned": (6, 4), "bias": (3,)}
+        return {name: torch.full(shape, 7.0) for name, shape in names.items()}
+
+    def loader(into, r):
+        def load(w):
+            x = w["w"].narrow(0, 4 * r, 4)
+            scale = x.abs().amax(1).clamp(min=1e-6) / 8
+            into["scale"].copy_(scale)
+            into["q"].copy_((x / scale[:, None]).round())
+            into["fused"][:4] = x
+            into["fused"][4:].copy_(torch.cat([x.flip(0)[:2] * 2, x[:2] + x[2:]]))
+            into["turned"].copy_(x.mT.double().exp())
+            into["bias"][1:].copy_(w["b"][r : r + 2])
+            into["bias"][:1].copy_(w["b"].to(torch.bfloat16).sum(0, keepdim=True))
+            into["bias"].mul_(0.5)
+
+        return load
+
+    torch.manual_seed(3)
+    weights = {"w": torch.randn(8, 6), "b": torch.randn(3)}
+    mine = engine()
+    for run in range(2):
+        whole = {name: x + run for name, x in weights.items()}
+        if rank < 4:
+            state = {
+                "w": distribute_tensor(whole["w"], mesh, [Shard(0), Shard(1)]),
+                "b": whole["b"],
+            }
+        if run == 0 and rank < 4:
+            plan = plan_load(source=state, computes=True)
+        elif run == 0:
+            plan = plan_load(loader(mine, rank - 4), mine, computes=True)
+            assert "then computed on this rank: aten.div.Tensor" in str(plan)
+        plan.run(state if rank < 4 else None)
+        if rank >= 4:
+            by_hand = engine()
+            loader(by_hand, rank - 4)(whole)
+            for name, x in mine.items():
+                assert torch.equal(x, by_hand[name]), (name, x, by_hand[name])
+
+    def drawn_numbers(w):
+        mine["bias"].copy_(torch.rand_like(w["b"]) * w["b"])
+
+    if rank < 4:
+        raised(lambda: plan_load(source=state, computes=True), RuntimeError, ["rank 4", "'bias'"])
+    else:
+        raised(lambda: plan_load(drawn_numbers, mine, computes=True), NotOnlyMoved, ["'bias'"])
+
+
 def arguments():
     """Arguments that do not fit are refused by all ranks."""
     rank = dist.get_rank()
@@ -296,4 +353,4 @@ def on_slices():
         assert moved["c"] is c
 
 
-PROGRAMS = (computed, arguments, one_process_is_both, on_slices)
+PROGRAMS = (computed, quantizes, arguments, one_process_is_both, on_slices)

@@ -94,6 +94,32 @@ class Held:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A tensor that an op takes: from operands to its row-major positions, and how it lies."""
+
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """An op that computes.
+
+    Attributes:
+        op, args, kwargs: as the program calls it, with a :class:`Taken` for each tensor that is
+            made of operands.
+        line: where.
+    """
+
+    op: Any
+    args: Any
+    kwargs: Any
+    line: str
+
+
 @dataclass(frozen=True, eq=False)
 class Computed:
     """What is no element of another operand.
@@ -102,12 +128,16 @@ class Computed:
         why: what made it, and in what it is no movement.
         operands: the numbers of what it is made of.
         line: where the program does that; empty if that is not known.
+        call: what computes it, if that can be done again; None: it cannot.
+        result: which of the tensors that the call gives, whose elements are numbered row-major.
     """
 
     why: str
     operands: frozenset[int]
     dtype: torch.dtype
     line: str = ""
+    call: Call | None = None
+    result: int = 0
 
 
 class NotMoved(NamedTuple):
@@ -374,9 +404,19 @@ class Recording(TorchDispatchMode):
             return of
         return Computed(why, frozenset([number]), operand.dtype)
 
-    def not_moved(self, pieces: Sequence[Piece]) -> NotMoved | None:
-        """What of the pieces is no element of a source, and no constant; None: all is."""
+    def computed(self, number: int) -> Computed | None:
+        """What an operand is of the result of a call, which can be called again."""
+        operand = self.operands[number]
+        found = self.operands[operand.of] if isinstance(operand, Cast) else operand
+        return found if isinstance(found, Computed) and found.call is not None else None
+
+    def not_moved(self, pieces: Sequence[Piece], *, computes: bool = False) -> NotMoved | None:
+        """What of the pieces is no element of a source, and no constant; None: all is.
+        ``computes``: they may be of the result of a call.
+        """
         for number in dict.fromkeys(each.source for each in pieces):
+            if computes and self.computed(number) is not None:
+                continue
             found = self.final(number)
             if isinstance(found, Computed):
                 return NotMoved(self.names_of([number]), f"{found.why}{_at(found.line)}")
@@ -578,7 +618,7 @@ class Recording(TorchDispatchMode):
         base = _scattered(func)
         if base is not None:
             return self._scatter(base, args, kwargs)
-        numbers = self._rows_by_number(func, tensors)
+        numbers = self._rows_by_number(func, args)
         moved = [x for x in tensors if id(x) not in numbers]
         with dispatch_modes.no_modes():
             at_meta = _on_meta(args, numbers), {**_on_meta(kwargs, numbers), **_device(kwargs)}
@@ -592,11 +632,35 @@ class Recording(TorchDispatchMode):
         if values is not None:
             return func(*_replaced(args, values), **_replaced(kwargs, values))
         out = func(*at_meta[0], **at_meta[1])
-        for x in leaves(out):
+        call, of, line = self._call(func, tensors, args, kwargs), self._of(tensors), _line()
+        for k, x in enumerate(leaves(out)):
             if isinstance(x, torch.Tensor):
-                number = self._computed(why or _computes(func), self._of(tensors), x.dtype)
-                self._made(x, self._all(x.shape, number))
+                said = why or _computes(func)
+                number = self.number(Computed(said, frozenset(of), x.dtype, line, call, k))
+                self._made(x, identity_pieces(number, 0, x.numel()))
         return out
+
+    def _call(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Call | None:
+        """The op, to be called again where its operands are; None: it cannot be, since it draws
+        random numbers, or an operand has elements without a value, or that are not known here.
+        """
+        known = [x for x in tensors if self.is_known(x)]
+        taken = {id(x): self._taken(x) for x in known}
+        if _is_random(func) or any(map(self.lacks, known)) or None in taken.values():
+            return None
+
+        def as_taken(x: Any) -> Any:
+            return taken.get(id(x), x) if isinstance(x, torch.Tensor) else x
+
+        return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
+
+    def _taken(self, tensor: torch.Tensor) -> Taken | None:
+        pieces = tuple(self.read(tensor))
+        for number in {each.source for each in pieces}:
+            found = self.final(number)
+            if isinstance(found, Held) or (isinstance(found, Computed) and found.call is None):
+                return None
+        return Taken(pieces, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def _scatter(self, base: Any, args: Any, kwargs: Any) -> torch.Tensor:
         """A copy of the first operand, into a view of which the second is copied."""
@@ -605,12 +669,12 @@ class Recording(TorchDispatchMode):
             base(out, *args[2:], **kwargs).copy_(args[1])
         return out
 
-    def _rows_by_number(self, func: Any, tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
+    def _rows_by_number(self, func: Any, args: Sequence[Any]) -> dict[int, Any]:
         """By id, the operands that are numbers of rows, with their values."""
-        if func.__name__ not in TAKES_NUMBERS:
-            return {}
+        place = TAKES_NUMBERS.get(func.__name__)
+        given = leaves(args[place]) if place is not None and place < len(args) else []
         found = {}
-        for x in tensors[1:]:
+        for x in [x for x in given if isinstance(x, torch.Tensor)]:
             values = self._values_of([x])
             if values is not None:
                 found[id(x)] = values.get(id(x), x)
@@ -885,12 +949,13 @@ def _replaced(given: Any, values: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
-    """Arguments with tensors without data; numbers of rows as they are."""
+    """Arguments with tensors without data; masks of rows as they are."""
 
     def without_data(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.is_meta:
             return x
-        return numbers[id(x)] if id(x) in numbers else x.to("meta")
+        is_mask = id(x) in numbers and x.dtype is torch.bool
+        return x if is_mask else x.to("meta")
 
     return tree_map(without_data, given)
 
