@@ -327,43 +327,30 @@ def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
         ValueError: something is pending.
         TypeError: it is not a tensor of elements.
     """
+    placements = () if not isinstance(weight, (DTensor, Spec)) else weight.placements
+    if any(isinstance(placement, Partial) for placement in placements):
+        raise ValueError(
+            f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
+            "the tensor to Shard or Replicate first"
+        )
     if isinstance(weight, Spec):
         placed = weight.placed(name)
-        found = placed.placed
-        if found.pending:
-            raise _pending(name, weight.placements)
-        mesh = found.mesh
-        return Placement(found.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), found.chains)
+        mesh, chains = placed.placed.mesh, placed.placed.chains
+        return Placement(placed.placed.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), chains)
+    if not isinstance(weight, torch.Tensor) or is_wrapper(local_part(weight)):
+        raise TypeError(
+            f"{name!r} is a {type(weight).__name__}: give a DTensor, a plain tensor that is whole, "
+            "or a cute_sharding.Spec of its shape, mesh, placements and dtype"
+        )
     if isinstance(weight, DTensor):
-        if is_wrapper(weight._local_tensor):
-            raise _other(name, type(weight._local_tensor).__name__)
-        return _lies(name, weight._spec, weight.dtype, communication.this_rank())
-    if not isinstance(weight, torch.Tensor) or is_wrapper(weight):
-        raise _other(name, type(weight).__name__)
+        return _lies(weight._spec, weight.dtype, communication.this_rank())
     return Placement(tuple(weight.shape), name_of(weight.dtype))
 
 
 @remembered
-def _lies(name: str, spec: Any, dtype: torch.dtype, rank: int) -> Placement:
-    if any(isinstance(placement, Partial) for placement in spec.placements):
-        raise _pending(name, spec.placements)
-    mesh = slice_with(spec.mesh, rank)
-    shape = tuple(spec.shape)
+def _lies(spec: Any, dtype: torch.dtype, rank: int) -> Placement:
+    mesh, shape = slice_with(spec.mesh, rank), tuple(spec.shape)
     return Placement(shape, name_of(dtype), mesh.sizes, tuple(mesh.ranks), chains_of_spec(spec))
-
-
-def _pending(name: str, placements: Any) -> ValueError:
-    return ValueError(
-        f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
-        "the tensor to Shard or Replicate first"
-    )
-
-
-def _other(name: str, kind: str) -> TypeError:
-    return TypeError(
-        f"{name!r} is a {kind}: give a DTensor, a plain tensor that is whole, or a "
-        "cute_sharding.Spec of its shape, mesh, placements and dtype"
-    )
 
 
 def local_part(weight: torch.Tensor) -> torch.Tensor:
