@@ -2,7 +2,7 @@
 propagation adds, beside PyTorch in a process that never imports the package.
 
 python -m benchmarks.compiled              # the table
-python -m benchmarks.compiled --write      # into docs/compiled.md
+python -m benchmarks.compiled --write      # into docs/lists/graphs.md
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 
 from benchmarks.sides import Side, torch_alone, with_flags
 
-PAGE = Path(__file__).parents[1] / "docs" / "compiled.md"
+PAGE = Path(__file__).parents[1] / "docs" / "lists" / "graphs.md"
 DEVICES = 4
 
 
@@ -274,13 +274,16 @@ def page(names: Sequence[str], torchs: Side, here: Side) -> str:
         [
             "# Views under torch.compile",
             "",
-            "`python -m benchmarks.compiled --write` generates this page. The benchmark "
-            "compiles functions that apply views to an input and multiply the result by 2. The "
-            "benchmark compiles each function with the following call:",
+            "How many graphs a view needs for inputs of changing sizes, and which guards it adds. "
+            "`python -m benchmarks.compiled --write` writes this page. Each function applies views "
+            "to its input, multiplies the result by 2, and is compiled by",
             "",
             "```text",
-            'compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")',
+            'torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")',
             "```",
+            "",
+            f"It is then called with several shapes on {DEVICES} ranks, and compared with the "
+            "eager function in placements and values.",
             "",
             "| column | meaning |",
             "|---|---|",
@@ -291,14 +294,10 @@ def page(names: Sequence[str], torchs: Side, here: Side) -> str:
             "| package: graphs | number of graphs with the package |",
             "| guards | guards that the package adds, on the dims in *input* |",
             "",
-            "The benchmark calls each compiled function with several input shapes on "
-            f"{DEVICES} ranks. The benchmark compares placements and values with eager mode."
-            " The column *guards* omits guards of PyTorch, for example on sizes of 0 and 1.",
-            "",
-            "Inside a compiled graph, the split factor of a `_StridedShard` is a symbol, not a "
-            "constant. If a function returns a `_StridedShard`, PyTorch compiles one graph "
-            "for each split factor. For example, `x.flatten(0, 1)` of a (batch, sequence) "
-            "tensor with `Shard(1)` has the split factor `batch`.",
+            "PyTorch's own guards, as on sizes of 0 and 1, are left out. More than one graph is "
+            "needed where a function returns a `_StridedShard`: inside of a graph its split factor "
+            "is a symbol, but placements of results are constants ([Compiled "
+            "programs](../compiled.md)).",
             "",
             "| pattern | input | shapes | PyTorch: graphs, or error | package: graphs | guards |",
             "|---|---|---|---|---|---|",

@@ -14,8 +14,8 @@ cut them (_StridedShard), one dim on several mesh dims (nested), or pending sums
 - with ops switched on,
 
 forward and backward, all ranks in one process (LocalTensorMode), and compared with one device.
-``--write`` measures them all, a process for each core, and writes docs/measured-ops.json and its
-page.
+``--write`` measures them all, a process for each core, and writes docs/lists/measured-ops.json and
+its page.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from benchmarks.op_database import (
 # On which mesh each kind of placements is measured for the table.
 KINDS = {"even": (2,), "uneven": (2,), "strided": (2,), "nested": (2, 2), "pending": (2, 2)}
 
-DATA = Path(__file__).parent.parent / "docs" / "measured-ops.json"
+DATA = Path(__file__).parent.parent / "docs" / "lists" / "measured-ops.json"
 
 # Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
 SECONDS = 60
@@ -228,7 +228,7 @@ def _kinds_on(mesh: tuple[int, ...]) -> list[str]:
 
 
 def write(samples: int) -> None:
-    """Measure all ops, and write docs/measured-ops.json and docs/measured-ops.md."""
+    """Measure all ops, and write docs/lists/measured-ops.json and docs/lists/measured-ops.md."""
     parts = os.cpu_count() or 1
     records: dict[str, Any] = defaultdict(dict)
     for mesh in sorted(set(KINDS.values())):
@@ -257,8 +257,8 @@ def _of_parts(mesh: tuple[int, ...], samples: int, parts: int) -> dict[str, Any]
 
 
 def summary(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Any:
-    """What docs/measured-ops.json has: totals by kind of placements, and each op that is not right
-    on all that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
+    """What measured-ops.json has: totals by kind of placements, and each op that is not right on
+    all that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
     """
 
     def counts(of: dict[str, int]) -> list[int]:
@@ -298,7 +298,7 @@ def as_json(data: Any) -> str:
 
 
 def page(data: Any) -> str:
-    """docs/measured-ops.md: the totals, and the place where docs/measured-ops.js puts the table."""
+    """measured-ops.md: the totals, and the place where measured-ops.js puts the table."""
     order = ("stock", "ours", "had")
     rows = "\n".join(
         f"| {kind} | {' | '.join('/'.join(map(str, ways[way])) for way in order)} |"
@@ -330,7 +330,7 @@ For the column *replicated first*, the benchmark replicates uneven and strided s
 PyTorch op.
 
 If an input is a `_StridedShard`, the output placements come from the following sources ([Who
-answers](ops.md#who-answers)):
+answers](../ops.md#who-answers)):
 
 | number of ops | source of the output placements |
 |---|---|

@@ -22,7 +22,8 @@ In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``with profile() as p: ...``, ``with no_communication(): ...``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
-``plan_refit(generator, source, target)``, ``plan_load(load, into, source)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
+``plan_refit(generator, source, target)``, ``plan_load(load, into, source)``,
+``local_boxes(tensor)``, ``prepare_groups(mesh)``,
 ``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``,
 ``plan_step(step, mesh)``, ``with planned(plan): ...``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.

@@ -1,4 +1,4 @@
-"""Writes docs/gallery.md and the pictures in docs/gallery, with what torch does, measured.
+"""Writes docs/lists/gallery.md and the pictures in docs/gallery, with what torch does, measured.
 
 python docs/generate_gallery.py          # measure, and write all of it
 python docs/generate_gallery.py --check  # fail if it is not what the code draws
@@ -19,7 +19,7 @@ from cute_sharding.sharding import Sharding, format_placements, parse_placements
 from cute_sharding.tools.drawing import Picture
 from cute_sharding.tools.drawing.pictures import draw_sharding
 
-PAGE = Path(__file__).with_name("gallery.md")
+PAGE = Path(__file__).parent / "lists" / "gallery.md"
 FOLDER = Path(__file__).with_name("gallery")
 MEASURED = FOLDER / "measured.json"
 
@@ -73,50 +73,45 @@ PATTERNS = (
     pattern(
         "patches",
         "Patches of an image, merged in pairs",
-        "For a view that merges two image patches into one image patch, PyTorch gathers all "
-        "features. With cute-sharding, each rank keeps its features, so a view that merges image "
-        "patches sends nothing.",
+        "Two neighbors become one patch with twice as many features. PyTorch gathers all "
+        "features before; here each rank keeps its own.",
         *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
         "qkv",
         "Fused queries, keys and values",
-        "In a fused weight, each rank has the rows of its heads of q, k and v. "
-        "For a view that divides the rows of a fused weight into four groups, PyTorch returns "
-        "wrong data. With cute-sharding, a view that divides a fused weight into four groups "
-        "communicates.",
+        "Each rank has the rows of its heads of q, k and v. A view that divides all rows into "
+        "four groups does not fit that: PyTorch returns wrong data, and cute-sharding moves rows "
+        "first.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
         "gqa",
         "Grouped-query attention: fewer key heads than devices",
-        "If two key heads are sharded over four ranks, each rank has half a head. If a "
-        "rank has half a head, a view that splits columns into heads communicates.",
+        "With two key heads on four ranks, each has half a head, so a view that splits columns "
+        "into heads has to communicate.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
         "Tensor parallelism shards a weight by columns, and `fully_shard` shards each shard again "
-        "by columns. If an optimizer flattens a weight under FSDP and tensor parallelism, "
-        "PyTorch returns wrong data. With cute-sharding, the optimizer gets correct data without "
-        "communication.",
+        "by columns. An optimizer that flattens such a weight gets wrong data by PyTorch. Here "
+        "it gets the right data, and nothing is sent.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
         "context",
         "Context parallelism: striped blocks",
-        "In context parallelism with two stripes, each rank has some early and some late "
-        "positions of each sequence. If a view flattens batch and sequence, PyTorch raises an "
-        "error. With cute-sharding, a view that flattens batch and sequence sends nothing.",
+        "Each rank has some early and some late positions of each sequence. To flatten batch and "
+        "sequence, PyTorch raises; here nothing is sent.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight, and two of the four ranks also generate text with the weight. "
-        "For a redistribution to another mesh, PyTorch raises an error. With cute-sharding, a "
-        "rank of the new mesh receives each missing element only once.",
+        "Four ranks train a weight, and two of them also generate text with it. PyTorch does not "
+        "redistribute to another mesh; here each missing element is received once.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -124,8 +119,7 @@ PATTERNS = (
     pattern(
         "redistribution",
         "A redistribution, S(0) to S(1)",
-        "For a redistribution from S(0) to S(1), each rank sends some of its columns to every "
-        "other rank.",
+        "Each rank sends some of its columns to every other rank.",
         *((8, 8), {"tp": 4}, "S(0)"),
         to="S(1)",
     ),
@@ -133,44 +127,41 @@ PATTERNS = (
         "heads",
         "Attention heads, split",
         "A column-parallel projection returns a tensor (batch, sequence, heads * head size), "
-        "sharded by columns. If each rank has whole heads, a view that splits columns into heads "
-        "sends nothing.",
+        "sharded by columns. Each rank has whole heads, so splitting columns into heads sends "
+        "nothing.",
         *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
     ),
     pattern(
         "merge",
         "Attention heads, merged",
-        "After attention, a view merges the dims of heads and of head size into columns.",
+        "After attention, heads and head size become columns again.",
         *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
     ),
     pattern(
         "sequence",
         "Sequence parallelism: batch and sequence, flattened",
-        "After a view flattens batch and sequence, each rank has consecutive rows of each "
-        "sequence.",
+        "Each rank then has consecutive rows of each sequence, which is a strided shard.",
         *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
     ),
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The weights of two projections are stacked in one tensor, and sharded by rows. After a "
-        "view flattens stacked weights into one matrix, each rank has consecutive rows of each "
-        "weight.",
+        "Two weights are stacked in one tensor, sharded by rows, and then flattened into one "
+        "matrix. Each rank keeps its rows of each weight.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
     ),
     pattern(
         "experts",
         "Expert parallelism: experts and their tokens in one dim",
-        "The mesh dim ep shards the experts, and the mesh dim tp shards the tokens of each expert. "
-        "A view flattens experts and tokens into one dim.",
+        "One mesh dim shards the experts, the other the tokens of each expert. A view flattens "
+        "both into one dim.",
         *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
     ),
     pattern(
         "vocabulary",
         "An uneven vocabulary",
-        "Four ranks share a vocabulary of eleven words: three ranks have three words, and one "
-        "rank has two words. In a beam search, a view turns (batch, beams, words) "
-        "into (batch, beams * words).",
+        "Four ranks share eleven words: three ranks have three, and one has two. A beam search "
+        "turns (batch, beams, words) into (batch, beams * words).",
         *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
     ),
 )
@@ -180,11 +171,11 @@ def page(measured: dict[str, Any]) -> str:
     lines = [
         "# Gallery",
         "",
-        "The pictures show patterns of real models, with small tensors. Each picture shows which "
-        "rank has each element, before and after an op. For the last seven patterns of the page, "
-        "PyTorch and cute-sharding give the same result. `make pages` generates the gallery.",
+        "Patterns of real models, on small tensors: which rank has which element, before and after "
+        "an op. For the last seven, PyTorch and cute-sharding do the same. `make pages` writes "
+        "this page.",
         "",
-        f"The tables compare PyTorch {measured['torch']} alone with cute-sharding:",
+        f"The tables have PyTorch {measured['torch']} alone beside cute-sharding:",
         "",
         "```text",
         "free          the result is correct, and no rank sends data",
@@ -196,10 +187,10 @@ def page(measured: dict[str, Any]) -> str:
         "_S(0,3)       _StridedShard(0, split_factor=3)",
         "```",
         "",
-        "To draw a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
+        "For a picture of your own tensor, run `python -m cute_sharding draw --shape 4,6 "
         '--mesh tp=2 --placements "S(1)" --view 24`. In a program, call '
         "`cute_sharding.draw(tensor)` "
-        "([reference](reference/index.md#cute_sharding.tools.drawing.draw)).",
+        "([reference](../reference/index.md#cute_sharding.tools.drawing.draw)).",
         "",
     ]
     for p in PATTERNS:
@@ -225,7 +216,7 @@ def page(measured: dict[str, Any]) -> str:
             f"| PyTorch | {found['torch']} |",
             f"| cute-sharding | {found['ours']} |",
             "",
-            f"![{p.picture().title}](gallery/{p.name}.svg)",
+            f"![{p.picture().title}](../gallery/{p.name}.svg)",
             "",
         ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Writes docs/patches.md from the table of what is replaced in PyTorch.
+"""Writes docs/lists/patches.md from the table of what is replaced in PyTorch.
 
 python docs/generate_patches.py          # write it
 python docs/generate_patches.py --check  # fail if it is not what the code says
@@ -15,7 +15,7 @@ from cute_sharding.dtensor.replaced import compiler_patches, patches
 from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.replaced.patches import TABLE, WATCHED
 
-PAGE = Path(__file__).with_name("patches.md")
+PAGE = Path(__file__).parent / "lists" / "patches.md"
 ROOT = Path(__file__).parent.parent
 ADAPTER = ROOT / "cute_sharding" / "dtensor"
 

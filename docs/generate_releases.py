@@ -1,5 +1,5 @@
-"""Runs the tests on every supported release of torch, and writes docs/releases.md of what they
-found.
+"""Runs the tests on every supported release of torch, and writes docs/lists/releases.md of what
+they found.
 
     python docs/generate_releases.py          # each release; takes an hour or more
     python docs/generate_releases.py 2.15.0   # this one only; the rows of the others stay
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE, ROWS = Path(__file__).with_name("releases.md"), Path(__file__).with_name("releases.json")
+LISTS = Path(__file__).parent / "lists"
+PAGE, ROWS = LISTS / "releases.md", LISTS / "releases.json"
 RELEASES = ("2.13.0", "2.14.1", "2.15.0")
 PINNED = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
 CASES = 1000

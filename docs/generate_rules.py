@@ -1,4 +1,4 @@
-"""Writes docs/rules.md from the table of ops.
+"""Writes docs/lists/rules.md from the table of ops.
 
 python docs/generate_rules.py          # write it
 python docs/generate_rules.py --check  # fail if it is not what the code says
@@ -27,7 +27,7 @@ from cute_sharding.relations.table import (
 from cute_sharding.relations.view import DimSpec, View
 from cute_sharding.sharding.rows import Run
 
-PAGE = Path(__file__).with_name("rules.md")
+PAGE = Path(__file__).parent / "lists" / "rules.md"
 
 # One example for each op: input shape and arguments.
 EXAMPLES = {
@@ -276,7 +276,7 @@ def section_of_views() -> list[str]:
         "",
         "| word after an overload | meaning |",
         "|---|---|",
-        "| *signature* | the output placements come from a [signature](ops.md#signatures) |",
+        "| *signature* | the output placements come from a [signature](../ops.md#signatures) |",
         "",
         "| op | aten overloads | example | DimMap | layout, output index -> input index |",
         "|---|---|---|---|---|",
@@ -296,7 +296,8 @@ def section_of_movement() -> list[str]:
     return [
         "## Movement ops",
         "",
-        "A [movement op](movement.md) copies rows of its inputs to rows of its outputs. The column "
+        "A [movement op](../redistribution.md#rows-that-move) copies rows of its inputs to rows of "
+        "its outputs. The column "
         "*example* contains an input shape, followed by the arguments of the op. In the column "
         "*rows*, `in` is the input and `out` is the output of the op:",
         "",
@@ -307,8 +308,8 @@ def section_of_movement() -> list[str]:
         "| `.d0` | dim 0, if the op changes several dims |",
         "| no entry for an output row | a new row, such as the zeros of a pad |",
         "",
-        "The column *signature* shows the [signature](ops.md#signatures) of the op for the example "
-        "input.",
+        "The column *signature* shows the [signature](../ops.md#signatures) of the op for the "
+        "example input.",
         "",
         "| op | aten overloads | example | rows | signature "
         "| overloads that always use the signature |",
@@ -324,13 +325,13 @@ def section_by_names() -> list[str]:
     return [
         "## Ops by names",
         "",
-        "A [signature](ops.md#signatures) has four kinds of tensor dims:",
+        "A [signature](../ops.md#signatures) has four kinds of tensor dims:",
         "",
         "| dim | in the signature | placement |",
         "|---|---|---|",
         "| free | in inputs and outputs | may be sharded |",
         "| contracted | missing in an output | may be sharded, if *Partial* has an entry |",
-        "| folded | in parentheses | may be sharded: [ranks exchange states](ops.md#folds) |",
+        "| folded | in parentheses | may be sharded: [ranks exchange states](../ops.md#folds) |",
         "| whole | in brackets | never sharded |",
         "",
         "The column *Partial* has the reduction of a `Partial` output, or a function that returns "

@@ -112,11 +112,24 @@ def _ran_once(
     return done.returncode, done.stdout, done.stderr
 
 
+def _named(programs: Mapping[str, str], text: str) -> dict[str, str]:
+    """The programs that a text names, and those that these import."""
+    found = {
+        name: program
+        for name, program in programs.items()
+        if name in text or re.search(rf"^(import|from) {name.removesuffix('.py')}\b", text, re.M)
+    }
+    rest = {name: program for name, program in programs.items() if name not in found}
+    for program in found.values() if rest else ():
+        found = {**found, **_named(rest, program)}
+    return found
+
+
 def complaint(command: Command, page: str, environment: Mapping[str, str] = os.environ) -> str:
     """Runs the command beside the programs of its page: what is wrong with what it did, or nothing.
     A command that stands on two pages with the same programs runs once.
     """
-    named = {name: text for name, text in programs(page).items() if name in command.text}
+    named = _named(programs(page), command.text)
     code, out, err = _ran(
         command.text, tuple(sorted(named.items())), tuple(sorted(environment.items()))
     )

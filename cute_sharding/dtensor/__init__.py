@@ -1,7 +1,7 @@
 """The DTensor adapter: registers the rules, and runs what they answer.
 
 Each room says what may be touched in it. A room imports only from those above it in this list.
-docs/glossary.md explains the words.
+docs/how-it-works.md ("Words") explains the words.
 
 - :mod:`.bookkeeping`: settings, counts, the log
 - :mod:`.replaced`: what of torch is replaced, and its private names

@@ -180,7 +180,10 @@ class SharedBox:
         numbered = number_elements(span(self.runs, first, stop))
         pieces = through([each.turned for each in numbered], self.pieces)
         return [
-            (each.target, copy_between(each._replace(source=0, target=0), BUFFER, lines[each.target]))
+            (
+                each.target,
+                copy_between(each._replace(source=0, target=0), BUFFER, lines[each.target]),
+            )
             for each in pieces
         ]
 

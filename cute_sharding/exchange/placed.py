@@ -504,3 +504,28 @@ class Placed:
         '[S(0), R, _S(1,2)]'
         """
         return placements_text(self.chains, len(self.mesh.sizes), names)
+
+
+def several(first: Placed, others: Sequence[Placed]) -> Placed:
+    """A tensor that lies in the same way on several meshes, all of which have all of it, as one
+    that is replicated.
+
+    Raises:
+        ValueError: the meshes share ranks, or the tensor lies otherwise on some.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> rows = Placed.of(Sharding((4, 6), (2,), (Shard(0),)))
+    >>> both = several(rows, [replace(rows, mesh=Mesh((2,), (4, 5)))])
+    >>> both.mesh, both.placements_text()
+    (Mesh(sizes=(2, 2), ranks=(0, 1, 4, 5)), '[R, S(0)]')
+    """
+    ranks = [rank for each in (first, *others) for rank in each.mesh.ranks]
+    alike = all(
+        (each.shape, each.mesh.sizes, each.chains) == (first.shape, first.mesh.sizes, first.chains)
+        for each in others
+    )
+    if not alike or len(set(ranks)) < len(ranks):
+        raise ValueError("meshes share ranks, or the tensor is divided otherwise on some")
+    chains = tuple([tuple([(m + 1, f) for m, f in chain]) for chain in first.chains])
+    mesh = Mesh((1 + len(others), *first.mesh.sizes), tuple(ranks))
+    return Placed(first.shape, mesh, chains)

@@ -1,5 +1,5 @@
-"""Tensors of a program brought into the tensors of another one's ranks, each of which says by itself
-what it makes of them: an engine's own loader, recorded.
+"""Tensors of a program brought into those of another one's ranks, each of which says by itself what
+it makes of them: an engine's own loader, recorded.
 
 What ranks say is plain data. Tensors that are made of equal ones in an equal way have one *form*,
 as the layers of a model do, so what is planned grows with the forms and not with the names.
@@ -74,7 +74,7 @@ class AgreedBundle(Bundle):
     most: int = 0
 
     @property
-    def is_free(self) -> bool:  # type: ignore[override]
+    def is_free(self) -> bool:
         return not self.most
 
     @property
@@ -278,31 +278,3 @@ def _refit(
     shapes = [tuple([each.placed.shape for each in side]) for side in (operands, results)]
     relation = Relation(shapes[0], shapes[1], tuple(pieces), tuple(constants))
     return Refit(relation, tuple(operands), tuple(results))
-
-
-# -- what is there ---------------------------------------------------------------------------------
-
-
-def several(first: Placed, others: Sequence[Placed]) -> Placed:
-    """A tensor that lies in the same way on several meshes, all of which have all of it, as one
-    that is replicated.
-
-    Raises:
-        ValueError: the meshes share ranks, or the tensor lies otherwise on some.
-
-    >>> from cute_sharding.sharding import Shard, Sharding
-    >>> rows = Placed.of(Sharding((4, 6), (2,), (Shard(0),)))
-    >>> both = several(rows, [replace(rows, mesh=Mesh((2,), (4, 5)))])
-    >>> both.mesh, both.placements_text()
-    (Mesh(sizes=(2, 2), ranks=(0, 1, 4, 5)), '[R, S(0)]')
-    """
-    ranks = [rank for each in (first, *others) for rank in each.mesh.ranks]
-    alike = all(
-        (each.shape, each.mesh.sizes, each.chains) == (first.shape, first.mesh.sizes, first.chains)
-        for each in others
-    )
-    if not alike or len(set(ranks)) < len(ranks):
-        raise ValueError("meshes share ranks, or the tensor is divided otherwise on some")
-    chains = tuple([tuple([(m + 1, f) for m, f in chain]) for chain in first.chains])
-    mesh = Mesh((1 + len(others), *first.mesh.sizes), tuple(ranks))
-    return Placed(first.shape, mesh, chains)

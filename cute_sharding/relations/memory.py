@@ -93,9 +93,11 @@ class Memory:
             some = [(each, low, high) for each, low, high in every if low < stop and view.x <= high]
             if all(view.x <= low and high < stop for _, low, high in some):
                 first = view.y - view.x
-                return [each._replace(y=each.y + first) for each, _, _ in some] if first else [
-                    each for each, _, _ in some
-                ]
+                return (
+                    [each._replace(y=each.y + first) for each, _, _ in some]
+                    if first
+                    else [each for each, _, _ in some]
+                )
         return through(pieces, [view])
 
     def refine(self, factor: int, operands: dict[int, int]) -> None:

@@ -105,7 +105,7 @@ def optimizers(flags):
 
 def one_rank_eager(dynamic):
     """Ranks 0 and 2 run eagerly what the others have compiled. (With dynamic shapes ``cat`` may
-    have other placements than eagerly: docs/surprises.md.)
+    have other placements than eagerly: docs/compiled.md.)
     """
     mesh = mesh_of_ranks([0, 1, 2, 3])
 

@@ -1,164 +1,356 @@
-"""What the processes of test_loaders.py run: a trainer on the first ranks and engines on the last,
-or both on the same. Each rank of an engine compares what a plan has written with what its loader
-makes of whole tensors, and what it receives with a count.
+"""Loads on real processes: drawn loaders, which write to the engine's tensors as engines do, beside
+the same loader on whole tensors; and what is refused.
 """
 
-import os
-import re
+import random
 
-import engine_loaders as loaders
 import torch
 import torch.distributed as dist
-from processes_worker import part_of
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from cute_sharding import Spec, plan_load, plan_refit, plan_reshard
+from cute_sharding.dtensor.run.specs import name_of
+from cute_sharding.models.tensor import itemsize_of, wire_of
+from cute_sharding.relations import NotOnlyMoved
 
-TRAINERS = (0, 1, 2, 3)
-
-
-class Meshes:
-    """Those of the trainer, made on every rank of the world."""
-
-    def __init__(self):
-        self.line = DeviceMesh("cpu", list(TRAINERS))
-        self.square = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-        self.turned = DeviceMesh("cpu", [3, 1, 0, 2])
-        self.halves = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
+TRAINER = [[0, 1], [2, 3]]
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
-def dtensor(whole, mesh, placements):
-    """Of this rank, which may be outside of the mesh."""
-    local = part_of(whole, mesh, placements)
-    return DTensor.from_local(
-        whole.new_empty(0) if local is None else local.clone(),
-        mesh,
-        placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
-    )
+def numbered(shape, first, dtype):
+    return (torch.arange(first, first + torch.Size(shape).numel()) % 251).view(shape).to(dtype)
 
 
-# How a trainer has the k-th of its tensors.
-
-
-def fsdp(meshes, k, whole):
-    return dtensor(whole, meshes.line, [Shard(0)])
-
-
-def tensor_parallel(meshes, k, whole):
-    return dtensor(whole, meshes.turned, [Shard(k % whole.ndim)])
-
-
-def fsdp_and_tensor_parallel(meshes, k, whole):
-    """As fully_shard makes of both ways of tensor parallelism, and of what has none."""
-    first = (_StridedShard(0, split_factor=2), Shard(0))
-    placements = (first, (Shard(0), Shard(whole.ndim - 1)), (Shard(0), Replicate()))
-    chosen = placements[k % 3] if whole.ndim > 1 or k % 3 == 2 else first
-    return dtensor(whole, meshes.square, chosen)
-
-
-def strided(meshes, k, whole):
-    return dtensor(whole, meshes.line, [_StridedShard(k % whole.ndim, split_factor=2 + k % 2)])
-
-
-def slices_and_plain(meshes, k, whole):
-    """On a slice of the mesh, each as large; or on no mesh at all."""
-    if k % 3 == 2:
-        return whole.clone()
-    if k % 3 == 1:
-        return dtensor(whole, meshes.square["tp"], [Shard(whole.ndim - 1)])
-    return dtensor(whole, meshes.square["dp"], [Replicate() if whole.ndim == 1 else Shard(0)])
-
-
-def meshes_of_their_own(meshes, k, whole):
-    return dtensor(whole, meshes.halves[k % 2], [Shard(k // 2 % whole.ndim)])
-
-
-def plain(meshes, k, whole):
-    return whole.clone()
-
-
-WAYS = [
-    fsdp,
-    tensor_parallel,
-    fsdp_and_tensor_parallel,
-    strided,
-    slices_and_plain,
-    meshes_of_their_own,
-    plain,
-]
-
-
-def state(way, meshes, whole):
-    return {name: way(meshes, k, x) for k, (name, x) in enumerate(whole.items())}
-
-
-def local_of(x):
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
-def bits(x):
-    return x.detach().contiguous().view(torch.uint8)
-
-
-def counted(name, place, source):
-    """Bytes that a rank of the engine needs and does not hold, each element once: the loader runs
-    on numbers of elements in place of values. ``source``: what the rank holds as a trainer, by
-    numbers.
+def drawn_weights(rng):
+    """Whole tensors by name, and how each lies: placements on the trainer's mesh or on a slice of
+    it, or whole on each of its ranks.
     """
-    sized, _ = loaders.KINDS[name]
-    one = loaders.engine(name, *place, loaders.numbered())
-    one.load(loaders.numbers(sized))
-    sizes = loaders.engine(name, *place, loaders.parameter(0)).into
-    bytes_of = {}
-    for key, x in one.into.items():
-        for number in x.flatten().tolist():
-            size = sizes[key].dtype.itemsize
-            bytes_of[number] = min(size, bytes_of.get(number, size))
-    bytes_of.pop(0, None)
-    for x in source.values():
-        for number in local_of(x).flatten().tolist():
-            bytes_of.pop(number, None)
-    return sum(bytes_of.values())
+    weights, how = {}, {}
+    for k in range(rng.randint(1, 5)):
+        shape = tuple(rng.choice([0, 1, 3, 4, 7, 8, 12]) for _ in range(rng.randint(1, 3)))
+        weights[f"w{k}"] = numbered(shape, rng.randrange(200), rng.choice(DTYPES))
+        dims = range(len(shape))
+        kinds = [Replicate(), *(Shard(d) for d in dims)]
+        one, other = rng.choice(kinds), rng.choice(kinds)
+        if rng.random() < 0.3 and isinstance(other, Shard):
+            one = _StridedShard(other.dim, split_factor=2)
+        how[f"w{k}"] = rng.choice([(one, other), (one, other), (rng.choice(kinds),), ()])
+    return weights, how
 
 
-def check(name, way, meshes, engines):
-    """A kind, a way to have it, and the ranks of the engine."""
-    rank, case = dist.get_rank(), f"{name} from {way.__name__}"
-    sized, _ = loaders.KINDS[name]
-    trains, place = rank in TRAINERS, None
-    if rank in engines:
-        place = engines.index(rank), len(engines)
-        one, expected = (loaders.engine(name, *place, loaders.parameter(7.0)) for _ in range(2))
-    source = state(way, meshes, loaders.values(sized)) if trains else None
-    plan = cute_sharding.plan_load(
-        one.load if place else None, one.into if place else None, source
+def as_it_lies(whole, how, mesh):
+    if not how:
+        return whole
+    on = mesh if len(how) == 2 else mesh["tp"]
+    if any(isinstance(p, _StridedShard) for p in how):  # which distribute_tensor does not divide
+        replicated = distribute_tensor(whole, on, [Replicate()] * 2)
+        with cute_sharding.enabled():
+            return replicated.redistribute(on, how)
+    return distribute_tensor(whole, on, how)
+
+
+def drawn_engine(seed, rank, held):
+    """An engine's tensors on one of its two ranks, and its loader: both divide a dim, or take all,
+    transpose, pad, cast, write over, fill, put together in a buffer of their own.
+    """
+    rng = random.Random(seed)
+    weights, _ = drawn_weights(random.Random(seed))
+    into, writes = {}, []
+    for name, whole in weights.items():
+        for k in range(rng.randint(0, 2)):
+            draw_write(rng, rank, held, f"{name}.{k}", name, whole, into, writes)
+    if rng.random() < 0.3 and rank == 1 and into:
+        into.pop(next(iter(into)))  # a stage of a pipeline
+    into["cache"] = torch.full((5,), held, dtype=torch.float32)
+    shuffled = rng.sample(writes, len(writes))
+
+    def load(w):
+        for name, write in shuffled:
+            if name in into:
+                write(w, into[name].data)
+
+    return into, load
+
+
+def draw_write(rng, rank, held, name, source, whole, into, writes):
+    dtype = rng.choice(DTYPES)
+    turned = whole.ndim > 1 and rng.random() < 0.3
+    shape = list(whole.mT.shape if turned else whole.shape)
+    d = rng.randrange(len(shape))
+    parts = rng.choice([1, 2])
+    size = -(-shape[d] // parts) + rng.choice([0, 0, 2])
+    before = rng.choice([0, 1])
+    start = min(rank * size if parts == 2 else 0, shape[d])
+    count = max(min(size, shape[d] - start), 0)
+    shape[d] = before + size
+    lies = torch.full(shape, held).to(dtype)
+    into[name] = lies.mT.contiguous().mT if lies.ndim > 1 and rng.random() < 0.3 else lies
+    kind = rng.randrange(6)
+
+    def write(w, tensor):
+        x = w[source].mT if turned else w[source]
+        part = x.narrow(d, start, count)
+        onto = tensor.narrow(d, before, count)
+        if kind == 0:
+            onto.copy_(part)
+        elif kind == 1:
+            for one, other in zip(onto.unbind(0), part.unbind(0)):
+                one.copy_(other)
+        elif kind == 2:
+            tensor.zero_()
+            onto[...] = part.to(tensor.dtype)
+        elif kind == 3:
+            buffer = torch.empty(part.shape, dtype=part.dtype)
+            buffer.copy_(part)
+            onto.copy_(buffer)
+        elif kind == 4:
+            tensor.fill_(3)
+            onto.copy_(torch.cat([part.flip(0)[:1], part[1:]]) if len(part) else part)
+        else:
+            bits = part.contiguous().view(-1)
+            onto.copy_(bits.view(torch.uint8).clone().view(part.dtype).view(part.shape))
+
+    writes.append((name, write))
+
+
+def needed(seed, rank, weights):
+    """The bytes that a rank of the engine is sent: each element of a weight that its loader brings
+    it, once, as the loader does it with elements that are numbers.
+    """
+    into, load = drawn_engine(seed, rank, 0)
+    dtypes, total = {name: x.dtype for name, x in into.items()}, 0
+    for x in into.values():
+        x.data = torch.zeros(x.shape, dtype=torch.int64)
+    marks, first = {}, 1 << 20
+    for name, whole in weights.items():
+        marks[name] = torch.arange(first, first + whole.numel()).view(whole.shape)
+        first += whole.numel()
+    load(marks)
+    for name, whole in weights.items():
+        mine = {key: x[torch.isin(x, marks[name])].unique() for key, x in into.items()}
+        onto = {name_of(dtypes[key]) for key, found in mine.items() if len(found)}
+        width = itemsize_of(wire_of(name_of(whole.dtype), onto))
+        total += len(torch.cat([*mine.values()]).unique()) * width
+    return total
+
+
+def drawn(first, last):
+    """Loads of drawn loaders are what the loaders make of whole tensors."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    for seed in range(first, last):
+        weights, how = drawn_weights(random.Random(seed))
+        limit = [None, 1 << 20][seed % 2]
+        if rank < 4:
+            state = {n: as_it_lies(x, how[n], mesh) for n, x in weights.items()}
+            plan = plan_load(source=state, memory_limit=limit)
+            plan.run(state)
+            assert plan.received_bytes == 0
+            later = {n: as_it_lies(x + 1, how[n], mesh) for n, x in weights.items()}
+            plan.run(later)
+            continue
+        into, load = drawn_engine(seed, rank - 4, 9)
+        before = {name: x.clone() for name, x in into.items()}
+        plan = plan_load(load, into, memory_limit=limit)
+        assert all(torch.equal(x, before[name]) for name, x in into.items()), seed
+        for more in (0, 1):
+            plan.run()
+            wanted, by_hand = drawn_engine(seed, rank - 4, 9)
+            by_hand({n: x + more for n, x in weights.items()})
+            for name, x in into.items():
+                assert torch.equal(x, wanted[name]), (seed, name, x, wanted[name])
+        assert plan.unwritten["cache"] == 5
+        assert plan.received_bytes == needed(seed, rank - 4, weights), seed
+
+
+def raised(function, kind, words):
+    try:
+        function()
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"{words} was not raised")
+
+
+def computed():
+    """What computes is refused by all ranks, with its line; another plan runs after it."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    state = {"w": distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)])}
+    into = {"p": torch.zeros(4, 6), "scale": torch.zeros(1)}
+
+    def quantize(w):
+        into["p"].copy_(w["w"])
+        into["scale"].copy_(w["w"].abs().max())
+
+    def exchanged(w):
+        into["p"].copy_(w["w"])
+        into["p"][0].copy_(into["scale"].expand(6))
+
+    for loader, words in (
+        (quantize, ["'scale'", "'w'", "load_worker.py:"]),
+        (exchanged, ["'p'", "'scale' held"]),
+        (lambda w: w["v"], ["takes 'v'", "did you mean 'w'"]),
+        (lambda w: w["w"].full_tensor(), ["full_tensor", "remove the call"]),
+        (lambda w: into["p"].copy_(w["w"][: int(w["w"].sum())]), ["reads"]),
+    ):
+        if rank < 4:
+            raised(
+                lambda: plan_load(source=state),
+                RuntimeError,
+                ["plan_load failed on rank 4", *words],
+            )
+        elif rank == 4:
+            raised(lambda f=loader: plan_load(f, into), (NotOnlyMoved, KeyError), words)
+        else:
+            raised(lambda f=loader: plan_load(f, into), (NotOnlyMoved, KeyError), words)
+    plan = (
+        plan_load(source=state) if rank < 4 else plan_load(lambda w: into["p"].copy_(w["w"]), into)
     )
-    for step in range(2):
-        whole = loaders.values(sized, step)
-        if place and step == 0:
-            for key, x in one.into.items():
-                assert torch.equal(bits(x), bits(expected.into[key])), f"{case}: planning wrote"
-        plan.run(state(way, meshes, whole) if trains else None)
-        if place:
-            expected.load(whole)
-            for key, x in one.into.items():
-                assert torch.equal(bits(x), bits(expected.into[key])), (
-                    f"{case}, step {step}, rank {rank}: {key} is {x}, not {expected.into[key]}"
-                )
-    held = state(way, meshes, loaders.numbers(sized)) if trains else {}
-    wanted = counted(name, place, held) if place else 0
-    assert plan.received_bytes == wanted, (
-        f"{case}: rank {rank} receives {plan.received_bytes} bytes, not {wanted}"
+    plan.run(state if rank < 4 else None)
+    assert rank < 4 or bool((into["p"] == 1).all())
+
+
+def quantizes():
+    """What a loader computes is computed again at each run, of what was moved, cast, put together
+    and computed before; or refused, where it cannot be.
+    """
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+
+    def engine():
+        names = {"q": (4, 6), "scale": (4,), "fused": (8, 6), "turned": (6, 4), "bias": (3,)}
+        return {name: torch.full(shape, 7.0) for name, shape in names.items()}
+
+    def loader(into, r):
+        def load(w):
+            x = w["w"].narrow(0, 4 * r, 4)
+            scale = x.abs().amax(1).clamp(min=1e-6) / 8
+            into["scale"].copy_(scale)
+            into["q"].copy_((x / scale[:, None]).round())
+            into["fused"][:4] = x
+            into["fused"][4:].copy_(torch.cat([x.flip(0)[:2] * 2, x[:2] + x[2:]]))
+            into["turned"].copy_(x.mT.double().exp())
+            into["bias"][1:].copy_(w["b"][r : r + 2])
+            into["bias"][:1].copy_(w["b"].to(torch.bfloat16).sum(0, keepdim=True))
+            into["bias"].mul_(0.5)
+
+        return load
+
+    torch.manual_seed(3)
+    weights = {"w": torch.randn(8, 6), "b": torch.randn(3)}
+    mine = engine()
+    for run in range(2):
+        whole = {name: x + run for name, x in weights.items()}
+        if rank < 4:
+            state = {
+                "w": distribute_tensor(whole["w"], mesh, [Shard(0), Shard(1)]),
+                "b": whole["b"],
+            }
+        if run == 0 and rank < 4:
+            plan = plan_load(source=state, computes=True)
+        elif run == 0:
+            plan = plan_load(loader(mine, rank - 4), mine, computes=True)
+            assert "then computed on this rank: aten.div.Tensor" in str(plan)
+        plan.run(state if rank < 4 else None)
+        if rank >= 4:
+            by_hand = engine()
+            loader(by_hand, rank - 4)(whole)
+            for name, x in mine.items():
+                assert torch.equal(x, by_hand[name]), (name, x, by_hand[name])
+
+    def drawn_numbers(w):
+        mine["bias"].copy_(torch.rand_like(w["b"]) * w["b"])
+
+    if rank < 4:
+        raised(lambda: plan_load(source=state, computes=True), RuntimeError, ["rank 4", "'bias'"])
+    else:
+        raised(lambda: plan_load(drawn_numbers, mine, computes=True), NotOnlyMoved, ["'bias'"])
+
+
+def arguments():
+    """Arguments that do not fit are refused by all ranks."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    state = {"w": distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)])}
+
+    def raises(words, mine, kind=(ValueError, TypeError, RuntimeError)):
+        raised(mine, kind, words)
+
+    other = state if rank else {"w": torch.ones(4, 6)}
+    raises(["'w'", "give the same tensor"], lambda: plan_load(source=other if rank < 4 else None))
+    other = state if rank != 2 else {"w": [1]}
+    raises(["'w' is a list"], lambda: plan_load(source=other if rank < 4 else None))
+    raises(
+        ["pass the missing one"],
+        lambda: plan_load(source=state) if rank < 4 else plan_load(None, {"p": torch.ones(1)}),
     )
+    into = {"p": torch.zeros(4, 6)}
+
+    def load(w):
+        into["p"].copy_(w["w"])
+
+    plan = plan_load(source=state) if rank < 4 else plan_load(load, into)
+    if rank < 4:
+        raised(lambda: plan.run({}), ValueError, ["no tensor 'w'"])
+        rows = state["w"].redistribute(mesh, [Shard(0), Replicate()])
+        raised(lambda: plan.run({"w": rows}), ValueError, ["'w' is (4, 6)", "[S(0), R]"])
+    else:
+        raised(lambda: plan.run(into={}), ValueError, ["into has no tensor 'p'"])
+        raised(lambda: plan.run(into={"p": torch.ones(2)}), ValueError, ["'p' of into has shape"])
+    dist.barrier()
+    plan.run(state if rank < 4 else None)
+    assert rank < 4 or bool((into["p"] == 1).all())
+    assert plan.parts(4)[0].receives == tuple([24] * 4), plan.parts(4)
 
 
-def loads(engines, names=None, ways=WAYS):
-    meshes = Meshes()
-    for name in names or loaders.KINDS:
-        for way in ways:
-            check(name, way, meshes, engines)
+def one_process_is_both():
+    """Ranks that train and serve keep what they have."""
+    mesh = DeviceMesh("cpu", [[0, 1, 2], [3, 4, 5]], mesh_dim_names=("dp", "tp"))
+    whole = numbered((12, 6), 0, torch.float32)
+    state = {"w": distribute_tensor(whole, mesh, [Replicate(), Shard(0)])}
+    into = torch.nn.Linear(6, 4, bias=False)
+    rank = mesh.get_local_rank("tp")
+
+    def load(w):
+        into.weight.data.copy_(w["w"].narrow(0, 4 * rank, 4))
+
+    plan = plan_load(load, into, state)
+    plan.run(state)
+    assert plan.received_bytes == 0 and torch.equal(into.weight.data, whole[4 * rank :][:4])
+
+
+def on_slices():
+    """Refits and reshards of weights on slices of a mesh, which are replicas, and of plain ones."""
+    rank = dist.get_rank()
+    mesh = DeviceMesh("cpu", TRAINER, mesh_dim_names=("dp", "tp"))
+    engine, line = DeviceMesh("cpu", [4, 5]), DeviceMesh("cpu", [0, 1, 2, 3])
+    a, b, c = (numbered((8, 4), 40 * k, torch.float32) for k in range(3))
+    state = {
+        "a": distribute_tensor(a, mesh, [Shard(0), Shard(1)]) if rank < 4 else None,
+        "b": distribute_tensor(b, mesh["tp"], [Shard(0)]) if rank < 4 else None,
+        "c": c if rank < 4 else None,
+    }
+    rows = (mesh["tp"], [Shard(0)]) if rank < 4 else (mesh, [Replicate(), Shard(0)])
+    specs = {
+        "a": Spec((8, 4), mesh, [Shard(0), Shard(1)]),
+        "b": Spec((8, 4), *rows),
+        "c": Spec((8, 4), mesh, [Replicate()] * 2),
+    }
+    plan = plan_refit(
+        lambda w: {"all": torch.cat([*w.values()])}, specs, {"*": (engine, [Shard(0)])}
+    )
+    found = plan.run({k: x for k, x in state.items() if x is not None})
+    wanted = torch.cat([a, b, c]).chunk(2)
+    assert rank < 4 or torch.equal(found["all"].to_local(), wanted[rank - 4])
+    if rank < 4:
+        moved = plan_reshard({k: state[k] for k in "abc"}, {"*": [Shard(0)]}, line).run(dict(state))
+        for x, whole in ((moved["a"], a), (moved["b"], b)):
+            assert isinstance(x, DTensor) and torch.equal(x.to_local(), whole.chunk(4)[rank])
+        assert moved["c"] is c
+
+
+PROGRAMS = (computed, quantizes, arguments, one_process_is_both, on_slices)

@@ -14,7 +14,6 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.leaves import Leaf, Leaves
-from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.checkpoints.wanted import (
     Entries,
     Mine,
@@ -32,6 +31,7 @@ from cute_sharding.dtensor.replaced import (
     compiler,
     dispatch_modes,
 )
+from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.run.runner import PlanRunner, device_of
 from cute_sharding.dtensor.run.specs import dtype_of
 from cute_sharding.exchange.placed import ranks_text
@@ -118,7 +118,7 @@ def load_checkpoint(
         RuntimeError: reading or sending failed on some rank; all ranks raise this error. It names
             the loaded tensors, and the unchanged tensors.
 
-    The method is in docs/checkpoints.md.
+    The method is in docs/resharding.md ("Checkpoints").
 
     >>> import tempfile, torch
     >>> import torch.distributed as dist

@@ -18,13 +18,13 @@ from torch.distributed.tensor import DTensor
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.checkpoints.leaves import Leaf
-from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.refit.trace import Generator, Traced, UnknownSource, trace
 from cute_sharding.dtensor.replaced import communication
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.groups import slice_with
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.run.specs import dtype_of, name_of, placed_of
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.models import PlacedTensor

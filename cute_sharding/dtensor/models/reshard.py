@@ -35,7 +35,7 @@ from cute_sharding.dtensor.run.runner import Land, PlanRunner, device_of
 from cute_sharding.dtensor.run.specs import Spec, dtype_of
 from cute_sharding.dtensor.run.this_process import OfThisProcess
 from cute_sharding.exchange import Network
-from cute_sharding.models import ReshardPlan, plan_models
+from cute_sharding.models import PlacedTensor, ReshardPlan, plan_models
 from cute_sharding.models.plan import named_ways
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def reshard(
             the tensors that have moved completely, and those that are unchanged.
         ImportError: ``progress`` is True, and tqdm is not installed.
 
-    The method is in docs/models.md.
+    The method is in docs/resharding.md.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -172,7 +172,7 @@ def plan_reshard(
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`reshard`.
 
-    The method is in docs/models.md.
+    The method is in docs/resharding.md.
 
     >>> from cute_sharding import Spec
     >>> weights = {f"layers.{i}.weight": Spec((1024, 512), (8,), "S(0)") for i in range(4)}
@@ -217,10 +217,22 @@ def planned(
     moving = _each_once(state.places, targets)
     targets.check_all_used()
     this = communication.this_rank()
-    ends = [(names[0], *placed_ends(current, target, this)) for names, current, target in moving]
+    ends = [(each.names[0], *_ends(each, this)) for each in moving]
     # Of the same meaning, and yet another mesh or other placements.
     relabelled = {names[0] for names, current, target in moving if current != target}
     return RunnablePlan(named_ways(ends, relabelled), memory_limit, network, tuple(moving))
+
+
+def _ends(moving: Moving, rank: int) -> tuple[PlacedTensor, PlacedTensor]:
+    """How a tensor lies before and after.
+
+    Raises:
+        ValueError: it cannot go from the one mesh to the other; the error names the tensor.
+    """
+    try:
+        return placed_ends(moving.current, moving.target, rank, replicas=True)
+    except ValueError as error:
+        raise ValueError(f"{moving.names[0]!r} cannot be moved: {error}") from error
 
 
 def _each_once(places: Sequence[LeafPlace], targets: Targets) -> list[Moving]:

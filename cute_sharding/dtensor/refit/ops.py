@@ -49,13 +49,19 @@ def _stacked(shapes: Sequence[Shape], dim: int = 0) -> Relation:
     return compose(Relation(same.inputs, tuple(more), same.pieces), together)
 
 
-def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
-    """Rows by their numbers, which are known while the generator is traced."""
+def _numbers(index: Any) -> Any:
+    """Numbers of rows, which must be known while code is recorded."""
     if not isinstance(index, torch.Tensor) or index.is_meta or index.dtype is torch.bool:
         raise NotOnlyMoved(
             "the row numbers of the index are not known: pass row numbers as torch.tensor([...]) "
             "on the CPU"
         )
+    return index
+
+
+def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
+    """Rows by their numbers."""
+    index = _numbers(index)
     d, below = dim % len(shape), row_major(shape)
     rows = index.reshape(-1).tolist()
     onto = (*shape[:d], *index.shape, *shape[d + 1 :])
@@ -81,6 +87,49 @@ def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
     return _rows_taken(shape, given[0], indices[given[0]])
 
 
+def _rows_put(shape: Shape, dim: int, index: Any, values: Shape) -> Relation:
+    """A tensor of which rows, by their numbers, are those of another one, which may be expanded."""
+    index = _numbers(index)
+    d, below = dim % len(shape), row_major(shape)
+    rows = [row % shape[d] for row in index.reshape(-1).tolist()]
+    if len(set(rows)) < len(rows):
+        raise NotOnlyMoved("rows are written twice: give each row number once")
+    onto = (*shape[:d], *index.shape, *shape[d + 1 :])
+    beside = [0 if n == 1 else step for n, step in zip(values, row_major(values))]
+    beside = [0] * (len(onto) - len(values)) + beside
+    behind = d + index.ndim
+    others = [
+        (n, beside[k if k < d else k - 1 + index.ndim], below[k])
+        for k, n in enumerate(shape)
+        if k != d
+    ]
+    same = [(n, step, step) for k, (n, step) in enumerate(zip(shape, below)) if k != d]
+    if not all(n for n, _, _ in others):
+        return Relation((shape, values), (shape,), ())
+    at = (index.new_tensor(beside[d:behind]) * _coordinates(index)).sum(-1).reshape(-1).tolist()
+    pieces = [piece(1, 0, x, row * below[d], others) for x, row in zip(at, rows)]
+    rest = [row for row in range(shape[d]) if row not in {*rows}]
+    pieces += [piece(0, 0, row * below[d], row * below[d], same) for row in rest]
+    return Relation((shape, values), (shape,), join_pieces(pieces))
+
+
+def _coordinates(index: torch.Tensor) -> torch.Tensor:
+    """For each element of a tensor its coordinates, in one more dim."""
+    found = torch.ones_like(index).nonzero()
+    return found.view(*index.shape, index.ndim)
+
+
+def _put(shape: Shape, indices: Sequence[Any], values: Shape, accumulate: bool = False) -> Relation:
+    """``x[:, index] = values``: of one dim."""
+    given = [d for d, index in enumerate(indices) if index is not None]
+    if accumulate or len(given) != 1:
+        raise NotOnlyMoved(
+            f"the write adds up, or has row numbers for {len(given)} dims: write rows of one dim "
+            "at a time"
+        )
+    return _rows_put(shape, given[0], indices[given[0]], values)
+
+
 _RULES: dict[str, Rule] = {
     **{
         name: row.relation
@@ -98,10 +147,17 @@ _RULES: dict[str, Rule] = {
     "stack.default": _stacked,
     "index_select.default": _rows_taken,
     "index.Tensor": _indexed,
+    "index_put.default": _put,
+    "index_copy.default": _rows_put,
 }
 
-# Ops that take rows by their numbers, which a tensor beside the operand has.
-TAKES_NUMBERS = ("index_select.default", "index.Tensor")
+# Ops with rows by their numbers: which argument has these.
+TAKES_NUMBERS = {
+    "index_select.default": 2,
+    "index.Tensor": 1,
+    "index_put.default": 1,
+    "index_copy.default": 2,
+}
 
 # New tensors that are one value all over: which, of their arguments.
 FILLS: dict[str, Callable[[Sequence[Any]], Any]] = {
@@ -117,8 +173,8 @@ ALLOCATES = frozenset(
     {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
 RESIZES = frozenset({"resize_", "resize_as_", "set_"})
-# In-place ops that do not read what they write over: a copy, and one value all over. (Others that do
-# not draw random numbers, and torch says that of an op.)
+# In-place ops that do not read what they write over: a copy, and one value all over. (Others that
+# do not draw random numbers, and torch says that of an op.)
 COPY = "copy_"
 OVERWRITES = frozenset({COPY, "fill_", "zero_"})
 # Ops beside views whose result shares memory with their operand.

@@ -19,7 +19,8 @@ from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     tensor_specs,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import Partial
+from cute_sharding.dtensor.replaced.local_tensors import is_wrapper
+from cute_sharding.dtensor.replaced.tensor_specs import Partial, Replicate
 from cute_sharding.dtensor.run.groups import on_each_rank
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import chains_of_placements, chains_of_spec, text
@@ -86,7 +87,7 @@ class RefitPlan(OfThisProcess, Refit):
         given = (
             [None] * len(self.target) if into is None else _as_planned("into", into, self.target)
         )
-        onto = {k: x._local_tensor for k, x in enumerate(given) if x is not None}
+        onto = {k: _local(x) for k, x in enumerate(given) if x is not None}
         with torch.no_grad():
             operands = self._as_sent(sources)
             if dispatch_modes.local_tensor_mode() is None:
@@ -120,9 +121,7 @@ class RefitPlan(OfThisProcess, Refit):
             return local.detach().resolve_conj().resolve_neg().contiguous()
 
         nothing = torch.empty(0, device=self._meshes[0][0].device_type)
-        locals_ = [
-            nothing if x is None else communication.wait_for(x._local_tensor) for x in sources
-        ]
+        locals_ = [nothing if x is None else communication.wait_for(_local(x)) for x in sources]
         return [
             on_each_rank(partial(checked, operand=operand), x)
             for operand, x in zip(self.operands, locals_)
@@ -238,7 +237,8 @@ def _as_planned(
         tensor = given.get(name)
         found.append(tensor)
         if tensor is not None:
-            now = spec_of(name, tensor)
+            is_whole = all(isinstance(placement, Replicate) for placement in spec.placements)
+            now = spec_of(name, tensor, spec.mesh if is_whole else None)
             if now != spec:
                 raise ValueError(
                     f"{name!r} of {what} is {_said(now)}, but the refit was planned for "
@@ -250,6 +250,11 @@ def _as_planned(
                 "tensor, or plan the refit again"
             )
     return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _is_here(spec: Spec) -> bool:
@@ -277,7 +282,9 @@ def plan_refit(
             dict of whole tensors. It may use views, permutes, slices, cats, stacks, splits,
             expands, repeats, rolls, flips, pads, indices of row numbers, and one cast of each
             source. ``plan_refit`` runs it once, on tensors without data.
-        source: the tensors that the generator takes, by name: DTensors, or their specs.
+        source: the tensors that the generator takes, by name: DTensors, their specs, or beside
+            these plain tensors, which each rank of the largest mesh has whole. Of a DTensor on a
+            slice of a mesh the other slices have replicas. None is left out.
         target: for each result, by name or by a pattern of names (``"*.qkv_proj.weight"``), a pair
             of mesh and placements, a DTensor or a spec; or a function of name and tensor that
             returns mesh and placements.
@@ -306,7 +313,10 @@ def plan_refit(
       qkv.weight (16, 6) bfloat16 as [S(1)]: 3 pieces of q, k, v
     in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all covered
     """
-    specs = {name: spec_of(name, given) for name, given in source.items()}
+    whole = _mesh_of_plain(source)
+    specs = {
+        name: spec_of(name, given, whole) for name, given in source.items() if given is not None
+    }
     if not specs:
         raise ValueError(
             "the refit has no source tensors: pass as source the tensors from which the results "
@@ -337,8 +347,21 @@ def _placed(name: str, spec: Spec) -> PlacedTensor:
     return spec.placed(name)
 
 
-def spec_of(name: str, given: Any) -> Spec:
+def _mesh_of_plain(source: Mapping[str, Any]) -> Any:
+    """The mesh on each rank of which plain tensors are whole: the largest of the others."""
+    others = [
+        x.device_mesh if isinstance(x, DTensor) else getattr(x, "mesh", None)
+        for x in source.values()
+    ]
+    meshes = [mesh for mesh in others if isinstance(mesh, DeviceMesh)]
+    return max(meshes, key=lambda mesh: len(communication.slices(mesh)) * mesh.size(), default=None)
+
+
+def spec_of(name: str, given: Any, whole: Any = None) -> Spec:
     """The spec of a DTensor, or of what says one.
+
+    Args:
+        whole: a mesh on all ranks of which plain tensors are whole; None: there must be none.
 
     Raises:
         TypeError: it is neither.
@@ -347,9 +370,12 @@ def spec_of(name: str, given: Any) -> Spec:
     if isinstance(given, Spec):
         return given
     if not isinstance(given, DTensor):
+        if whole is not None and isinstance(given, torch.Tensor) and not is_wrapper(given):
+            replicas = [Replicate()] * whole.ndim
+            return Spec(tuple(given.shape), whole, replicas, given.dtype)
         raise TypeError(
-            f"{name!r} is a {type(given).__name__}: give a DTensor, or a cute_sharding.Spec of its "
-            "shape, mesh, placements and dtype"
+            f"{name!r} is a {type(given).__name__}: give a DTensor, a plain tensor that is whole "
+            "beside DTensors, or a cute_sharding.Spec of its shape, mesh, placements and dtype"
         )
     spec = given._spec
     said = tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements)

@@ -2,9 +2,9 @@
 operands.
 
 A view shares the memory of its base, so views need no rule at all: where a tensor lies says which
-elements it has. Ops that copy are relations (``ops.py``), in place or not. What an op computes is an
-operand of its own, which carries the op's name and line: it can be moved like any other, and is an
-error only where it reaches a result.
+elements it has. Ops that copy are relations (``ops.py``), in place or not. What an op computes is
+an operand of its own, which carries the op's name and line: it can be moved like any other, and is
+an error only where it reaches a result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -43,6 +43,10 @@ from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join
 
 # Arguments that do not change which elements there are.
 _HOW_IT_LIES = ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "copy")
+_NO_VALUES = (
+    "tensors have no values while it is planned what moves where. Use only shapes, or read the "
+    "values before"
+)
 # Dtypes in whose elements memory is counted that is seen as dtypes of several widths.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -90,6 +94,32 @@ class Held:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A tensor that an op takes: from operands to its row-major positions, and how it lies."""
+
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """An op that computes.
+
+    Attributes:
+        op, args, kwargs: as the program calls it, with a :class:`Taken` for each tensor that is
+            made of operands.
+        line: where.
+    """
+
+    op: Any
+    args: Any
+    kwargs: Any
+    line: str
+
+
 @dataclass(frozen=True, eq=False)
 class Computed:
     """What is no element of another operand.
@@ -98,17 +128,23 @@ class Computed:
         why: what made it, and in what it is no movement.
         operands: the numbers of what it is made of.
         line: where the program does that; empty if that is not known.
+        call: what computes it, if that can be done again; None: it cannot.
+        result: which of the tensors that the call gives, whose elements are numbered row-major.
     """
 
     why: str
     operands: frozenset[int]
     dtype: torch.dtype
     line: str = ""
+    call: Call | None = None
+    result: int = 0
 
-    @property
-    def at(self) -> str:
-        """The line, for the end of a clause."""
-        return _at(self.line)
+
+class NotMoved(NamedTuple):
+    """What is no element of a source: the names of the sources that it is made of, and why."""
+
+    sources: str
+    why: str
 
 
 Operand: TypeAlias = "Source | Constant | Cast | Bits | Held | Computed"
@@ -257,7 +293,7 @@ class Recording(TorchDispatchMode):
             found = memory.read(_view(tensor))
         else:
             parts = view_of(
-                tensor.storage_offset() * factor,
+                int(tensor.storage_offset()) * factor,
                 (*tensor.shape, factor),
                 (*[step * factor for step in tensor.stride()], 1),
             )
@@ -368,6 +404,43 @@ class Recording(TorchDispatchMode):
             return of
         return Computed(why, frozenset([number]), operand.dtype)
 
+    def computed(self, number: int) -> Computed | None:
+        """What an operand is of the result of a call, which can be called again."""
+        operand = self.operands[number]
+        found = self.operands[operand.of] if isinstance(operand, Cast) else operand
+        return found if isinstance(found, Computed) and found.call is not None else None
+
+    def not_moved(self, pieces: Sequence[Piece], *, computes: bool = False) -> NotMoved | None:
+        """What of the pieces is no element of a source, and no constant; None: all is.
+        ``computes``: they may be of the result of a call.
+        """
+        for number in dict.fromkeys(each.source for each in pieces):
+            if computes and self.computed(number) is not None:
+                continue
+            found = self.final(number)
+            if isinstance(found, Computed):
+                return NotMoved(self.names_of([number]), f"{found.why}{_at(found.line)}")
+            if isinstance(found, Held):
+                return NotMoved("none", f"it is what {found.name!r} held before")
+        return None
+
+    def of_sources(self, pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], tuple[Any, ...]]:
+        """Pieces from the sources, by their numbers; from constants as below 0, and their values.
+        All must be.
+        """
+        numbers: dict[int, int] = {}
+        constants: list[Any] = []
+        for number in dict.fromkeys(each.source for each in pieces):
+            found = self.final(number)
+            if isinstance(found, Source):
+                numbers[number] = found.number
+            else:
+                assert isinstance(found, Constant), "as asked before"
+                constants.append(found.value)
+                numbers[number] = -len(constants)
+        some = [each._replace(source=numbers[each.source]) for each in pieces]
+        return join_pieces(some), tuple(constants)
+
     def _as_bits(self, number: int, dtype: torch.dtype) -> int:
         operand = self.operands[number]
         if operand.dtype == dtype:
@@ -414,22 +487,13 @@ class Recording(TorchDispatchMode):
         """An op that gives no tensor: it reads values, which only constants have."""
         values = self._values_of(tensors)
         if values is None:
-            raise NotOnlyMoved(self._no_values(func, tensors))
+            lacking = [(self.lacks(x), x.shape) for x in tensors if self.lacks(x)]
+            why = without_value(*lacking[0]) if lacking else _NO_VALUES
+            of, name, line = self._named(tensors), func.__name__, _at(_line())
+            raise NotOnlyMoved(
+                f"{self.of} reads the values of {of} with aten.{name}{line}, but {why}"
+            )
         return func(*_replaced(args, values), **_replaced(kwargs, values))
-
-    def _no_values(self, func: Any, tensors: Sequence[torch.Tensor]) -> str:
-        for x in tensors:
-            left = self.lacks(x)
-            if left:
-                return (
-                    f"{self.of} reads values with aten.{func.__name__}{_at(_line())}, but "
-                    f"{without_value(left, x.shape)}"
-                )
-        return (
-            f"{self.of} reads the values of {self._named(tensors)} with aten.{func.__name__}"
-            f"{_at(_line())}, but tensors have no values while it is planned what moves where. Use "
-            "only shapes, or read the values before"
-        )
 
     def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An op that writes to operands: what it would give otherwise is written to them."""
@@ -441,7 +505,9 @@ class Recording(TorchDispatchMode):
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         onto = {id(x) for x in written}
         read = [x for x in tensors if id(x) not in onto]
-        is_over = name in OVERWRITES or _is_random(func) or any(id(x) in onto for x in leaves(kwargs))
+        is_over = (
+            name in OVERWRITES or _is_random(func) or any(id(x) in onto for x in leaves(kwargs))
+        )
         if not is_over:
             read += written
         is_own = not any(x.is_meta or self._is_into(x) for x in written)
@@ -470,21 +536,30 @@ class Recording(TorchDispatchMode):
         self.write(onto, [piece(e.source, 0, e.x, 0, [(many, 0, 1)]) for e in found if many])
 
     def _copy(self, onto: torch.Tensor, x: torch.Tensor) -> None:
-        found = self._memories.get(id(storage_of(x)))
-        if found is not None and onto.numel() and found[2] == x.itemsize == onto.itemsize:
-            memory = self._memory(onto)
-            pieces = found[1].pieces
-            is_line = len(pieces) == 1 and pieces[0].modes == ((pieces[0].size, 1, 1),)
-            if memory is not None and is_line and self._width(onto) == onto.itemsize:
-                one = pieces[0]  # nearly always: a part of a source
-                if one.size == found[1].size and self.operands[one.source].dtype == x.dtype:
-                    number = self._cast(one.source, onto.dtype)
-                    steps = x.expand(onto.shape).stride()
-                    modes = [*zip(onto.shape, steps, onto.stride())]
-                    first = one.x - one.y + x.storage_offset()
-                    memory.write_piece(piece(number, 0, first, onto.storage_offset(), modes))
-                    return
-        self.write(onto, self.cast(self.read(x.expand(onto.shape)), onto.dtype))
+        """Write a tensor's elements to another one."""
+        if x.shape != onto.shape:
+            x = x.expand(onto.shape)
+        if not self._copy_of_source(onto, x):
+            self.write(onto, self.cast(self.read(x), onto.dtype))
+
+    def _copy_of_source(self, onto: torch.Tensor, x: torch.Tensor) -> bool:
+        """:meth:`_copy` of a part of one operand, as most of what loaders copy is: a piece whose
+        modes are the dims. False: it is another tensor.
+        """
+        read, written = (self._memories.get(id(storage_of(each))) for each in (x, onto))
+        if read is None or written is None or not read[2] == written[2] == x.itemsize:
+            return False
+        pieces, size = read[1].pieces, read[1].size
+        if onto.itemsize != x.itemsize or not onto.numel() or len(pieces) != 1:
+            return False
+        one = pieces[0]
+        if one.modes != ((size, 1, 1),) or self.operands[one.source].dtype != x.dtype:
+            return False
+        number = self._cast(one.source, onto.dtype)
+        modes = [*zip(onto.shape, x.stride(), onto.stride())]
+        first = one.x - one.y + int(x.storage_offset())
+        written[1].write_piece(piece(number, 0, first, int(onto.storage_offset()), modes))
+        return True
 
     def _each(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
         """An op of lists: the same op of each of their tensors."""
@@ -543,7 +618,7 @@ class Recording(TorchDispatchMode):
         base = _scattered(func)
         if base is not None:
             return self._scatter(base, args, kwargs)
-        numbers = self._rows_by_number(func, tensors)
+        numbers = self._rows_by_number(func, args)
         moved = [x for x in tensors if id(x) not in numbers]
         with dispatch_modes.no_modes():
             at_meta = _on_meta(args, numbers), {**_on_meta(kwargs, numbers), **_device(kwargs)}
@@ -557,11 +632,35 @@ class Recording(TorchDispatchMode):
         if values is not None:
             return func(*_replaced(args, values), **_replaced(kwargs, values))
         out = func(*at_meta[0], **at_meta[1])
-        for x in leaves(out):
+        call, of, line = self._call(func, tensors, args, kwargs), self._of(tensors), _line()
+        for k, x in enumerate(leaves(out)):
             if isinstance(x, torch.Tensor):
-                number = self._computed(why or _computes(func), self._of(tensors), x.dtype)
-                self._made(x, self._all(x.shape, number))
+                said = why or _computes(func)
+                number = self.number(Computed(said, frozenset(of), x.dtype, line, call, k))
+                self._made(x, identity_pieces(number, 0, x.numel()))
         return out
+
+    def _call(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Call | None:
+        """The op, to be called again where its operands are; None: it cannot be, since it draws
+        random numbers, or an operand has elements without a value, or that are not known here.
+        """
+        known = [x for x in tensors if self.is_known(x)]
+        taken = {id(x): self._taken(x) for x in known}
+        if _is_random(func) or any(map(self.lacks, known)) or None in taken.values():
+            return None
+
+        def as_taken(x: Any) -> Any:
+            return taken.get(id(x), x) if isinstance(x, torch.Tensor) else x
+
+        return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
+
+    def _taken(self, tensor: torch.Tensor) -> Taken | None:
+        pieces = tuple(self.read(tensor))
+        for number in {each.source for each in pieces}:
+            found = self.final(number)
+            if isinstance(found, Held) or (isinstance(found, Computed) and found.call is None):
+                return None
+        return Taken(pieces, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def _scatter(self, base: Any, args: Any, kwargs: Any) -> torch.Tensor:
         """A copy of the first operand, into a view of which the second is copied."""
@@ -570,12 +669,12 @@ class Recording(TorchDispatchMode):
             base(out, *args[2:], **kwargs).copy_(args[1])
         return out
 
-    def _rows_by_number(self, func: Any, tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
+    def _rows_by_number(self, func: Any, args: Sequence[Any]) -> dict[int, Any]:
         """By id, the operands that are numbers of rows, with their values."""
-        if func.__name__ not in TAKES_NUMBERS:
-            return {}
+        place = TAKES_NUMBERS.get(func.__name__)
+        given = leaves(args[place]) if place is not None and place < len(args) else []
         found = {}
-        for x in tensors[1:]:
+        for x in [x for x in given if isinstance(x, torch.Tensor)]:
             values = self._values_of([x])
             if values is not None:
                 found[id(x)] = values.get(id(x), x)
@@ -719,7 +818,7 @@ class Recording(TorchDispatchMode):
     def names_of(self, numbers: Sequence[int] | frozenset[int]) -> str:
         """The names of the sources that operands are made of."""
         names = [repr(self.names[k]) for k in sorted(self.sources_of(numbers))]
-        return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "none"
+        return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "no source"
 
     def lacks(self, tensor: torch.Tensor) -> int:
         """How many elements of a tensor have no value."""
@@ -730,9 +829,7 @@ class Recording(TorchDispatchMode):
 
 def _is_own(operand: Operand) -> bool:
     """Whether the program's own tensors have its values in their memory."""
-    return isinstance(operand, Constant) or (
-        isinstance(operand, Computed) and not operand.operands
-    )
+    return isinstance(operand, Constant) or (isinstance(operand, Computed) and not operand.operands)
 
 
 @contextmanager
@@ -759,8 +856,8 @@ def without_value(left: int, shape: Sequence[int]) -> str:
     """So many elements of a tensor have no value."""
     return (
         f"{left} of the {prod(shape)} elements of a tensor of shape {tuple(shape)} have no value, "
-        "because they come from torch.empty (or new_empty, resize_) and nothing has been written to "
-        "them. Use torch.zeros or torch.full, or write to all elements"
+        "because they come from torch.empty (or new_empty, resize_) and nothing has been written "
+        "to them. Use torch.zeros or torch.full, or write to all elements"
     )
 
 
@@ -827,7 +924,7 @@ def _is_random(func: Any) -> bool:
 @cache
 def _scattered(func: Any) -> Callable[..., Any] | None:
     """Of an op that gives a copy with a view written over, that view; None for other ops."""
-    name, _, overload = func.__name__.partition(".")
+    name = func.__name__.partition(".")[0]
     if name == COPY.removesuffix("_"):
         return lambda x: x
     if func.namespace != "aten" or not name.endswith("_scatter") or len(func._schema.arguments) < 3:
@@ -852,12 +949,13 @@ def _replaced(given: Any, values: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
-    """Arguments with tensors without data; numbers of rows as they are."""
+    """Arguments with tensors without data; masks of rows as they are."""
 
     def without_data(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.is_meta:
             return x
-        return numbers[id(x)] if id(x) in numbers else x.to("meta")
+        is_mask = id(x) in numbers and x.dtype is torch.bool
+        return x if is_mask else x.to("meta")
 
     return tree_map(without_data, given)
 

@@ -9,16 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from cute_sharding._words import counted
-from cute_sharding.dtensor.refit.record import (
-    Computed,
-    Constant,
-    Recording,
-    at_meta_only,
-    without_value,
-)
+from cute_sharding.dtensor.refit.record import Recording, at_meta_only, without_value
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.relations import NotOnlyMoved, Relation, beside
-from cute_sharding.relations.relation import join_pieces
 
 Generator: TypeAlias = "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]"
 
@@ -27,6 +20,7 @@ MOVES = (
     "views, permutes, slices, cats, stacks, splits, expands, repeats, rolls, flips, pads, rows by "
     "number, and one cast"
 )
+
 
 class Traced(NamedTuple):
     """What a generator says.
@@ -49,8 +43,9 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
         TypeError: it does not give tensors by name.
         ValueError: it gives nothing.
     """
-    with at_meta_only(GENERATOR, MOVES), dispatch_modes.no_modes(), torch.no_grad():
-        with Recording(sources, of=GENERATOR) as recording:
+    with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(GENERATOR, MOVES):
+        recording = Recording(sources, of=GENERATOR)
+        with recording:
             results = generator(Given(zip(sources, recording.given)))
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
@@ -116,21 +111,12 @@ def relation_to(recording: Recording, name: str, tensor: torch.Tensor) -> Relati
         raise NotOnlyMoved(
             f"a refit cannot make result {name!r}: {without_value(left, tensor.shape)}"
         )
-    numbers, constants = {}, []
-    for number in dict.fromkeys(each.source for each in pieces):
-        found = recording.final(number)
-        if isinstance(found, Computed):
-            raise NotOnlyMoved(
-                f"a refit cannot make result {name!r} from its sources "
-                f"({recording.names_of([number])}): {found.why}{found.at}. A refit only moves "
-                f"elements ({MOVES}). Remove the op from the generator (the function that makes "
-                "the results), and apply the op before or after the refit"
-            )
-        if isinstance(found, Constant):
-            constants.append(found.value)
-            numbers[number] = -len(constants)
-        else:
-            numbers[number] = found.number
-    some = [each._replace(source=numbers[each.source]) for each in pieces]
-    shape = tuple(tensor.shape)
-    return Relation(recording.shapes, (shape,), join_pieces(some), tuple(constants))
+    wrong = recording.not_moved(pieces)
+    if wrong is not None:
+        raise NotOnlyMoved(
+            f"a refit cannot make result {name!r} from its sources ({wrong.sources}): {wrong.why}. "
+            f"A refit only moves elements ({MOVES}). Remove the op from the generator (the "
+            "function that makes the results), and apply the op before or after the refit"
+        )
+    some, constants = recording.of_sources(pieces)
+    return Relation(recording.shapes, (tuple(tensor.shape),), some, constants)

@@ -1,26 +1,27 @@
 """``plan_load``: a trainer's weights brought into an engine's tensors, as the engine's own loader
 would load whole ones.
 
-Each rank of the engine runs its loader once, on tensors without data, and what it writes is recorded
-(``record.py``). Ranks then tell one another what they have and what they need, as plain data, and
-each plans from the same.
+Each rank of the engine runs its loader once, on tensors without data, and what it writes is
+recorded (``record.py``). Ranks then tell one another what they have and what they need, as plain
+data, and each plans from the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cute_sharding._memory import remembered
-from cute_sharding._words import counted
-from cute_sharding.dtensor.refit.record import Computed, Constant, Held, Recording, at_meta_only
+from cute_sharding.dtensor.bookkeeping.stats import as_text
+from cute_sharding.dtensor.refit.record import Recording, at_meta_only
+from cute_sharding.dtensor.refit.steps import OfCall, Results, Step, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, Given
 from cute_sharding.dtensor.replaced import communication, dispatch_modes
 from cute_sharding.dtensor.replaced.local_tensors import is_wrapper
@@ -31,9 +32,9 @@ from cute_sharding.dtensor.run.placements import chains_of_spec, text
 from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.run.runner import PlanRunner
 from cute_sharding.dtensor.run.specs import Spec, dtype_of, name_of
-from cute_sharding.dtensor.run.this_process import OfThisProcess
+from cute_sharding.dtensor.run.this_process import OfThisProcess, ReshardError
 from cute_sharding.exchange import Mesh
-from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.placed import Placed, several
 from cute_sharding.models import PlacedTensor
 from cute_sharding.models.buckets import Load, buckets
 from cute_sharding.models.transfer import (
@@ -44,10 +45,9 @@ from cute_sharding.models.transfer import (
     Need,
     Transfer,
     join_needs,
-    several,
 )
 from cute_sharding.relations import NotOnlyMoved
-from cute_sharding.relations.relation import Piece, join_pieces
+from cute_sharding.relations.relation import Piece
 
 # The engine's own code, which is called with whole tensors by name.
 Loader: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], Any]"
@@ -61,11 +61,23 @@ class TransferPlan(OfThisProcess, Transfer):
     """A planned load, which may be run any number of times.
 
     Attributes:
-        unwritten: how many elements of an engine's tensor of this rank no weight reaches, by name,
-            where there are some. They keep what they hold.
+        unwritten: how many elements of an engine's tensor of this rank the loader does not write,
+            by name, where there are some. They keep what they hold.
+        steps: what the loader of this rank computes, called again when its weights are there.
+        computed: by name of an engine's tensor, the elements that the steps give.
 
     A plan also has ``unread`` (elements of weights that no rank reads), ``received_bytes`` and
     ``sent_bytes`` (of this rank), ``received_by(rank)``, ``parts(rank)`` and ``to_dict()``.
+
+    >>> import torch
+    >>> store = torch.distributed.HashStore()
+    >>> torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    >>> engine = {"rows": torch.zeros(3, 2), "cache": torch.zeros(5)}
+    >>> weights = {"w": torch.ones(4, 2)}
+    >>> plan = plan_load(lambda w: engine["rows"].copy_(w["w"][1:]), engine, weights)
+    >>> isinstance(plan, TransferPlan), plan.unwritten, plan.unread, plan.received_bytes
+    (True, {'cache': 5}, {'w': 2}, 0)
+    >>> torch.distributed.destroy_process_group()
     """
 
     group: Any = None
@@ -74,6 +86,8 @@ class TransferPlan(OfThisProcess, Transfer):
     into: Mapping[str, torch.Tensor] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    computed: Mapping[str, tuple[OfCall, ...]] = field(default_factory=dict)
 
     def run(
         self,
@@ -97,11 +111,27 @@ class TransferPlan(OfThisProcess, Transfer):
         onto = self._onto(self.into if into is None else into)
         with torch.no_grad(), communication.numbered_as(self.rank):
             held = {k: x for k, x in enumerate(operands) if x.numel()}
-            self._check_apart(held, {k: [x] for k, x in onto.items()})
-            written: set[int] = set()
-            how = "the load", "written", "Unchanged or partly written"
-            with self._said(how, [*onto], written) if onto else nullcontext():
-                self._write(operands, onto, written)
+            moved = {self.numbers[name]: x for name, x in onto.items() if name in self.numbers}
+            self._check_apart(held, {k: [x] for k, x in moved.items()})
+            written: set[str] = set()
+            with self._said_by_name(onto, written):
+                brought = self._write(operands, moved, written)
+                self._compute(brought, onto, written)
+
+    @contextmanager
+    def _said_by_name(self, onto: Iterable[str], written: Collection[str]) -> Iterator[None]:
+        """What fails is said by the names of the tensors that are written, and of the others."""
+        try:
+            yield
+        except Exception as error:
+            done = [name for name in onto if name in written]
+            left = [name for name in onto if name not in written]
+            raise ReshardError(
+                f"the load failed with {type(error).__name__}: {error}. Completely written "
+                f"tensors: {as_text(done)}. Unchanged or partly written tensors: {as_text(left)}",
+                done,
+                left,
+            ) from error
 
     def send(self, source: Mapping[str, Weight]) -> None:
         """:meth:`run` on a rank that has only weights to give."""
@@ -137,34 +167,57 @@ class TransferPlan(OfThisProcess, Transfer):
             found.append(in_shape(local, shape, operand.name).contiguous().to(device))
         return found
 
-    def _onto(self, into: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The tensors to write to, by the number of the result."""
+    def _onto(self, into: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors to write to."""
         found = {}
-        for name, k in self.numbers.items():
-            tensor, planned = into.get(name), self.results[k]
+        for name, lies_as in self.written.items():
+            tensor = into.get(name)
             if tensor is None:
                 raise ValueError(
                     f"into has no tensor {name!r}, but the load was planned with {name!r}: add the "
                     "tensor, or plan the load again"
                 )
             now = tuple(tensor.shape), name_of(tensor.dtype)
-            if now != (planned.placed.shape, planned.dtype):
+            if now != lies_as:
                 raise ValueError(
                     f"{name!r} of into has shape {now[0]} and dtype {now[1]}, but the load was "
-                    f"planned for shape {planned.placed.shape} and dtype {planned.dtype}: plan the "
-                    "load again"
+                    f"planned for shape {lies_as[0]} and dtype {lies_as[1]}: plan the load again"
                 )
             if tensor.is_meta:
                 raise ValueError(
                     f"{name!r} of into is on the meta device, so nothing can be written to it: "
                     "give into= tensors with memory"
                 )
-            found[k] = tensor.detach()
+            found[name] = tensor.detach()
         return found
 
-    def _write(
-        self, operands: Sequence[torch.Tensor], onto: dict[int, torch.Tensor], written: set[int]
+    @cached_property
+    def written(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The shape and dtype of each tensor of this rank that the loader writes to, by name."""
+        names = [name for name in self.into if name in self.numbers or name in self.computed]
+        tensors = {name: self.into[name] for name in names}
+        return {name: (tuple(x.shape), name_of(x.dtype)) for name, x in tensors.items()}
+
+    def _compute(
+        self,
+        brought: Mapping[str, torch.Tensor],
+        onto: Mapping[str, torch.Tensor],
+        written: set[str],
     ) -> None:
+        """What the loader computes, of what was brought for it, written to the engine's tensors."""
+        results = Results(self._device)
+        for step in self.steps:
+            results.run(step, brought)
+        for name, some in self.computed.items():
+            results.write(some, onto[name])
+            written.add(name)
+
+    def _write(
+        self, operands: Sequence[torch.Tensor], onto: dict[int, torch.Tensor], written: set[str]
+    ) -> dict[str, torch.Tensor]:
+        """Bring what is moved; what was brought for steps, by name."""
+        names = {k: name for name, k in self.numbers.items()}
+        brought: dict[str, torch.Tensor] = {}
         direct = {k: x for k, x in onto.items() if x.is_contiguous()}
         strided = {k: x for k, x in onto.items() if k not in direct}
         copies = {k: x.contiguous() for k, x in strided.items()}
@@ -172,15 +225,18 @@ class TransferPlan(OfThisProcess, Transfer):
         def arrived(k: int, local: torch.Tensor) -> None:
             if k in strided:
                 strided[k].copy_(local)
-            if k in onto:
-                written.add(k)
+            if k in onto and names[k] not in self.computed:
+                written.add(names[k])
+            elif k in names and k not in onto:
+                brought[names[k]] = local
 
         self._runner.move(operands.__getitem__, {**direct, **copies}, arrived)
+        return brought
 
     # -- how much ----------------------------------------------------------------------------------
 
     @property
-    def received_bytes(self) -> int:  # type: ignore[override]
+    def received_bytes(self) -> int:
         """What this rank receives."""
         return sum(member.item.moved(self.rank)[1] for member in self.members)
 
@@ -191,6 +247,8 @@ class TransferPlan(OfThisProcess, Transfer):
 
     def __str__(self) -> str:
         lines = super().__str__().splitlines()
+        for step in self.steps:
+            lines.insert(-1, f"  then computed on this rank: {step.call.op}, {step.call.line}")
         if self.unwritten:
             names = ", ".join([*self.unwritten][:4]) + (" ..." if len(self.unwritten) > 4 else "")
             lines.insert(-1, f"  not written on this rank: {names}")
@@ -269,45 +327,30 @@ def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
         ValueError: something is pending.
         TypeError: it is not a tensor of elements.
     """
+    placements = () if not isinstance(weight, (DTensor, Spec)) else weight.placements
+    if any(isinstance(placement, Partial) for placement in placements):
+        raise ValueError(
+            f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
+            "the tensor to Shard or Replicate first"
+        )
     if isinstance(weight, Spec):
         placed = weight.placed(name)
-        found = placed.placed
-        if found.pending:
-            raise _pending(name, weight.placements)
-        mesh = found.mesh
-        return Placement(
-            found.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), found.chains
+        mesh, chains = placed.placed.mesh, placed.placed.chains
+        return Placement(placed.placed.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), chains)
+    if not isinstance(weight, torch.Tensor) or is_wrapper(local_part(weight)):
+        raise TypeError(
+            f"{name!r} is a {type(weight).__name__}: give a DTensor, a plain tensor that is whole, "
+            "or a cute_sharding.Spec of its shape, mesh, placements and dtype"
         )
     if isinstance(weight, DTensor):
-        if is_wrapper(weight._local_tensor):
-            raise _other(name, type(weight._local_tensor).__name__)
-        return _lies(name, weight._spec, weight.dtype, communication.this_rank())
-    if not isinstance(weight, torch.Tensor) or is_wrapper(weight):
-        raise _other(name, type(weight).__name__)
+        return _lies(weight._spec, weight.dtype, communication.this_rank())
     return Placement(tuple(weight.shape), name_of(weight.dtype))
 
 
 @remembered
-def _lies(name: str, spec: Any, dtype: torch.dtype, rank: int) -> Placement:
-    if any(isinstance(placement, Partial) for placement in spec.placements):
-        raise _pending(name, spec.placements)
-    mesh = slice_with(spec.mesh, rank)
-    shape = tuple(spec.shape)
+def _lies(spec: Any, dtype: torch.dtype, rank: int) -> Placement:
+    mesh, shape = slice_with(spec.mesh, rank), tuple(spec.shape)
     return Placement(shape, name_of(dtype), mesh.sizes, tuple(mesh.ranks), chains_of_spec(spec))
-
-
-def _pending(name: str, placements: Any) -> ValueError:
-    return ValueError(
-        f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
-        "the tensor to Shard or Replicate first"
-    )
-
-
-def _other(name: str, kind: str) -> TypeError:
-    return TypeError(
-        f"{name!r} is a {kind}: give a DTensor, a plain tensor that is whole, or a "
-        "cute_sharding.Spec of its shape, mesh, placements and dtype"
-    )
 
 
 def local_part(weight: torch.Tensor) -> torch.Tensor:
@@ -383,37 +426,53 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 class _Recorded(NamedTuple):
-    """What a rank's loader does: what it makes, and what it leaves."""
+    """What a rank's loader does: what it makes, what it leaves, and what it computes."""
 
-    need: Need
-    unwritten: dict[str, int]
+    need: Need = Need((), ())
+    unwritten: Mapping[str, int] = MappingProxyType({})
+    steps: tuple[Step, ...] = ()
+    computed: Mapping[str, tuple[OfCall, ...]] = MappingProxyType({})
 
 
 def record_load(
-    load: Loader, into: Mapping[str, torch.Tensor], sources: Sequence[PlacedTensor]
+    load: Loader,
+    into: Mapping[str, torch.Tensor],
+    sources: Sequence[PlacedTensor],
+    *,
+    computes: bool = False,
 ) -> _Recorded:
     """What a loader makes of whole tensors.
 
     Raises:
-        NotOnlyMoved: it writes what it computes, or reads values.
+        NotOnlyMoved: it writes what it computes, and may not, or cannot be called again; or it
+            reads values.
     """
     given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
-    with at_meta_only(_LOADER, MOVES), dispatch_modes.no_modes(), torch.no_grad():
-        with Recording(given, into, _LOADER) as recording:
+    with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(_LOADER, MOVES):
+        recording = Recording(given, into, _LOADER)
+        with recording:
             load(Given(zip(given, recording.given), of=_LOADER))
         made, unwritten = {}, {}
+        computed: dict[str, tuple[OfCall, ...]] = {}
         for name, tensor in into.items():
             pieces = recording.written(tensor)
             left = tensor.numel() - sum(each.size for each in pieces)
             if left:
                 unwritten[name] = left
-            if pieces:
-                made[name] = _form_of(recording, name, tensor, pieces)
-    return _Recorded(_need(made), unwritten)
+            _check_moved(recording, name, pieces, computes)
+            moved, of_steps = of_calls(recording, pieces)
+            if moved:
+                made[name] = _result(recording, tuple(tensor.shape), tensor.dtype, moved)
+            if of_steps:
+                computed[name] = tuple(of_steps)
+        steps, brought = steps_of(recording, [each for some in computed.values() for each in some])
+        for name, (taken, moved) in brought.items():
+            made[name] = _result(recording, taken.shape, taken.dtype, moved)
+    return _Recorded(_need(made), unwritten, tuple(steps), computed)
 
 
-class _Piecewise(NamedTuple):
-    """One result: its pieces from sources, and constants."""
+class _Result(NamedTuple):
+    """One tensor of the engine: its pieces from weights, and constants."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -421,32 +480,24 @@ class _Piecewise(NamedTuple):
     constants: tuple[Any, ...]
 
 
-def _form_of(
-    recording: Recording, name: str, tensor: torch.Tensor, pieces: Sequence[Piece]
-) -> _Piecewise:
-    numbers: dict[int, int] = {}
-    constants: list[Any] = []
-    for number in dict.fromkeys(each.source for each in pieces):
-        found = recording.final(number)
-        if isinstance(found, (Computed, Held)):
-            why = found.why if isinstance(found, Computed) else f"it is what {found.name!r} held"
-            at = found.at if isinstance(found, Computed) else ""
-            raise NotOnlyMoved(
-                f"{_LOADER} writes to {name!r} what is no element of the weights "
-                f"({recording.names_of([number])}): {why}{at}. A load only moves elements "
-                f"({MOVES}). Write the weights as they are to a tensor of the engine, and compute "
-                "after plan.run"
-            )
-        if isinstance(found, Constant):
-            constants.append(found.value)
-            numbers[number] = -len(constants)
-        else:
-            numbers[number] = found.number
-    some = join_pieces([each._replace(source=numbers[each.source]) for each in pieces])
-    return _Piecewise(tuple(tensor.shape), name_of(tensor.dtype), some, tuple(constants))
+def _check_moved(recording: Recording, name: str, pieces: Sequence[Piece], computes: bool) -> None:
+    wrong = recording.not_moved(pieces, computes=computes)
+    if wrong is not None:
+        raise NotOnlyMoved(
+            f"{_LOADER} writes to {name!r} what is no element of the weights ({wrong.sources}): "
+            f"{wrong.why}. A load moves elements ({MOVES}). Pass computes=True to have ops called "
+            "again after the weights have arrived, or write the weights as they are and compute "
+            "after plan.run"
+        )
 
 
-def _need(made: Mapping[str, _Piecewise]) -> Need:
+def _result(
+    recording: Recording, shape: tuple[int, ...], dtype: torch.dtype, pieces: Sequence[Piece]
+) -> _Result:
+    return _Result(shape, name_of(dtype), *recording.of_sources(pieces))
+
+
+def _need(made: Mapping[str, _Result]) -> Need:
     """Results in groups that share operands, by their forms."""
     group_of: dict[int, int] = {}
     groups: dict[int, list[str]] = {}
@@ -478,7 +529,7 @@ def _need(made: Mapping[str, _Piecewise]) -> Need:
     return Need(tuple(forms), tuple(found))
 
 
-def _operands(some: Iterable[_Piecewise]) -> list[int]:
+def _operands(some: Iterable[_Result]) -> list[int]:
     return [*dict.fromkeys(each.source for x in some for each in x.pieces if each.source >= 0)]
 
 
@@ -492,11 +543,12 @@ def plan_load(
     *,
     group: Any | None = None,
     memory_limit: int | None = None,
+    computes: bool = False,
 ) -> TransferPlan:
-    """Plan to load a trainer's weights into an engine, directly from shards to the engine's tensors.
+    """Plan to load a trainer's weights into an engine, directly from shards to its tensors.
 
-    Each rank of the engine calls it with its own loader, which is run once, on whole tensors without
-    data. All that the loader writes to the engine's tensors is recorded, and not carried out.
+    Each rank of the engine calls it with its own loader, which is run once, on whole tensors
+    without data. What the loader writes to the engine's tensors is recorded, and not carried out.
 
     Args:
         load: the engine's code, which takes a dict of whole tensors by name and writes them, or
@@ -509,49 +561,75 @@ def plan_load(
         group: a process group with all ranks of the trainer and of the engine; by default all.
         memory_limit: the most bytes of buffers that a rank may hold. With a limit, weights move in
             more exchanges.
+        computes: whether the loader may compute what it writes, as scales or quantized weights.
+            Its ops are then called again at each run, on each rank of the engine, when the weights
+            that they take have arrived: whole, if an op takes whole ones.
 
     Returns:
         The plan: ``.run(source)``, ``str()``, ``.unwritten``, ``.unread``, ``.received_bytes``.
 
     Raises:
-        cute_sharding.relations.NotOnlyMoved: the loader writes values that it computes. The error
-            names the tensor, the op and the line. Other ranks raise a RuntimeError that says so.
+        cute_sharding.relations.NotOnlyMoved: the loader writes values that it computes, without
+            ``computes``; or reads values. The error names the tensor, the op and the line. Other
+            ranks raise a RuntimeError that says so.
         ValueError, TypeError: the arguments do not fit together; raised on all ranks.
 
     The method is in docs/engines.md.
+
+    >>> import torch
+    >>> store = torch.distributed.HashStore()
+    >>> torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    >>> weights = {"q": torch.ones(4, 6), "k": torch.zeros(2, 6)}
+    >>> engine = {"qk": torch.empty(6, 6)}
+    >>> def load(w):
+    ...     engine["qk"][:4], engine["qk"][4:] = w["q"], w["k"]
+    >>> plan = plan_load(load, engine, weights)
+    >>> plan.run(weights)
+    >>> engine["qk"].sum(1).tolist()
+    [6.0, 6.0, 6.0, 6.0, 0.0, 0.0]
+    >>> torch.distributed.destroy_process_group()
     """
-    ranks = Ranks(dist.group.WORLD if group is None else group, "plan_load")
-    what = "plan_load"
+    ranks = Ranks(group, "plan_load")
     with communication.numbered_as(ranks.this):
-        mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
-        operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
-        tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
+        return _planned(ranks, load, into, source, memory_limit, computes)
 
-        def record() -> _Recorded:
-            return (
-                _Recorded(Need((), ()), {})
-                if load is None
-                else record_load(load, tensors, operands)
-            )
 
-        recorded, _ = ranks.on_each(what, record, lambda _: None)
-        need, needs = ranks.in_common(what, lambda: recorded.need)
-        joined = join_needs(operands, needs)
-        of_mine = [numbers for (_, x), numbers in zip(needs, joined.of_need) if x == need]
-        plan = TransferPlan(
-            tuple(operands),
-            joined.results,
-            joined.members,
-            (),
-            memory_limit,
-            ranks.group,
-            ranks.this,
-            mine,
-            tensors,
-            of_mine[0],
-            recorded.unwritten,
-        )
-        return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
+def _planned(
+    ranks: Ranks,
+    load: Loader | None,
+    into: Mapping[str, torch.Tensor] | torch.nn.Module | None,
+    source: Mapping[str, Weight] | None,
+    memory_limit: int | None,
+    computes: bool,
+) -> TransferPlan:
+    what = "plan_load"
+    mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
+    operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
+    tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
+
+    def record() -> _Recorded:
+        if load is None:
+            return _Recorded()
+        return record_load(load, tensors, operands, computes=computes)
+
+    recorded, _ = ranks.on_each(what, record, lambda _: None)
+    need, needs = ranks.in_common(what, lambda: recorded.need)
+    joined = join_needs(operands, needs)
+    numbers = next(numbers for (_, x), numbers in zip(needs, joined.of_need) if x == need)
+    plan = TransferPlan(
+        tuple(operands),
+        joined.results,
+        joined.members,
+        (),
+        memory_limit,
+        ranks.group,
+        ranks.this,
+        mine,
+        tensors,
+        numbers,
+        *recorded[1:],
+    )
+    return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
 
 
 def _tensors(

@@ -17,7 +17,7 @@ eagerly, and it is the same on all ranks. Only this number decides the order:
   collectives by estimated times, these do not run where ranks may differ (:func:`in_one_order`).
 - Equal collectives are merged only if they are equal on all ranks (:func:`apart_on_each_rank`).
 
-Waits have no number, and move as the compiler likes. docs/compiled-order.md explains the choices.
+Waits have no number, and move as the compiler likes. docs/compiled.md explains the choices.
 Nodes of graphs, and their metadata, may be read and moved here.
 """
 

@@ -3,8 +3,8 @@ entries of dicts. Rows of the compiler are in :mod:`.compiler_patches`. Names th
 replaced are in :mod:`.used`.
 
 A file in ``replaced/`` that names a row installs the row; ``extras/state.py`` makes the
-replacements for state dicts. docs/patches.md, which is generated from this table, lists the file of
-each row. Every supported release of torch needs every row.
+replacements for state dicts. docs/lists/patches.md, which is generated from this table, lists the
+file of each row. Every supported release of torch needs every row.
 
 Only rows of this table are replaced: a test compares all of torch before, while and after.
 

@@ -37,7 +37,7 @@ from cute_sharding.dtensor.run.groups import (
 )
 from cute_sharding.dtensor.run.packing import in_shape, lay_out
 from cute_sharding.dtensor.run.placements import chains_of_spec, text
-from cute_sharding.dtensor.run.specs import dtype_of, name_of, placed_of
+from cute_sharding.dtensor.run.specs import dtype_of, name_of, on_all, placed_of
 from cute_sharding.exchange import Bundle, Exchange, Item, Mesh, Network, Placed
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
@@ -112,15 +112,22 @@ def _planned(current: DTensorSpec, target: DTensorSpec, by: Means, rank: int) ->
 
 
 def placed_ends(
-    current: DTensorSpec, target: DTensorSpec, rank: int
+    current: DTensorSpec, target: DTensorSpec, rank: int, *, replicas: bool = False
 ) -> tuple[PlacedTensor, PlacedTensor]:
     """How a tensor lies before and after, in words of the algebra: on the slices of meshes that
-    belong together for ``rank``. What is pending stays so if it lies alike.
+    belong together for ``rank``. What is pending stays so if it lies alike. ``replicas``: slices of
+    a mesh have replicas of one tensor, as of a weight, and not a tensor each.
 
     Raises:
         RuntimeError: pending reductions do not commute.
         ValueError: as :func:`meshes_of`.
     """
+    (first, *others), onto = map(communication.slices, (current.mesh, target.mesh))
+    if replicas and others and len(onto) == 1:
+        before = on_all(placed_of(current, first), others)
+        meta, after = target.tensor_meta, replace(before.placed, mesh=onto[0])
+        after = replace(after, chains=chains_of_spec(target))
+        return before, PlacedTensor(after, before.dtype if meta is None else name_of(meta.dtype))
     meshes = meshes_of(current.mesh, target.mesh, rank)
     before = placed_of(current, meshes.source)
     if current == target:

@@ -62,7 +62,7 @@ def redistribute(
             too small; the message names the smallest limit that is enough.
         RuntimeError: this rank's local tensor does not have the shape that the placements give.
 
-    The method is in docs/meshes.md.
+    The method is in docs/resharding.md ("One tensor, to another mesh").
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh

@@ -74,7 +74,6 @@ class Ranks:
         found: Any = value
         return found, {rank: told for rank, (told, _) in zip(self.all, every)}
 
-
     def in_common(self, what: str, make: Callable[[], T]) -> tuple[T, list[tuple[list[int], T]]]:
         """What each makes for itself; and what all have made, each different value once, with the
         ranks that have made it. Values are told apart by their ``repr``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from cute_sharding.dtensor.run.placements import (
     without,
 )
 from cute_sharding.exchange import Mesh, Placed
+from cute_sharding.exchange.placed import several
 from cute_sharding.layout.layout import row_major
 from cute_sharding.models import PlacedTensor
 
@@ -37,8 +38,8 @@ class Spec:
 
     Attributes:
         shape: the global shape.
-        mesh: a DeviceMesh. For a plan that is not run, also a :class:`cute_sharding.exchange.Mesh`
-            or sizes.
+        mesh: a DeviceMesh. If it is a slice of a larger mesh, each slice has a replica. For a plan
+            that is not run, also a :class:`cute_sharding.exchange.Mesh` or sizes.
         placements: one for each mesh dim, or text such as ``"S(0), R"``.
         dtype: the dtype of the elements.
 
@@ -56,26 +57,22 @@ class Spec:
     def __post_init__(self) -> None:
         shape = tuple(map(int, self.shape))
         object.__setattr__(self, "shape", shape)
-        placements = checked_placements(self.placements, shape, self.ranks.sizes, "placements")
+        placements = checked_placements(self.placements, shape, self._slices[0].sizes, "placements")
         object.__setattr__(self, "placements", placements)
 
     @property
-    def ranks(self) -> Mesh:
-        """The mesh with its ranks.
+    def _slices(self) -> tuple[Mesh, ...]:
+        is_real = isinstance(self.mesh, DeviceMesh)
+        return communication.slices(self.mesh) if is_real else (mesh_of(self.mesh),)
 
-        Raises:
-            ValueError: the mesh is one of several slices of a larger one.
-        """
-        if not isinstance(self.mesh, DeviceMesh):
-            return mesh_of(self.mesh)
-        found = communication.slices(self.mesh)
-        if len(found) > 1:
-            raise ValueError(
-                f"{self.mesh} is one of {len(found)} slices of a larger mesh, so ranks have "
-                "different meshes. Pass the larger mesh on all ranks, with Replicate on the mesh "
-                "dims that the slice lacks"
-            )
-        return found[0]
+    @property
+    def ranks(self) -> Mesh:
+        """The mesh with its ranks; of slices of a larger mesh, with one more mesh dim in front."""
+        first, *others = self._slices
+        if not others:
+            return first
+        ranks = [rank for each in self._slices for rank in each.ranks]
+        return Mesh((len(self._slices), *first.sizes), ranks)
 
     def to_dtensor_spec(self) -> DTensorSpec:
         """The spec as a DTensorSpec, with contiguous strides."""
@@ -90,8 +87,9 @@ class Spec:
         its Partials.
         """
         placements: Any = self.placements
-        dtype = name_of(self.dtype)
-        return placed_on(tuple(self.shape), self.ranks, placements, dtype, name)
+        first, *others = self._slices
+        found = placed_on(tuple(self.shape), first, placements, name_of(self.dtype), name)
+        return on_all(found, others) if others else found
 
 
 def mesh_of(mesh: AnyMesh) -> Mesh:
@@ -119,6 +117,21 @@ def placed_on(
         if isinstance(p, Partial) and mesh.sizes[m] > 1
     ]
     return PlacedTensor(Placed(shape, mesh, chains, tuple(pending)), dtype, name)
+
+
+def on_all(tensor: PlacedTensor, others: Sequence[Mesh]) -> PlacedTensor:
+    """A tensor on one slice of a mesh, as one of which the other slices have replicas.
+
+    Raises:
+        ValueError: something is pending.
+    """
+    if tensor.pending:
+        raise ValueError(
+            f"{tensor.name!r} is on a slice of a mesh and has a Partial: redistribute it to Shard "
+            "or Replicate first"
+        )
+    placed = several(tensor.placed, [replace(tensor.placed, mesh=mesh) for mesh in others])
+    return replace(tensor, placed=placed)
 
 
 def placed_of(spec: DTensorSpec, mesh: Mesh, name: str = "") -> PlacedTensor:

@@ -9,7 +9,7 @@ A row gives the relation between an op's operands and its results, in one of the
 - without a relation, for ops that torch's own rules answer: :mod:`.torchs`.
 - what rules are written with: :mod:`.names`, :mod:`.kernels`.
 
-docs/rules.md shows the table.
+docs/lists/rules.md shows the table.
 """
 
 from cute_sharding.relations.table.registry import (

@@ -90,6 +90,10 @@ MOVES = {
     "foreach": lambda x: foreach(x),
     "bytes": lambda x: x.view(torch.uint8).view(torch.int64),
     "bucket of bytes": lambda x: bucket(x),
+    "rows put": lambda x: put(x),
+    "rows put, of two dims": lambda x: put_pairs(x),
+    "rows copied": lambda x: x.index_copy(1, torch.tensor([4, 0]), x[:, :2]),
+    "rows put, one value": lambda x: put_value(x),
     "out": lambda x: torch.cat([x, x], out=torch.empty(0, dtype=torch.int64)),
     "constants, computed": lambda x: torch.cat([x, x.new_zeros(1, 6).add_(2) + 1]),
     "in place, of views": lambda x: x.clone().t_().unsqueeze_(0),
@@ -121,6 +125,26 @@ def foreach(x):
     parts = [*torch.empty(3, 4, 6, dtype=torch.int64).unbind(0)]
     torch._foreach_copy_(parts, [x, x.flip(0), x.flip(1)])
     return torch.stack(parts)
+
+
+def put(x):
+    made = torch.zeros(6, 6, dtype=torch.int64)
+    made[torch.tensor([5, 0, -3, 2])] = x
+    made[:, torch.tensor([1])] = x[:1, :1]
+    return made
+
+
+def put_pairs(x):
+    made = x.new_zeros(6, 6)
+    made[torch.tensor([[5, 0], [3, 2]])] = x.view(2, 2, 6)
+    made[torch.tensor([[1], [4]])] = x[0]
+    return made
+
+
+def put_value(x):
+    made = x.clone()
+    made[torch.tensor([1, 3])] = 7
+    return made
 
 
 def bucket(x):
@@ -184,7 +208,10 @@ COMPUTED = {
     "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
     "bits": (lambda x: x.view(torch.int32), "the bits of 'x' are read as torch.int32"),
     "in place": (lambda x: x.clone().mul_(2), "aten.mul.Tensor computes"),
-    "in place, a part": (lambda x: F.pad(x, (1, 1))[:, 1:].add_(x[0, 0]), "aten.add.Tensor computes"),
+    "in place, a part": (
+        lambda x: F.pad(x, (1, 1))[:, 1:].add_(x[0, 0]),
+        "aten.add.Tensor computes",
+    ),
     "noise": (lambda x: torch.cat([x, torch.empty(1, 6).normal_()]), "draws random numbers"),
     "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "adds up"),
     "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "which must be a source"),

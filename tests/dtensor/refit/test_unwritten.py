@@ -135,7 +135,7 @@ def test_some_elements_are_left():
 
 
 def test_values_are_not_read():
-    with pytest.raises(NotOnlyMoved, match=r"reads values with .* 1 of the 1 elements"):
+    with pytest.raises(NotOnlyMoved, match=r"reads the values of .* 1 of the 1 elements"):
         trace(
             lambda w: {"made": w["w"][int(torch.empty(1)) :]},
             {"w": ((4, 6), torch.float32)},

@@ -27,7 +27,7 @@ TORCH = Path(torch.__file__).parent
 
 
 def generate_patches():
-    """The module that writes docs/patches.md."""
+    """The module that writes docs/lists/patches.md."""
     path = REPOSITORY / "docs" / "generate_patches.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

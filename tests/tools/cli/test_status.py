@@ -93,7 +93,7 @@ def test_it_says_what_is_on_and_checks_that_it_works(site, flags, on, code):
         assert (
             any(name.endswith("propagate_op_sharding_non_cached") for name in found["replaced"])
         ) == on["views"]
-    page = (ROOT / "docs/patches.md").read_text()
+    page = (ROOT / "docs/lists/patches.md").read_text()
     assert {*found["replaced"]} <= {*re.findall(r"^## `(.*)`$", page, re.M)}
     assert f"replaces up to {found['replaceable']} objects of PyTorch" in page
     shown = run(site, **flags).stdout

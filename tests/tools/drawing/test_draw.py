@@ -1,4 +1,4 @@
-"""Pictures of DTensors, and what docs/gallery.md says that torch does."""
+"""Pictures of DTensors, and what docs/lists/gallery.md says that torch does."""
 
 import json
 import os

@@ -24,19 +24,19 @@ def gallery():
 
 def test_thirteen_patterns_with_a_small_picture_each(gallery):
     assert len(gallery.PATTERNS) == 13
-    page = (DOCS / "gallery.md").read_text()
+    page = (DOCS / "lists" / "gallery.md").read_text()
     for p in gallery.PATTERNS:
         path = DOCS / "gallery" / f"{p.name}.svg"
         assert path.stat().st_size < 60_000
         ElementTree.parse(path)
-        assert f"](gallery/{p.name}.svg)" in page
+        assert f"](../gallery/{p.name}.svg)" in page
 
 
 def test_a_change_is_noticed(gallery, tmp_path, monkeypatch):
     assert gallery.out_of_date() == []
     for name, value in (("PAGE", tmp_path / "gallery.md"), ("FOLDER", tmp_path)):
         monkeypatch.setattr(gallery, name, value)
-    gallery.PAGE.write_text((DOCS / "gallery.md").read_text().replace("tp=4", "tp=8"))
+    gallery.PAGE.write_text((DOCS / "lists" / "gallery.md").read_text().replace("tp=4", "tp=8"))
     for p in gallery.PATTERNS:
         svg = (DOCS / "gallery" / f"{p.name}.svg").read_text()
         changed = svg.replace("rank 1", "rank 9") if p.name == "merge" else svg

@@ -1,0 +1,157 @@
+"""What an engine's loader computes, called again on each rank once the weights that it takes are
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.refit.record import Call, Recording, Taken
+from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
+from cute_sharding.relations.relation import Piece
+
+
+@dataclass(frozen=True, eq=False)
+class OfCall:
+    """Elements of a tensor that a call gives: the call, which of its tensors, and from their
+    row-major positions to those of another tensor.
+    """
+
+    call: Call
+    result: int
+    piece: Piece
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A call, and what it takes.
+
+    Attributes:
+        call: what is called.
+        names: of each tensor that it takes, the name under which weights are brought for it; none
+            where it has no elements of weights, and no constants.
+        computed: of each tensor that it takes, the elements that other calls give.
+    """
+
+    call: Call
+    names: tuple[str | None, ...]
+    computed: tuple[tuple[OfCall, ...], ...]
+
+    @property
+    def taken(self) -> list[Taken]:
+        """The tensors that it takes."""
+        return taken_by(self.call)
+
+
+def taken_by(call: Call) -> list[Taken]:
+    """The tensors that a call takes, in order."""
+    return [x for x in leaves(call.args, call.kwargs) if isinstance(x, Taken)]
+
+
+def of_calls(recording: Recording, pieces: Iterable[Piece]) -> tuple[list[Piece], list[OfCall]]:
+    """Those of the pieces that are moved, and those that calls give."""
+    moved, computed = [], []
+    for each in pieces:
+        found = recording.computed(each.source)
+        if found is None:
+            moved.append(each)
+        else:
+            assert found.call is not None, "as recording.computed says"
+            computed.append(OfCall(found.call, found.result, each))
+    return moved, computed
+
+
+def steps_of(
+    recording: Recording, computed: Iterable[OfCall]
+) -> tuple[list[Step], dict[str, tuple[Taken, list[Piece]]]]:
+    """The calls that give some elements, each after those that it takes from; and by name, what is
+    brought for them: the tensor, and its pieces from weights and constants.
+    """
+    steps: dict[Call, Step] = {}
+    brought: dict[str, tuple[Taken, list[Piece]]] = {}
+
+    def add(call: Call) -> None:
+        if call in steps:
+            return
+        names: list[str | None] = []
+        given = []
+        for taken in taken_by(call):
+            moved, others = of_calls(recording, taken.pieces)
+            for each in others:
+                add(each.call)
+            given.append(tuple(others))
+            names.append(f"{call.op} {call.line} {len(brought)}" if moved else None)
+            if names[-1] is not None:
+                brought[names[-1]] = taken, moved
+        steps[call] = Step(call, tuple(names), tuple(given))
+
+    for each in computed:
+        add(each.call)
+    return list(steps.values()), brought
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+class Results:
+    """What calls have given so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._found: dict[Call, list[torch.Tensor]] = {}
+
+    def run(self, step: Step, brought: Mapping[str, torch.Tensor]) -> None:
+        """Call a step again, on what was brought and what other calls have given."""
+        made = iter(
+            [
+                self._tensor(taken, None if name is None else brought[name], computed)
+                for taken, name, computed in zip(step.taken, step.names, step.computed)
+            ]
+        )
+
+        def filled(x: Any) -> Any:
+            if isinstance(x, Taken):
+                return next(made)
+            if isinstance(x, torch.device):
+                return self._device
+            return x.to(self._device) if isinstance(x, torch.Tensor) else x
+
+        args, kwargs = tree_map(filled, step.call.args), tree_map(filled, step.call.kwargs)
+        self._found[step.call] = leaves(step.call.op(*args, **kwargs))
+
+    def _tensor(
+        self, taken: Taken, moved: torch.Tensor | None, computed: Sequence[OfCall]
+    ) -> torch.Tensor:
+        """A tensor that a call takes, which lies as it did when the call was recorded."""
+        like = torch.empty_strided(taken.shape, taken.strides, dtype=taken.dtype, device="meta")
+        tensor = torch.empty_like(like, device=self._device)
+        if moved is not None:
+            tensor.copy_(moved)
+        self.write(computed, tensor)
+        return tensor
+
+    def write(self, computed: Iterable[OfCall], tensor: torch.Tensor) -> None:
+        """Write elements that calls have given."""
+        computed = list(computed)
+        if not computed:
+            return
+        onto = tensor if tensor.is_contiguous() else tensor.contiguous()
+        flat = onto.view(-1)
+        for each in computed:
+            given = self._found[each.call][each.result].contiguous().view(-1)
+            one = each.piece
+            sizes = [n for n, _, _ in one.modes]
+            if min([dx for _, dx, _ in one.modes], default=0) < 0:  # torch has no such strides
+                at = torch.tensor(one.x, device=given.device)
+                for n, dx, _ in one.modes:
+                    at = at.unsqueeze(-1) + torch.arange(n, device=given.device) * dx
+                some = given[at]
+            else:
+                some = given.as_strided(sizes, [dx for _, dx, _ in one.modes], one.x)
+            flat.as_strided(sizes, [dy for _, _, dy in one.modes], one.y).copy_(some)
+        if onto is not tensor:
+            tensor.copy_(onto)
