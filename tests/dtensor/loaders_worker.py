@@ -3,8 +3,6 @@ or both on the same. Each rank of an engine compares what a plan has written wit
 makes of whole tensors, and what it receives with a count.
 """
 
-import os
-import re
 
 import engine_loaders as loaders
 import torch
