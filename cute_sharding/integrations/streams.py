@@ -8,12 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor import TransferPlan, plan_load
 
 Pairs: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
-# Of each tensor of a bucket: name, shape, dtype.
-Contents: TypeAlias = "tuple[tuple[str, tuple[int, ...], torch.dtype], ...]"
+# Of each tensor of a bucket: name, shape, dtype, and how rank 0 has it.
+Contents: TypeAlias = "tuple[tuple[str, tuple[int, ...], torch.dtype, str], ...]"
 
 BUCKET = 1 << 30
 
@@ -24,8 +25,8 @@ class Stream:
     more than a bucket and its buffers.
 
     In each pass every rank of the group calls one method, the same one each time. Rank 0 of the
-    group has tensors to send. A plan is made for each bucket of other names, shapes or dtypes than
-    the ones before: in the first pass, as a rule.
+    group has tensors to send. A plan is made for each bucket of other names, shapes, dtypes or
+    placements than the ones before: in the first pass, as a rule.
 
     Args:
         group: of all ranks that send or receive, for example from
@@ -94,7 +95,7 @@ class Stream:
 
     @staticmethod
     def _made(contents: Contents, device: torch.device) -> dict[str, torch.Tensor]:
-        return {name: torch.empty(s, dtype=t, device=device) for name, s, t in contents}
+        return {name: torch.empty(s, dtype=t, device=device) for name, s, t, _ in contents}
 
     def _announced(self, contents: Contents | None) -> Contents | None:
         """What rank 0 says: torch's own way to broadcast objects asks for ranks of the world."""
@@ -128,5 +129,13 @@ def buckets(weights: Pairs, most: int) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def contents_of(bucket: dict[str, torch.Tensor]) -> Contents:
-    """The same on all ranks."""
-    return tuple([(name, tuple(x.shape), x.dtype) for name, x in bucket.items()])
+    """What rank 0 says of a bucket.
+
+    >>> contents_of({"a": torch.zeros(2, 3)})
+    (('a', (2, 3), torch.float32, ''),)
+    """
+
+    def lies(x: torch.Tensor) -> str:
+        return f"{x.placements} on {x.device_mesh}" if isinstance(x, DTensor) else ""
+
+    return tuple([(name, tuple(x.shape), x.dtype, lies(x)) for name, x in bucket.items()])
