@@ -329,7 +329,7 @@ def _put(copy: Copy, places: torch.Tensor, elements: torch.Tensor, into: torch.T
     at, left = torch.full_like(places, y), places - x
     is_taken = left >= 0
     reach = 1
-    for n, dx, dy in sorted(modes, key=lambda mode: mode[1]):
+    for n, dx, _ in sorted(modes, key=lambda mode: mode[1]):
         assert dx >= reach, "turns of a message's copies do not overlap"
         reach += (n - 1) * dx
     for n, dx, dy in sorted(modes, key=lambda mode: -mode[1]):

@@ -364,8 +364,8 @@ def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
     placements: Any = weight.placements if isinstance(weight, (DTensor, Spec)) else ()
     if any(isinstance(placement, Partial) for placement in placements):
         raise ValueError(
-            f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
-            "the tensor to Shard or Replicate first"
+            f"{name!r} has placements {text(placements)}, but must not have a Partial: "
+            "redistribute the tensor to Shard or Replicate first"
         )
     if isinstance(weight, Spec):
         placed = weight.placed(name)
