@@ -26,7 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import is_native, is_shown, run
 from cute_sharding.dtensor.run.groups import means, prepared_key
 from cute_sharding.dtensor.run.moving import Movement
-from cute_sharding.dtensor.run.together import run_together
+from cute_sharding.dtensor.run.together import Under, start_together
 from cute_sharding.exchange import Exchange, Placed
 from cute_sharding.exchange.flow import side_of
 from cute_sharding.exchange.network import Network
@@ -123,14 +123,14 @@ def exchange_in_graph(
             )
         return found
     # Compilers keep results that are waited for, also if a rank's result is empty: other ranks wait
-    # in the collectives of this op.
+    # in the collectives of this op. (Inductor takes the wait for a collective's n-th result for one
+    # that reads its n-th operand, and fails if there are fewer operands.)
+    operands = [*operands, *[operands[0]] * (len(shapes) - len(operands))]
     with dispatch_modes.of_this_rank():  # another rank's sizes may be numbers
         results = torch.ops.cute_sharding.exchange(
             operands, sizes, numbers, text, _group_name(mesh)
         )
-    # One is enough to keep the op. (Inductor takes the wait for a collective's n-th result for one
-    # that reads its n-th operand, and fails if there are fewer operands.)
-    return [communication.waited_in_graph(results[0]), *results[1:]]
+    return list(map(communication.waited_in_graph, results))
 
 
 def _name_of(mesh: Any) -> str:
@@ -370,7 +370,7 @@ def _redistributed(
     operands: list[torch.Tensor],
     numbers: tuple[int, ...],
     *how: tuple[Chains, tuple[tuple[int, str], ...], Chains, tuple[tuple[int, str], ...]],
-) -> list[torch.Tensor]:
+) -> Under:
     """The operands, whose shapes are the ``numbers``, each redistributed from chains to chains."""
     sizes, by, remaining = tuple(mesh.shape), means(mesh), iter(numbers)
     network = Network.of_programs(sizes, by.network)
@@ -380,7 +380,7 @@ def _redistributed(
         source = Placed.numbered(shape, sizes, chains, pending)
         target = Placed.numbered(shape, sizes, onto, kept)
         plans.append(plan_steps(source, target, network, groups=by.groups, native=by.native))
-    return run_together(plans, operands, mesh)
+    return start_together(plans, operands, mesh, async_op=_is_process())
 
 
 def move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
@@ -423,23 +423,37 @@ def _moved(
     numbers: tuple[int, ...],
     output: int | None,
     *how: Any,
-) -> list[torch.Tensor]:
+) -> Under:
     """The results. With ``output``, of (result, operand): the operand after that result is written
     back to it.
     """
     movement = movement_of(mesh, numbers, *how)
     if output is None:
-        return movement(operands)
-    moved, source = operands
+        operands = operands[: len(movement.exchange.sources)]
+        if movement.dims and _is_process():
+            return Under(*movement.start(operands))
+        moved = movement(operands)
+        return Under([*moved], lambda: moved)
+    result, source = operands
     written = source.clone(memory_format=torch.contiguous_format)
-    movement.back(output, moved, written)
-    return [written]
+    finish = movement.start_back(output, result, written, async_op=_is_process())
+
+    def results() -> list[torch.Tensor]:
+        finish()
+        return [written]
+
+    return Under([written], results)
+
+
+def _is_process() -> bool:
+    """Whether this process is one rank, so that an exchange may go on until it is waited for."""
+    return dispatch_modes.local_tensor_mode() is None
 
 
 # -- the op ----------------------------------------------------------------------------------------
 
 # By kind: called with the mesh, the op's tensors, its numbers, and the rest of the string.
-KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
+KINDS: dict[str, Callable[..., Under]] = {
     "redistribute": _redistributed,
     "exchange": partial(_moved, _read),
     "move": partial(_moved, _movement),
@@ -449,22 +463,53 @@ KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
 def _exchange(
     operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str = ""
 ) -> list[torch.Tensor]:
-    kind, key, _, *rest = _parsed(how)
-    results = KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
+    """Start an exchange: the results are complete when they are waited for."""
+    under = _under(operands, numbers, how)
+    if not _is_process():
+        return [in_own_memory(result, operands) for result in under.results()]
+    empty = iter(_shapes_of(operands, sizes, numbers, how, known=under.into))
+    memory = [next(empty) if into is None else in_own_memory(into, operands) for into in under.into]
+
+    def complete() -> None:
+        for x, result in zip(memory, under.results()):
+            if x.data_ptr() != result.data_ptr():
+                x.copy_(result)
+
+    communication.complete_when_waited(memory, complete)
+    return memory
+
+
+def _rearrange(
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str
+) -> list[torch.Tensor]:
+    results = _under(operands, numbers, how).results()
     return [in_own_memory(result, operands) for result in results]
 
 
+def _under(operands: list[torch.Tensor], numbers: list[int], how: str) -> Under:
+    kind, key, _, *rest = _parsed(how)
+    return KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
+
+
 def _shapes_of(
-    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str = ""
+    operands: list[torch.Tensor],
+    sizes: list[Any],
+    numbers: list[Any],
+    how: str,
+    group: str = "",
+    known: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
+    """Tensors for the results, without elements yet; for those that are not ``known``."""
     kind, _, dims, *_ = _parsed(how)
     dtypes = [x.dtype for x in operands]
     if kind != "redistribute":  # which has one result for each operand, of its dtype
         dtypes = [reduce(torch.promote_types, dtypes)] * len(dims)
     remaining = iter(sizes)
+    shapes = [[*islice(remaining, ndim)] for ndim in dims]
     return [
-        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype)
-        for ndim, dtype in zip(dims, dtypes)
+        operands[0].new_empty(shape, dtype=dtype)
+        for shape, dtype, into in zip(shapes, dtypes, known or [None] * len(dims))
+        if into is None
     ]
 
 
@@ -480,6 +525,6 @@ library.define(
 )
 # A kernel for meta tensors: torch's register_fake would search all loaded modules for the
 # caller's, which takes longer than importing this package.
-for _name_of_op in ("exchange", "rearrange"):
-    library.impl(_name_of_op, _exchange, "CompositeExplicitAutograd")
+for _name_of_op, _kernel in (("exchange", _exchange), ("rearrange", _rearrange)):
+    library.impl(_name_of_op, _kernel, "CompositeExplicitAutograd")
     library.impl(_name_of_op, _shapes_of, "Meta")
