@@ -23,7 +23,7 @@ In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
 ``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
-``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``,
+``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``, ``overlap(compiled, ...)``,
 ``plan_step(step, mesh)``, ``with planned(plan): ...``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -56,6 +56,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.tools.drawing import draw
     from cute_sharding.tools.estimate import estimate
     from cute_sharding.tools.explain import explain
+    from cute_sharding.tools.overlap import Overlap, overlap
     from cute_sharding.tools.profile import Profile, profile
     from cute_sharding.tools.profile.refusing import no_communication
     from cute_sharding.tools.stats import stats
@@ -65,6 +66,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Box",
     "Loaded",
+    "Overlap",
     "Profile",
     "RefitPlan",
     "Spec",
@@ -80,6 +82,7 @@ __all__ = [
     "load_checkpoint",
     "local_boxes",
     "no_communication",
+    "overlap",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
@@ -109,6 +112,10 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.tools.explain import explain
 
         return explain
+    if name in ("Overlap", "overlap"):
+        from cute_sharding.tools import overlap as overlap_room
+
+        return getattr(overlap_room, name)
     if name in ("Profile", "profile"):
         from cute_sharding.tools import profile as room
 

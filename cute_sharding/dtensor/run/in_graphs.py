@@ -32,10 +32,11 @@ from cute_sharding.exchange.flow import side_of
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import RedistributionPlan
 from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.exchange.step import Step
 from cute_sharding.relations import Move
-from cute_sharding.relations.moves import Window, held_rows, parse_move
+from cute_sharding.relations.moves import Rows, Window, held_rows, parse_move
 from cute_sharding.relations.table import MOVEMENTS
-from cute_sharding.sharding.rows import Chains, count_rows
+from cute_sharding.sharding.rows import Chains, Device, count_rows
 
 # -- graph keys ------------------------------------------------------------------------------------
 # Keys that keep the graphs apart which torch.compile caches on disk.
@@ -106,6 +107,7 @@ def exchange_in_graph(
     mesh: Any,
     *how: Any,
     sends: bool = True,
+    alike: bool = False,
 ) -> list[torch.Tensor]:
     """The op's results, with these local ``shapes``, for the sizes of each call.
 
@@ -113,7 +115,21 @@ def exchange_in_graph(
         numbers: ints or symbols that the kind needs.
         how: the kind's other arguments, as literals.
         sends: whether ranks exchange anything; without that, the op is no collective.
+        alike: whether operands and results have the same local shapes on all ranks.
     """
+    with dispatch_modes.of_each_rank() if alike else nullcontext():
+        return _in_graph(kind, operands, shapes, numbers, mesh, *how, sends=sends)
+
+
+def _in_graph(
+    kind: str,
+    operands: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[Any]],
+    numbers: Sequence[Any],
+    mesh: Any,
+    *how: Any,
+    sends: bool,
+) -> list[torch.Tensor]:
     text = repr((kind, _name_of(mesh), tuple(map(len, shapes)), *how))
     sizes = [n for shape in shapes for n in shape]
     if not sends:
@@ -233,30 +249,55 @@ def run_opaque(
 def moved_in_graph(movement: Movement, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a movement whose sizes are numbers."""
     mesh = movement.mesh
-    shapes = [_local_shape(movement, k) for k in range(len(movement.exchange.targets))]
+    exchange, device = movement.exchange, tuple(mesh.get_coordinate())
+    shapes = [_result_on(exchange, k, device) for k in range(len(exchange.targets))]
     return exchange_in_graph(
-        "exchange", operands, shapes, (), mesh, None, *_written(movement), sends=bool(movement.dims)
+        "exchange",
+        operands,
+        shapes,
+        (),
+        mesh,
+        None,
+        *_written(movement),
+        sends=bool(movement.dims),
+        alike=_is_alike(exchange),
     )
 
 
-def _local_shape(movement: Movement, k: int) -> list[Any]:
+def _result_on(exchange: Exchange, k: int, device: Device) -> tuple[int, ...]:
     """The local shape of a result; of a dim whose rows stand for windows, with their rows."""
-    exchange, mesh = movement.exchange, movement.mesh
-    placed = exchange.targets[k]
-    shape = local_shape_of(placed.shape, placed.chains, mesh)
-    every = [rows for link in exchange.move.links for _, rows in link.pairs if link.target == k]
+    pairs = [pair for link in exchange.move.links if link.target == k for pair in link.pairs]
+    return _held_on(exchange.targets[k], [rows for _, rows in pairs], device)
+
+
+def _operand_on(exchange: Exchange, i: int, device: Device) -> tuple[int, ...]:
+    """The same of an operand."""
+    pairs = [pair for link in exchange.move.links if link.source == i for pair in link.pairs]
+    return _held_on(exchange.sources[i], [rows for rows, _ in pairs], device)
+
+
+def _held_on(placed: Placed, every: Sequence[Rows], device: Device) -> tuple[int, ...]:
+    shape = list(placed.shape_of(device))
     for rows in every:
         if isinstance(rows.form, Window) and rows.form.across is None and rows.dim is not None:
-            side = side_of(placed, rows, tuple(mesh.get_coordinate()))
-            shape[rows.dim] = count_rows(held_rows(rows, *side))
-    return shape
+            shape[rows.dim] = count_rows(held_rows(rows, *side_of(placed, rows, device)))
+    return tuple(shape)
+
+
+@remembered
+def _is_alike(exchange: Exchange) -> bool:
+    """Whether each operand and each result has the same local shape on all devices."""
+    for ends, shape_on in ((exchange.sources, _operand_on), (exchange.targets, _result_on)):
+        for k, placed in enumerate(ends):
+            if len({shape_on(exchange, k, device) for device in placed.classes}) > 1:
+                return False
+    return True
 
 
 def write_back_in_graph(
     movement: Movement, output: int, moved: torch.Tensor, source: torch.Tensor
 ) -> None:
     """Write the rows of one result, ``moved``, back to the operand's local tensor."""
-    sends = bool(movement.turned(output).dims)
     (written,) = exchange_in_graph(
         "exchange",
         [moved, source],
@@ -265,7 +306,8 @@ def write_back_in_graph(
         movement.mesh,
         output,
         *_written(movement),
-        sends=sends,
+        sends=bool(movement.turned(output).dims),
+        alike=_is_alike(movement.exchange),
     )
     source.copy_(written)
 
@@ -362,6 +404,32 @@ def _read_literal(literal: Any, numbers: Iterator[int]) -> Any:
     return float(literal) if isinstance(literal, str) else next(numbers)
 
 
+# -- seen from outside ----------------------------------------------------------------------------
+
+
+def known_meshes() -> list[Any]:
+    """The meshes that graphs name."""
+    return [*_meshes.values()]
+
+
+def received_in_graph(
+    operands: Sequence[torch.Tensor], numbers: Sequence[Any], how: str
+) -> tuple[Any, tuple[int, ...], int]:
+    """Of an exchange in a graph: the mesh, the mesh dims whose ranks exchange, and the elements
+    that the busiest rank receives. Symbols count by their present values.
+    """
+    kind, key, _, *rest = _parsed(how)
+    mesh, ints = _mesh_named(key, how), tuple(symints.numbers_at_hand(list(numbers)) or ())
+    if kind == "redistribute":
+        steps = [step for steps in _plans_of(mesh, ints, *rest) for step in steps]
+        dims = {m for step in steps for m in step.mesh_dims}
+        return mesh, tuple(sorted(dims)), sum(step.received_elements for step in steps)
+    output, *of = rest
+    movement = (_read if kind == "exchange" else _movement)(mesh, ints, *of)
+    moved = movement if output is None else movement.turned(output)
+    return mesh, moved.dims, moved.exchange.received_elements
+
+
 # -- in each call ----------------------------------------------------------------------------------
 
 
@@ -372,6 +440,11 @@ def _redistributed(
     *how: tuple[Chains, tuple[tuple[int, str], ...], Chains, tuple[tuple[int, str], ...]],
 ) -> Under:
     """The operands, whose shapes are the ``numbers``, each redistributed from chains to chains."""
+    plans = _plans_of(mesh, numbers, *how)
+    return start_together(plans, operands, mesh, async_op=_is_process())
+
+
+def _plans_of(mesh: Any, numbers: tuple[int, ...], *how: Any) -> list[tuple[Step, ...]]:
     sizes, by, remaining = tuple(mesh.shape), means(mesh), iter(numbers)
     network = Network.of_programs(sizes, by.network)
     plans = []
@@ -380,7 +453,7 @@ def _redistributed(
         source = Placed.numbered(shape, sizes, chains, pending)
         target = Placed.numbered(shape, sizes, onto, kept)
         plans.append(plan_steps(source, target, network, groups=by.groups, native=by.native))
-    return start_together(plans, operands, mesh, async_op=_is_process())
+    return plans
 
 
 def move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
