@@ -43,6 +43,13 @@ def overlap(
 
     Raises:
         ValueError: the device is unknown, or the program compiled no graph.
+
+    >>> import torch
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> x = torch.ones(64, 64)
+    >>> found = overlap(make_fx(lambda x: (x @ x).sin(), tracing_mode="fake")(x))
+    >>> len(found.graphs[0].after.computations), found.collectives
+    (2, ())
     """
     from cute_sharding.dtensor.bookkeeping.settings import network_in_force
     from cute_sharding.tools.overlap.simulation import simulated, timeline

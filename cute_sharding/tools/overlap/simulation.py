@@ -24,7 +24,6 @@ from cute_sharding.tools.profile.collectives import collective_of
 from cute_sharding.tools.profile.collectives import ops as known_collectives
 from cute_sharding.tools.profile.values import Collective
 
-
 # Seconds below which an estimate says nothing.
 LEAST = 1e-8
 

@@ -114,6 +114,9 @@ class Overlap:
         graphs: forward and backward passes, each before and after the compiler's passes.
         device: the device whose time is estimated, as text.
         network: the network of the estimated times, as text.
+
+    >>> Overlap((), "H100", "default").peak
+    0
     """
 
     graphs: tuple[Graph, ...]
