@@ -644,7 +644,9 @@ def _planned(
     def record() -> _Recorded:
         if load is None:
             return _Recorded()
-        return record_load(load, tensors, operands, computes=computes)
+        recorded = record_load(load, tensors, operands, computes=computes)
+        _check_in_place(into, tensors)
+        return recorded
 
     recorded, _ = ranks.on_each(what, record, lambda _: None)
     need, needs = ranks.in_common(what, lambda: recorded.need)
@@ -667,17 +669,25 @@ def _planned(
     return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
 
 
+def _named(into: Mapping[str, torch.Tensor] | torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    """The engine's tensors, by name."""
+    if not isinstance(into, torch.nn.Module):
+        return dict(into or {})
+    return {
+        **dict(into.named_parameters(remove_duplicate=False)),
+        **dict(into.named_buffers(remove_duplicate=False)),
+    }
+
+
 def _tensors(
     load: Loader | None, into: Mapping[str, torch.Tensor] | torch.nn.Module | None
 ) -> dict[str, torch.Tensor]:
-    """The engine's tensors, by name."""
-    if isinstance(into, torch.nn.Module):
-        named = {
-            **dict(into.named_parameters(remove_duplicate=False)),
-            **dict(into.named_buffers(remove_duplicate=False)),
-        }
-    else:
-        named = dict(into or {})
+    """The engine's tensors, by name.
+
+    Raises:
+        TypeError: there is no loader for them, or they are DTensors.
+    """
+    named = _named(into)
     if (load is None) != (into is None):
         raise TypeError(
             "plan_load needs both load (the engine's loader) and into (the engine's tensors), or "
@@ -690,6 +700,25 @@ def _tensors(
                 "rank, such as tensor.to_local()"
             )
     return named
+
+
+def _check_in_place(into: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises:
+    NotOnlyMoved: a loader has put other tensors into a module. They are put back.
+    """
+    if not isinstance(into, torch.nn.Module):
+        return
+    found = _named(into)
+    other = [name for name, x in tensors.items() if found.get(name) is not x]
+    for name in other:
+        module, _, attribute = name.rpartition(".")
+        setattr(into.get_submodule(module), attribute, tensors[name])
+    if other:
+        raise NotOnlyMoved(
+            f"{_LOADER} gives the module another tensor as {other[0]!r}, which has no values while "
+            "it is planned what moves where. Write to the tensor that is there: "
+            "param.data.copy_(weight)"
+        )
 
 
 def _packed(
