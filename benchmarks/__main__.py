@@ -21,6 +21,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "first_step": ("--repeat", "1"),
     "folds": ("--megabytes", "1", "--repeats", "1"),
     "host": ("--calls", "1"),
+    "loads": ("--layers", "1", "--experts", "2", "--trainer", "2", "--engine", "1"),
     "movement": ("--megabytes", "0.1", "--repeats", "1"),
     "ops": ("--only", "add", "--samples", "1"),
     "overhead": ("--calls", "1", "--rounds", "1", "--only", "view"),

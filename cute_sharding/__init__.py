@@ -24,7 +24,7 @@ In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
 ``plan_refit(generator, source, target)``, ``plan_load(load, into, source)``,
 ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
-``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``,
+``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``, ``overlap(compiled, ...)``,
 ``plan_step(step, mesh)``, ``with planned(plan): ...``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -59,6 +59,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.tools.drawing import draw
     from cute_sharding.tools.estimate import estimate
     from cute_sharding.tools.explain import explain
+    from cute_sharding.tools.overlap import Overlap, overlap
     from cute_sharding.tools.profile import Profile, profile
     from cute_sharding.tools.profile.refusing import no_communication
     from cute_sharding.tools.stats import stats
@@ -68,6 +69,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Box",
     "Loaded",
+    "Overlap",
     "Profile",
     "RefitPlan",
     "Spec",
@@ -84,6 +86,7 @@ __all__ = [
     "load_checkpoint",
     "local_boxes",
     "no_communication",
+    "overlap",
     "plan_load",
     "plan_redistribution",
     "plan_refit",
@@ -114,6 +117,10 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.tools.explain import explain
 
         return explain
+    if name in ("Overlap", "overlap"):
+        from cute_sharding.tools import overlap as overlap_room
+
+        return getattr(overlap_room, name)
     if name in ("Profile", "profile"):
         from cute_sharding.tools import profile as room
 

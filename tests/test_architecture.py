@@ -350,6 +350,7 @@ TORCH_PRIVATE = [
     "composites",
     "read_hook",
     "redistribution_hook",
+    "timeline",
     "collective_order",
     "expansion",
     "compiler",

@@ -41,6 +41,14 @@ def drawn_weights(rng):
     return weights, how
 
 
+def changed(whole, more):
+    """The whole tensor after so many changes of a few elements."""
+    flat = whole.clone().view(-1)
+    for k in range(more):
+        flat[k :: 3 + 2 * k] += 1
+    return flat.view(whole.shape)
+
+
 def as_it_lies(whole, how, mesh):
     if not how:
         return whole
@@ -149,17 +157,19 @@ def drawn(first, last):
             plan = plan_load(source=state, memory_limit=limit)
             plan.run(state)
             assert plan.received_bytes == 0
-            later = {n: as_it_lies(x + 1, how[n], mesh) for n, x in weights.items()}
-            plan.run(later)
+            for more in (1, 2):
+                later = {n: as_it_lies(changed(x, more), how[n], mesh) for n, x in weights.items()}
+                plan.run(later, since=state if seed % 3 or more == 2 else False)
+                state = later
             continue
         into, load = drawn_engine(seed, rank - 4, 9)
         before = {name: x.clone() for name, x in into.items()}
         plan = plan_load(load, into, memory_limit=limit)
         assert all(torch.equal(x, before[name]) for name, x in into.items()), seed
-        for more in (0, 1):
-            plan.run()
+        for more in (0, 1, 2):
+            plan.run(since=bool(more and (seed % 3 or more == 2)))
             wanted, by_hand = drawn_engine(seed, rank - 4, 9)
-            by_hand({n: x + more for n, x in weights.items()})
+            by_hand({n: changed(x, more) for n, x in weights.items()})
             for name, x in into.items():
                 assert torch.equal(x, wanted[name]), (seed, name, x, wanted[name])
         assert plan.unwritten["cache"] == 5
@@ -261,6 +271,8 @@ def quantizes():
             loader(by_hand, rank - 4)(whole)
             for name, x in mine.items():
                 assert torch.equal(x, by_hand[name]), (name, x, by_hand[name])
+
+    raised(lambda: plan.run(state if rank < 4 else None, since=True), ValueError, ["since="])
 
     def drawn_numbers(w):
         mine["bias"].copy_(torch.rand_like(w["b"]) * w["b"])

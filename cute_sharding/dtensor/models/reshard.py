@@ -430,10 +430,10 @@ class RunnablePlan(OfThisProcess, ReshardPlan):
 
         def update(number: int) -> Land:
             those = self.packed[number].members
-            now = [self._as_sent(i, given.get(i)) for i in those]
+            now = [[self._as_sent(i, given.get(i))] for i in those]
             # What comes of what is pending is sent whole: a sum may not give the same bits twice.
             then = [None if i in self._pending else before.get(i) for i in those]
-            sent = [None if x is None else self._as_sent(i, x) for i, x in zip(those, then)]
+            sent = [None if x is None else [self._as_sent(i, x)] for i, x in zip(those, then)]
             return Update(self._runner, number, now, sent, first).land
 
         how = "reshard", "moved", "Unchanged or partly written"

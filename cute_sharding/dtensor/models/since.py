@@ -13,7 +13,7 @@ is all that the receiver has to know.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from math import prod
 from typing import NamedTuple
 
@@ -28,9 +28,9 @@ from cute_sharding.dtensor.run.packing import (
     start_exchange,
     write,
 )
-from cute_sharding.dtensor.run.runner import Arrived, PlanRunner
+from cute_sharding.dtensor.run.runner import Arrived, PlanRunner, constant
 from cute_sharding.exchange import BundlePart, Exchange
-from cute_sharding.exchange.bundle import in_a_row, own_part
+from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.flow import Copy, cut_up, flat
 
 # The bytes of a number that says how much has changed.
@@ -43,42 +43,47 @@ ALL = -1
 
 
 class SentPiece(NamedTuple):
-    """What one rank sends another of one tensor: its number in the bucket, how many elements, and
-    the copies into a buffer, or out of it, in which they lie one behind the other.
+    """What one rank sends another of one member: its number in the bucket, how many elements, and
+    the copies into a buffer, or out of it, in which they lie one behind the other, each with the
+    number of its operand, or of its result.
     """
 
     number: int
     size: int
-    copies: tuple[Copy, ...]
+    copies: tuple[tuple[int, Copy], ...]
 
 
 class Update:
     """A bucket of which what has changed is on its way.
 
     Args:
-        now, before: what this rank sends of each tensor, and sent last; without elements where it
-            has none. None: all of it is sent.
-        into: what came of it then, by the number of the tensor in the plan: written to.
+        now, before: of each member what this rank sends of its operands, and sent last; without
+            elements where it has none. None: all of it is sent.
+        into: what came of it then, by the number of the result in the plan: written to.
     """
 
     def __init__(
         self,
         runner: PlanRunner,
         number: int,
-        now: Sequence[torch.Tensor],
-        before: Sequence[torch.Tensor | None],
+        now: Sequence[Sequence[torch.Tensor]],
+        before: Sequence[Sequence[torch.Tensor] | None],
         into: Mapping[int, torch.Tensor],
     ) -> None:
-        self._into, self._members = into, runner.plan.packed[number].members
+        self._into, self._members = into, runner.members(number)
         self._device, self._group = runner.device(number), runner.group_of(number)
         self._shipment = runner.shipments[number]
         self._dtypes, self._is_sealed = self._shipment.dtypes, self._shipment.seal is not None
-        exchanges = [member.exchange for member in runner.members(number)]
+        self._finished = [
+            runner.finished_by(number, k, member) for k, member in enumerate(self._members)
+        ]
+        exchanges = [member.exchange for member in self._members]
         self._sent, self._taken = (_pieces(exchanges, is_sent=is_sent) for is_sent in (True, False))
-        for member, x, mine in zip(self._members, now, runner.part(number).parts):
-            if member in into:
-                for _, copy in mine.kept():
-                    write(copy, x, into[member])
+        for member, some, mine in zip(self._members, now, runner.part(number).parts):
+            given = [*some, *map(constant, member.constants)]
+            for k, result in enumerate(member.results):
+                for i, copy in mine.kept(k) if result in into else ():
+                    write(copy, given[i], into[result])
         self._messages: dict[int, torch.Tensor] = {}
         told = {peer: self._packed(peer, now, before) for peer in self._sent}
         self._counts = self._told(self._tell(told)())
@@ -90,8 +95,8 @@ class Update:
     def _packed(
         self,
         peer: int,
-        now: Sequence[torch.Tensor],
-        then: Sequence[torch.Tensor | None],
+        now: Sequence[Sequence[torch.Tensor]],
+        then: Sequence[Sequence[torch.Tensor] | None],
     ) -> list[int]:
         """Pack what has changed of what goes to a peer; how much that is of each tensor."""
         counts, parts = [], [self._buffer(0)]
@@ -151,9 +156,11 @@ class Update:
             sizes = zip(starts, self._sizes(peer), self._counts[peer], self._taken[peer])
             for start, size, count, (k, _, copies) in sizes:
                 some = received.narrow(0, start, size)
-                write_changes(copies, some, count, self._into[self._members[k]], self._dtypes[k])
-        for member in self._members:
-            arrived(member, self._into.get(member, self._buffer(0)))
+                into = [self._into.get(result) for result in self._members[k].results]
+                write_changes(copies, some, count, into, self._dtypes[k])
+        for finished in self._finished:
+            for result in finished:
+                arrived(result, self._into.get(result, self._buffer(0)))
 
 
 def _pieces(exchanges: Sequence[Exchange], *, is_sent: bool) -> dict[int, list[SentPiece]]:
@@ -162,9 +169,12 @@ def _pieces(exchanges: Sequence[Exchange], *, is_sent: bool) -> dict[int, list[S
     for k, exchange in enumerate(exchanges):
         mine = own_part(exchange, communication.this_rank())
         for peer, messages in (mine.sent if is_sent else mine.taken).items():
-            copies = in_a_row(messages, is_sent=is_sent)
-            size = sum(message.size for message in messages)
-            found.setdefault(peer, []).append(SentPiece(k, size, tuple(copies)))
+            copies, at = [], 0
+            for message in messages:
+                for i, some in message.into(at) if is_sent else message.out_of(at):
+                    copies += [(i, copy) for copy in some]
+                at += message.size
+            found.setdefault(peer, []).append(SentPiece(k, at, tuple(copies)))
     return dict(sorted(found.items()))
 
 
@@ -193,21 +203,24 @@ def _blocks(size: int) -> int:
 
 
 def changes(
-    copies: Sequence[Copy], now: torch.Tensor, before: torch.Tensor | None, dtype: torch.dtype
+    copies: Sequence[tuple[int, Copy]],
+    now: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor] | None,
+    dtype: torch.dtype,
 ) -> tuple[int, list[torch.Tensor]]:
     """How many elements of a message have changed, and what is sent of it, as bytes.
 
     Args:
-        copies: into a buffer, one behind the other.
-        now, before: the tensor, and what it was when it was sent last; None: all is sent.
+        copies: into a buffer, one behind the other, each with the number of its operand.
+        now, before: the operands, and what they were when they were sent last; None: all is sent.
         dtype: of elements on their way: what differs is what they are there.
     """
-    size = sum(prod(copy.sizes) for copy in copies)
+    size = sum(prod(copy.sizes) for _, copy in copies)
     found = None if before is None else _differing(copies, now, before, dtype, size)
     if found is None:
-        buffer = torch.empty(size, dtype=dtype, device=now.device)
-        for copy in copies:
-            write(copy, now, buffer)
+        buffer = torch.empty(size, dtype=dtype, device=now[0].device)
+        for i, copy in copies:
+            write(copy, now[i], buffer)
         return ALL, [buffer.view(torch.uint8)]
     places, values = found
     if not len(places):
@@ -218,9 +231,9 @@ def changes(
 
 
 def _differing(
-    copies: Sequence[Copy],
-    now: torch.Tensor,
-    before: torch.Tensor,
+    copies: Sequence[tuple[int, Copy]],
+    now: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor],
     dtype: torch.dtype,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -228,8 +241,9 @@ def _differing(
     it is not less than all.
     """
     places, values, count = [], [], 0
-    for piece in (piece for copy in copies for piece in cut_up(copy, PIECE)):
-        ours, theirs = (_words(read(x, piece).to(dtype).reshape(-1)) for x in (now, before))
+    for i, piece in ((i, piece) for i, copy in copies for piece in cut_up(copy, PIECE)):
+        both = now[i], before[i]
+        ours, theirs = (_words(read(x, piece).to(dtype).reshape(-1)) for x in both)
         unlike = ours != theirs
         differs = _where(unlike.any(-1) if unlike.shape[1] > 1 else unlike.view(-1))
         count += len(differs)
@@ -237,7 +251,7 @@ def _differing(
             return None
         places.append(differs + piece.y[0])
         values.append(ours[differs])
-    device = now.device
+    device = now[0].device
     return (
         torch.cat(places or [torch.empty(0, dtype=torch.int64, device=device)]),
         torch.cat(values or [torch.empty(0, dtype=torch.int64, device=device)]),
@@ -264,30 +278,36 @@ def _words(line: torch.Tensor) -> torch.Tensor:
 
 
 def write_changes(
-    copies: Sequence[Copy],
+    copies: Sequence[tuple[int, Copy]],
     received: torch.Tensor,
     count: int,
-    into: torch.Tensor,
+    into: Sequence[torch.Tensor | None],
     dtype: torch.dtype,
 ) -> None:
     """Write what has come of a message, ``count`` changes or all, into what it was sent of before.
 
     Args:
-        copies: out of a buffer, one behind the other.
+        copies: out of a buffer, one behind the other, or several out of the same place, each with
+            the number of its result.
         received: bytes.
+        into: the results; None: none is written to.
     """
-    size = sum(prod(copy.sizes) for copy in copies)
+    size = max([copy.x[0] + _reach(copy.sizes, copy.dx) for _, copy in copies], default=0)
     if _is_whole(count, size, dtype.itemsize):
         buffer = _aligned(received, dtype)
-        for copy in copies:
-            write(copy, buffer, into)
+        for i, copy in copies:
+            if (onto := into[i]) is not None:
+                write(copy, buffer, onto)
     elif count:
         split = [count * dtype.itemsize, _blocks(size) * 4, count * 2]
         values, counts, within = received.split(split)
-        starts = torch.arange(0, size, BLOCK, device=into.device)
+        starts = torch.arange(0, size, BLOCK, device=received.device)
         places = starts.repeat_interleave(_aligned(counts, torch.int32).long(), output_size=count)
         places += _aligned(within, torch.uint16).long()
-        _put(copies, places, _words(_aligned(values, dtype).to(into.dtype)), into)
+        elements = _aligned(values, dtype)
+        for i, copy in copies:
+            if (onto := into[i]) is not None:
+                _put(copy, places, elements, onto)
 
 
 def _aligned(received: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -297,18 +317,34 @@ def _aligned(received: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return elements
 
 
-def _put(
-    copies: Sequence[Copy], places: torch.Tensor, values: torch.Tensor, into: torch.Tensor
-) -> None:
-    """Write elements at those places of the message where they are in the tensor."""
-    reach = 1 + sum((n - 1) * stride for n, stride in zip(into.shape, into.stride()))
-    line = _words(into.as_strided((reach,), (1,), into.storage_offset()))
-    ends = torch.tensor([copy.x[0] + prod(copy.sizes) for copy in copies], device=places.device)
-    highs: list[int] = torch.searchsorted(places, ends).tolist()
-    for copy, low, high in zip(copies, [0, *highs], highs):
-        rest = places[low:high] - copy.x[0]
-        at = torch.full_like(rest, flat(copy.y, into.stride()))
-        for n, step in zip(reversed(copy.sizes), reversed(copy.dy)):
-            at += rest % n * flat(step, into.stride())
-            rest = rest // n
-        line[at] = values[low:high]
+def _put(copy: Copy, places: torch.Tensor, elements: torch.Tensor, into: torch.Tensor) -> None:
+    """Write those elements, at places of a message, that a copy takes from there."""
+    x, y = copy.x[0], flat(copy.y, into.stride())
+    modes: list[tuple[int, int, int]] = []
+    still: list[tuple[int, int, int]] = []
+    for n, (dx,), dy in zip(copy.sizes, copy.dx, [flat(step, into.stride()) for step in copy.dy]):
+        if dx < 0:
+            x, y, dx, dy = x + (n - 1) * dx, y + (n - 1) * dy, -dx, -dy
+        (modes if dx else still).append((n, dx, dy))
+    at, left = torch.full_like(places, y), places - x
+    is_taken = left >= 0
+    reach = 1
+    for n, dx, _ in sorted(modes, key=lambda mode: mode[1]):
+        assert dx >= reach, "turns of a message's copies do not overlap"
+        reach += (n - 1) * dx
+    for n, dx, dy in sorted(modes, key=lambda mode: -mode[1]):
+        digit = torch.div(left, dx, rounding_mode="floor")
+        is_taken &= digit < n
+        at += digit * dy
+        left = left - digit * dx
+    is_taken &= left == 0
+    at, some = at[is_taken], elements[is_taken].to(into.dtype)
+    length = 1 + sum((n - 1) * stride for n, stride in zip(into.shape, into.stride()))
+    line = _words(into.as_strided((length,), (1,), into.storage_offset()))
+    for turn in product(*[range(n) for n, _, _ in still]):  # the same element, to several places
+        line[at + sum(k * dy for k, (_, _, dy) in zip(turn, still))] = _words(some)
+
+
+def _reach(sizes: Sequence[int], steps: Sequence[tuple[int, ...]]) -> int:
+    """How many places of a buffer a copy reaches over, from its first one on."""
+    return 1 + sum((n - 1) * max(step[0], 0) for n, step in zip(sizes, steps))

@@ -179,3 +179,5 @@ COPY = "copy_"
 OVERWRITES = frozenset({COPY, "fill_", "zero_"})
 # Ops beside views whose result shares memory with their operand.
 SHARES = ("detach.default", "alias.default", "lift_fresh.default")
+# Ops that ask how a tensor lies, and not for its values.
+ASKS = frozenset({"is_pinned.default", "is_same_size.default", "is_contiguous.default"})

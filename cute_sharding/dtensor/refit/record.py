@@ -24,6 +24,7 @@ import torch
 
 from cute_sharding.dtensor.refit.ops import (
     ALLOCATES,
+    ASKS,
     COPY,
     FILLS,
     OVERWRITES,
@@ -464,6 +465,8 @@ class Recording(TorchDispatchMode):
             self._copy(args[0], args[1])
             return args[0]
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if kind.asks:
+            return func(*args, **kwargs)
         if kind.is_new:
             return self._allocate(func, args, kwargs)
         if not kind.resizes and not any(map(self.is_known, tensors)):
@@ -677,7 +680,9 @@ class Recording(TorchDispatchMode):
         for x in [x for x in given if isinstance(x, torch.Tensor)]:
             values = self._values_of([x])
             if values is not None:
-                found[id(x)] = values.get(id(x), x)
+                rows = values.get(id(x), x)
+                is_mask = rows.dtype is torch.bool and rows.ndim == 1
+                found[id(x)] = rows.nonzero().view(-1) if is_mask else rows
         return found
 
     def _moved(
@@ -844,7 +849,12 @@ def at_meta_only(of: str, moves: str) -> Iterator[None]:
                 f"{of} takes a tensor as a DTensor ({error}), but its tensors are whole and plain "
                 "while it is planned what moves where: remove the call"
             ) from error
-        if "meta" not in said and "unallocated storage" not in said:
+        if "incompatible tensor type" in said:
+            raise NotOnlyMoved(
+                f"{of} gives a parameter another tensor as its data, which has no values while it "
+                "is planned what moves where. Write to the parameter: param.data.copy_(weight)"
+            ) from error
+        if "meta" not in said.lower() and "unallocated storage" not in said:
             raise
         raise NotOnlyMoved(
             f"{of} reads values or moves a tensor to a device, but tensors have no values while it "
@@ -897,6 +907,7 @@ class _Kind:
     writes: bool
     copies: bool
     resizes: bool
+    asks: bool
     gives_tensors: bool
 
 
@@ -912,6 +923,7 @@ def _kind(func: Any) -> _Kind:
         writes=writes,
         copies=name.partition(".")[0] == COPY,
         resizes=name.partition(".")[0] in RESIZES,
+        asks=name in ASKS,
         gives_tensors=any("Tensor" in str(x.type) for x in schema.returns),
     )
 
@@ -949,13 +961,12 @@ def _replaced(given: Any, values: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
-    """Arguments with tensors without data; masks of rows as they are."""
+    """Arguments with tensors without data; masks of rows as their numbers."""
 
     def without_data(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.is_meta:
+        if not isinstance(x, torch.Tensor) or (x.is_meta and id(x) not in numbers):
             return x
-        is_mask = id(x) in numbers and x.dtype is torch.bool
-        return x if is_mask else x.to("meta")
+        return numbers.get(id(x), x).to("meta")
 
     return tree_map(without_data, given)
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
+from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.refit.record import Recording, at_meta_only
 from cute_sharding.dtensor.refit.steps import OfCall, Results, Step, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, Given
@@ -30,7 +31,7 @@ from cute_sharding.dtensor.run.groups import slice_with
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import chains_of_spec, text
 from cute_sharding.dtensor.run.ranks import Ranks
-from cute_sharding.dtensor.run.runner import PlanRunner
+from cute_sharding.dtensor.run.runner import Land, PlanRunner
 from cute_sharding.dtensor.run.specs import Spec, dtype_of, name_of
 from cute_sharding.dtensor.run.this_process import OfThisProcess, ReshardError
 from cute_sharding.exchange import Mesh
@@ -65,6 +66,7 @@ class TransferPlan(OfThisProcess, Transfer):
             by name, where there are some. They keep what they hold.
         steps: what the loader of this rank computes, called again when its weights are there.
         computed: by name of an engine's tensor, the elements that the steps give.
+        computes: whether some rank has steps.
 
     A plan also has ``unread`` (elements of weights that no rank reads), ``received_bytes`` and
     ``sent_bytes`` (of this rank), ``received_by(rank)``, ``parts(rank)`` and ``to_dict()``.
@@ -88,12 +90,14 @@ class TransferPlan(OfThisProcess, Transfer):
     unwritten: Mapping[str, int] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     computed: Mapping[str, tuple[OfCall, ...]] = field(default_factory=dict)
+    computes: bool = False
 
     def run(
         self,
         source: Mapping[str, Weight] | None = None,
         *,
         into: Mapping[str, torch.Tensor] | None = None,
+        since: Mapping[str, Weight] | bool = False,
     ) -> None:
         """Bring the weights into the engine's tensors. Call it on every rank of the group.
 
@@ -101,13 +105,24 @@ class TransferPlan(OfThisProcess, Transfer):
             source: this rank's weights, by name, which lie as they did when it was planned.
             into: tensors to write to, by name, with the shapes and dtypes of those of the plan,
                 which are the default.
+            since: copies of the weights of the run before, which the engine's tensors hold still:
+                of what is as it was there, bit by bit, nothing is sent. True on a rank that has no
+                weights to give. On all ranks or on none.
 
         Raises:
             ValueError: a tensor is missing, or is another than planned.
             ReshardError: the run failed. ``moved`` of the error names the tensors that are
                 completely written, and ``left`` names all others.
         """
+        if since is not False and self.computes:
+            raise ValueError(
+                "run(since=...) sends only changed elements, but the loader computes from whole "
+                "weights, which are not kept: run without since="
+            )
         operands = self._given(source or {})
+        before = (
+            self._given({} if isinstance(since, bool) else since) if since is not False else None
+        )
         onto = self._onto(self.into if into is None else into)
         with torch.no_grad(), communication.numbered_as(self.rank):
             held = {k: x for k, x in enumerate(operands) if x.numel()}
@@ -115,7 +130,7 @@ class TransferPlan(OfThisProcess, Transfer):
             self._check_apart(held, {k: [x] for k, x in moved.items()})
             written: set[str] = set()
             with self._said_by_name(onto, written):
-                brought = self._write(operands, moved, written)
+                brought = self._write(operands, moved, written, before)
                 self._compute(brought, onto, written)
 
     @contextmanager
@@ -133,13 +148,17 @@ class TransferPlan(OfThisProcess, Transfer):
                 left,
             ) from error
 
-    def send(self, source: Mapping[str, Weight]) -> None:
+    def send(
+        self, source: Mapping[str, Weight], *, since: Mapping[str, Weight] | bool = False
+    ) -> None:
         """:meth:`run` on a rank that has only weights to give."""
-        self.run(source)
+        self.run(source, since=since)
 
-    def receive(self, *, into: Mapping[str, torch.Tensor] | None = None) -> None:
+    def receive(
+        self, *, into: Mapping[str, torch.Tensor] | None = None, since: bool = False
+    ) -> None:
         """:meth:`run` on a rank that has no weights to give."""
-        self.run(into=into)
+        self.run(into=into, since=since)
 
     def _given(self, source: Mapping[str, Weight]) -> list[torch.Tensor]:
         """What this rank has of each weight, contiguous; no elements where it has none."""
@@ -213,9 +232,15 @@ class TransferPlan(OfThisProcess, Transfer):
             written.add(name)
 
     def _write(
-        self, operands: Sequence[torch.Tensor], onto: dict[int, torch.Tensor], written: set[str]
+        self,
+        operands: Sequence[torch.Tensor],
+        onto: dict[int, torch.Tensor],
+        written: set[str],
+        before: Sequence[torch.Tensor] | None,
     ) -> dict[str, torch.Tensor]:
-        """Bring what is moved; what was brought for steps, by name."""
+        """Bring what is moved, or what of it differs from ``before``; what was brought for steps,
+        by name.
+        """
         names = {k: name for name, k in self.numbers.items()}
         brought: dict[str, torch.Tensor] = {}
         direct = {k: x for k, x in onto.items() if x.is_contiguous()}
@@ -230,7 +255,16 @@ class TransferPlan(OfThisProcess, Transfer):
             elif k in names and k not in onto:
                 brought[names[k]] = local
 
-        self._runner.move(operands.__getitem__, {**direct, **copies}, arrived)
+        if before is None:
+            self._runner.move(operands.__getitem__, {**direct, **copies}, arrived)
+            return brought
+
+        def update(number: int) -> Land:
+            read = [member.operands for member in self._runner.members(number)]
+            now, then = ([[side[k] for k in some] for some in read] for side in (operands, before))
+            return Update(self._runner, number, now, then, {**direct, **copies}).land
+
+        self._runner.run(update, arrived)
         return brought
 
     # -- how much ----------------------------------------------------------------------------------
@@ -327,11 +361,11 @@ def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
         ValueError: something is pending.
         TypeError: it is not a tensor of elements.
     """
-    placements = () if not isinstance(weight, (DTensor, Spec)) else weight.placements
+    placements: Any = weight.placements if isinstance(weight, (DTensor, Spec)) else ()
     if any(isinstance(placement, Partial) for placement in placements):
         raise ValueError(
-            f"{name!r} has placements {text(placements)}, but must not have a Partial: redistribute "
-            "the tensor to Shard or Replicate first"
+            f"{name!r} has placements {text(placements)}, but must not have a Partial: "
+            "redistribute the tensor to Shard or Replicate first"
         )
     if isinstance(weight, Spec):
         placed = weight.placed(name)
@@ -610,7 +644,9 @@ def _planned(
     def record() -> _Recorded:
         if load is None:
             return _Recorded()
-        return record_load(load, tensors, operands, computes=computes)
+        recorded = record_load(load, tensors, operands, computes=computes)
+        _check_in_place(into, tensors)
+        return recorded
 
     recorded, _ = ranks.on_each(what, record, lambda _: None)
     need, needs = ranks.in_common(what, lambda: recorded.need)
@@ -628,21 +664,30 @@ def _planned(
         tensors,
         numbers,
         *recorded[1:],
+        ranks.greatest([len(recorded.steps)]) != [0],
     )
     return replace(plan, together=_packed(plan, joined, ranks, memory_limit))
+
+
+def _named(into: Mapping[str, torch.Tensor] | torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    """The engine's tensors, by name."""
+    if not isinstance(into, torch.nn.Module):
+        return dict(into or {})
+    return {
+        **dict(into.named_parameters(remove_duplicate=False)),
+        **dict(into.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _tensors(
     load: Loader | None, into: Mapping[str, torch.Tensor] | torch.nn.Module | None
 ) -> dict[str, torch.Tensor]:
-    """The engine's tensors, by name."""
-    if isinstance(into, torch.nn.Module):
-        named = {
-            **dict(into.named_parameters(remove_duplicate=False)),
-            **dict(into.named_buffers(remove_duplicate=False)),
-        }
-    else:
-        named = dict(into or {})
+    """The engine's tensors, by name.
+
+    Raises:
+        TypeError: there is no loader for them, or they are DTensors.
+    """
+    named = _named(into)
     if (load is None) != (into is None):
         raise TypeError(
             "plan_load needs both load (the engine's loader) and into (the engine's tensors), or "
@@ -655,6 +700,25 @@ def _tensors(
                 "rank, such as tensor.to_local()"
             )
     return named
+
+
+def _check_in_place(into: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises:
+    NotOnlyMoved: a loader has put other tensors into a module. They are put back.
+    """
+    if not isinstance(into, torch.nn.Module):
+        return
+    found = _named(into)
+    other = [name for name, x in tensors.items() if found.get(name) is not x]
+    for name in other:
+        module, _, attribute = name.rpartition(".")
+        setattr(into.get_submodule(module), attribute, tensors[name])
+    if other:
+        raise NotOnlyMoved(
+            f"{_LOADER} gives the module another tensor as {other[0]!r}, which has no values while "
+            "it is planned what moves where. Write to the tensor that is there: "
+            "param.data.copy_(weight)"
+        )
 
 
 def _packed(

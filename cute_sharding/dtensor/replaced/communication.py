@@ -4,7 +4,7 @@ distributed_c10d.py, _functional_collectives.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._C._distributed_c10d import Work, _register_work
 from torch.compiler import is_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import _redistribute
@@ -38,6 +39,7 @@ __all__ = [
     "averages",
     "backend_name",
     "communicates",
+    "complete_when_waited",
     "coordinates_in_groups",
     "flattened_mesh",
     "group_of_dim",
@@ -346,6 +348,31 @@ def waited_in_graph(tensor: torch.Tensor) -> torch.Tensor:
     """
     result: torch.Tensor = WAIT(tensor)
     return result
+
+
+class _Completion(Work):
+    """What is left to do when the results of an op of ours are waited for: it is done once, also if
+    each of several results is waited for.
+    """
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        super().__init__()
+        self._complete: Callable[[], None] | None = complete
+
+    def wait(self, timeout: Any = None) -> bool:
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            complete()
+        return True
+
+
+def complete_when_waited(results: Sequence[torch.Tensor], complete: Callable[[], None]) -> None:
+    """Have torch's op that waits for one of the results call ``complete``, which waits for the
+    collective and writes to them. Each result has memory of its own, by which torch knows it.
+    """
+    work = _Completion(complete)
+    for result in results:
+        _register_work(result, work)
 
 
 def in_flight(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +26,9 @@ from cute_sharding.dtensor.run.groups import (
 )
 from cute_sharding.dtensor.run.packing import (
     WIRE,
+    begin,
     check_shape,
+    complete,
     exchange_messages,
     from_wire,
     in_blocks,
@@ -54,14 +57,54 @@ def run(
     for k, step in enumerate(steps, 1):
         local, is_async = wait_for(local), async_op and k == len(steps)
         if not step.communicates:
-            local = _keep(step, local, mesh, alias=False)
+            local = keep_own(step, local, mesh)
             continue
-        with _telling_observers(step, local):
-            local = _communicate(step, local, mesh, is_async)
+        started = start(step, local, mesh, async_op=is_async)
+        local = started.received if is_async and started.finish is None else started.result()
     return local if async_op else wait_for(local)
 
 
-def _communicate(step: Step, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
+class Started(NamedTuple):
+    """A step that communicates, after its collective has started.
+
+    Attributes:
+        received: what the collective writes to; it may not have ended.
+        finish: makes the step's result of what was received; None: it is the result.
+        into: the memory of the result, if there is some that ``finish`` completes.
+    """
+
+    received: torch.Tensor
+    finish: Callable[[torch.Tensor], torch.Tensor] | None = None
+    into: torch.Tensor | None = None
+
+    def result(self) -> torch.Tensor:
+        """The step's result, after the collective has ended."""
+        received = wait_for(self.received)
+        return received if self.finish is None else self.finish(received)
+
+    def behind(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Started:
+        """The same, with a function of its result as the result."""
+        finish = self.finish
+        return Started(self.received, lambda got: function(got if finish is None else finish(got)))
+
+
+def start(
+    step: Step, local: torch.Tensor, mesh: Any, *, async_op: bool = False, apart: bool = False
+) -> Started:
+    """Start the collective of a step.
+
+    Args:
+        async_op: whether the collective may go on when this returns.
+        apart: whether the operand may change before the collective has ended: what a rank keeps of
+            it is copied first.
+    """
+    with _telling_observers(step, local):
+        return _communicate(step, local, mesh, async_op, apart)
+
+
+def _communicate(
+    step: Step, local: torch.Tensor, mesh: Any, async_op: bool, apart: bool
+) -> Started:
     natively = step.by_whole_dims
     trade = traded(natively, local.dtype, mesh) if dispatch_modes.is_tracing() else None
     if natively is not step and trade is None:
@@ -69,13 +112,18 @@ def _communicate(step: Step, local: torch.Tensor, mesh: Any, async_op: bool) -> 
     if natively is not step:
         local = local.reshape(natively.shapes_on(0)[0])  # sizes divide: all ranks' are equal
     if trade is not None:
-        local = _trade(trade, local, group_of(mesh, step.mesh_dims))
+        started = Started(_trade(trade, local, group_of(mesh, step.mesh_dims)))
     elif isinstance(natively, AllToAll):
-        local = _exchange(natively, local, mesh, async_op)
+        started = _exchange(natively, local, mesh, async_op, apart)
     else:
         assert isinstance(natively, Reduction)
-        local = _reduce(natively, local, mesh, async_op)
-    return local if natively is step else local.reshape(step.shapes_on(0)[1])
+        started = _reduce(natively, local, mesh, async_op)
+    if natively is step:
+        return started
+    shape = step.shapes_on(0)[1]
+    if started.finish is None:
+        return Started(started.received.reshape(shape))
+    return started.behind(lambda result: result.reshape(shape))
 
 
 def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
@@ -149,39 +197,68 @@ def is_shown(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     )
 
 
+def keep_own(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The result of a step that does not communicate, in memory of its own."""
+    return _keep(step, local, mesh, alias=False)
+
+
 def _keep(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
     """The part of its local tensor that each device keeps in the step."""
     return on_each_rank(lambda rank, x: keep(part_alone(step, mesh, rank), x, alias=alias), local)
 
 
-def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
+def _exchange(
+    step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool, apart: bool
+) -> Started:
     group = group_of(mesh, step.mesh_dims)
     if step.rounds > 1:
-        return shipment_of((step,), (local.dtype,), mesh).run([local], group, step.rounds)[0]
+        shipment = shipment_of((step,), (local.dtype,), mesh)
+        return Started(shipment.run([local], group, step.rounds)[0])
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
-            return _gather_padded(step, local, mesh, group)
-        return communication.all_gather(local, group, how.gathered or 0, async_op=async_op)
+            return _gather_padded(step, local, mesh, group, async_op)
+        dim = how.gathered or 0
+        return Started(communication.all_gather(local, group, dim, async_op=async_op))
     gathers, part = step.gathers, parts_of(step, mesh, step.gathers)
     is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
     # A gather's result is the same on all ranks of the group, so all decide alike.
     if gathers and not is_result and not copies_natively(group, mesh):
         gathers, part = False, parts_of(step, mesh)
         is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
-    is_async = async_op and is_result
+    is_async = async_op and (is_result or apart)
     received = exchange_messages(part, [local], group, gathers=gathers, async_op=is_async)
-    return on_each_rank(
-        lambda rank, got, x: unpack(part(rank), 0, from_wire(got, x.dtype), [x]), received, local
+    if is_async and not is_result:
+        return _started_apart(part(communication.this_rank()), received, local)
+    finish = partial(
+        on_each_rank,
+        lambda rank, got, x: unpack(part(rank), 0, from_wire(got, x.dtype), [x]),
     )
+    if is_async and local.dtype in WIRE:
+        return Started(finish(received, local))
+    return Started(received, lambda got: finish(got, local))
 
 
-def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+def _started_apart(part: Any, received: torch.Tensor, local: torch.Tensor) -> Started:
+    """An exchange of messages under way, whose result has what this rank keeps already."""
+    into = begin(part, 0, [local])
+
+    def finish(got: torch.Tensor) -> torch.Tensor:
+        complete(part, 0, from_wire(got, into.dtype), into)
+        return into
+
+    return Started(received, finish, into)
+
+
+def _gather_padded(
+    step: AllToAll, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
+) -> Started:
     """All-gather blocks, padded to equal sizes."""
     equal = block_of(step, local, mesh)
     with dispatch_modes.of_this_rank():  # other ranks may have no padding
-        gathered = communication.all_gather(equal, group)
-    return on_each_rank(lambda rank, x: whole_of(step, x, mesh, rank), gathered)
+        gathered = communication.all_gather(equal, group, async_op=async_op)
+    whole = partial(on_each_rank, lambda rank, x: whole_of(step, x, mesh, rank))
+    return Started(gathered, whole)
 
 
 def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
@@ -222,33 +299,34 @@ def _telling_observers(step: Step, local: torch.Tensor) -> AbstractContextManage
     )
 
 
-def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
+def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> Started:
     group = group_of(mesh, step.mesh_dims)
     op, local, finish = scaled(step, local, group, mesh)
     reduce = _scatter if step.scatters else _all_reduce
-    return finish(reduce(step, op, local, mesh, group, async_op))
+    started = reduce(step, op, local, mesh, group, async_op)
+    return started if finish is None else started.behind(finish)
 
 
 def scaled(
     step: Reduction, local: torch.Tensor, group: Any, mesh: Any
-) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor] | None]:
     """For an average: (the op of the collective, this rank's contribution, a function of the
-    result). Otherwise the collective needs no change.
+    result, or None). Otherwise the collective needs no change.
 
     Contributions are divided before they are summed, so that averages of halves do not overflow, as
     in backends with an average. Integers are divided afterwards.
     """
     if step.divisor == 1:
-        return step.op, local, lambda result: result
+        return step.op, local, None
     if not (local.is_floating_point() or local.is_complex()):
         return (
             step.op,
             local,
-            lambda result: torch.div(wait_for(result), step.divisor, rounding_mode="trunc"),
+            lambda result: torch.div(result, step.divisor, rounding_mode="trunc"),
         )
     if step.divisor == step.parts and communication.averages(group, mesh.device_type):
-        return "avg", local, lambda result: result
-    return step.op, wait_for(local) / step.divisor, lambda result: result
+        return "avg", local, None
+    return step.op, wait_for(local) / step.divisor, None
 
 
 def keep_part(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
@@ -260,15 +338,15 @@ def keep_part(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
-) -> torch.Tensor:
+) -> Started:
     if step.source != step.target:
         local = keep_part(step, local, mesh)
-    return communication.all_reduce(local, op, group, async_op=async_op)
+    return Started(communication.all_reduce(local, op, group, async_op=async_op))
 
 
 def _scatter(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
-) -> torch.Tensor:
+) -> Started:
     part = parts_of(step, mesh)
 
     def shape(rank: int) -> tuple[int, ...]:
@@ -278,12 +356,13 @@ def _scatter(
     if how is not None:
         dim = how.scattered or 0
         if how.even:
-            return communication.reduce_scatter(local, op, group, dim, async_op=async_op)
+            return Started(communication.reduce_scatter(local, op, group, dim, async_op=async_op))
         blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), local)
-        scattered = communication.reduce_scatter(blocks, op, group)
-        return on_each_rank(
-            lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
+        scattered = communication.reduce_scatter(blocks, op, group, async_op=async_op)
+        unpadded = partial(
+            on_each_rank, lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous()
         )
+        return Started(scattered, unpadded)
     if step.even and copies_natively(group, mesh):
         scattered = communication.reduce_scatter(
             on_each_rank(lambda rank, x: pack(part(rank), [x]), local),
@@ -291,18 +370,15 @@ def _scatter(
             group,
             async_op=async_op,
         )
-        return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
+        return Started(on_each_rank(lambda rank, got: got.view(shape(rank)), scattered))
     # Blocks of different sizes: each rank sends its contributions, and the receiver reduces them.
-    received = exchange_messages(part, [local], group)
-    result = on_each_rank(
-        lambda rank, got: _REDUCE[step.op](
-            from_wire(got, local.dtype).view(step.parts, *shape(rank))
-        ),
-        received,
+    received, dtype = exchange_messages(part, [local], group, async_op=async_op), local.dtype
+    reduced = partial(
+        on_each_rank,
+        lambda rank, got: _REDUCE[step.op](from_wire(got, dtype).view(step.parts, *shape(rank))),
     )
-    return (
-        result / step.parts if op == "avg" else result
-    )  # of a backend that averages, in a group that is not in order
+    # a backend that averages, in a group that is not in order
+    return Started(received, reduced if op != "avg" else lambda got: reduced(got) / step.parts)
 
 
 def _bitwise(op: Any) -> Any:

@@ -51,6 +51,22 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     )
 
 
+def on_all_ranks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """``function(*local tensors)``, which does not depend on the rank: in a graph its nodes are
+    those of all ranks, if the tensors have the same shapes.
+    """
+    with dispatch_modes.of_each_rank():
+        return on_each_rank(lambda _, *some: function(*some), *tensors)
+
+
+def all_on_all_ranks(
+    function: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor
+) -> list[torch.Tensor]:
+    """As :func:`on_all_ranks`, for a function that returns several tensors."""
+    with dispatch_modes.of_each_rank():
+        return all_on_each_rank(lambda _, *some: function(*some), *tensors)
+
+
 def all_on_each_rank(
     function: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor
 ) -> list[torch.Tensor]:

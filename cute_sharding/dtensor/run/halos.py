@@ -11,8 +11,10 @@ adds to rows of others goes to them. A device without windows computes one of ze
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
+from itertools import product
 from math import floor, prod
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from cute_sharding._memory import remembered
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.op_schemas import overload
 from cute_sharding.dtensor.run.folds.states import wide
-from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.groups import all_on_each_rank, on_all_ranks, place
 from cute_sharding.dtensor.run.in_graphs import moved_in_graph
 from cute_sharding.dtensor.run.moving import Movement, numbers_of, places_of
 from cute_sharding.propagation.signatures import Part, halos_of
@@ -77,6 +79,12 @@ class Own(NamedTuple):
     windows: Runs
     rows: Runs
     step: int
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """All but where the rows and the windows begin."""
+        runs = [tuple([(run.y, run.length, run.loops) for run in self.windows])]
+        return self.counts, self.step, *runs
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -251,6 +259,14 @@ class Windows:
             self._on_devices[device] = found
         return found
 
+    @cached_property
+    def _is_alike(self) -> bool:
+        """Whether each device has as many windows, that lie alike."""
+        dims = {m for along in self.along for *_, m in along.chain}
+        sizes = [self.mesh.size(m) if m in dims else 1 for m in range(self.mesh.ndim)]
+        devices = product(*map(range, sizes))
+        return len({tuple([along.own(d).form for along in self.along]) for d in devices}) == 1
+
     def exchanged(self, i: int, x: torch.Tensor | None) -> torch.Tensor | None:
         """The tensor with the rows that windows read; a result with what all windows add to its
         rows.
@@ -262,8 +278,15 @@ class Windows:
         (found,) = moved_in_graph(movement, [x]) if tracing else movement([x])
         return found
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The local results of ``function(what the device has, *local arguments)``."""
+    def run(
+        self, function: Callable[..., Any], *args: Any, by_count: bool = False, **kwargs: Any
+    ) -> Any:
+        """The local results of ``function(what the device has, *local arguments)``.
+
+        Args:
+            by_count: whether the function depends on how many windows the device has, and not on
+                which: if each has as many, all ranks have the same nodes in a graph.
+        """
         given, count = list(args), len(self.places)
         places = {i: at for i, at in enumerate(self.places) if given[at] is not None}
         for i, at in places.items():
@@ -289,7 +312,9 @@ class Windows:
                 if x is not None
             ]
 
-        made = iter(all_on_each_rank(of_rank, *[given[at] for at in places.values()]))
+        alike = by_count and self._is_alike
+        with dispatch_modes.of_each_rank() if alike else nullcontext():
+            made = iter(all_on_each_rank(of_rank, *[given[at] for at in places.values()]))
         results = [
             self.exchanged(count + k, next(made)) if is_there else None
             for k, is_there in enumerate(there)
@@ -472,10 +497,10 @@ def convolution(
     transposed = options[3]
     convolved = partial(_convolved, op)
     if bias is None or not transposed:
-        return windows.run(convolved, x, weight, bias, *options)
-    y = windows.run(convolved, x, weight, None, *options)
+        return windows.run(convolved, x, weight, bias, *options, by_count=True)
+    y = windows.run(convolved, x, weight, None, *options, by_count=True)
     shape = (-1, *[1] * windows.spatial)
-    return on_each_rank(lambda _, y, bias: y + bias.reshape(shape), y, bias)
+    return on_all_ranks(lambda y, bias: y + bias.reshape(shape), y, bias)
 
 
 def _gradient_of_convolution(
@@ -504,17 +529,18 @@ def convolution_gradient(
     *options, mask = others
     transposed, function = options[6], partial(_gradient_of_convolution, op)
     if not (transposed and mask[2]):
-        return windows.run(function, grad, *options, mask)
+        return windows.run(function, grad, *options, mask, by_count=True)
     dims = [d for d in range(grad.ndim) if d != 1]
-    bias = on_each_rank(lambda _, grad: grad.sum(dims), grad)
+    bias = on_all_ranks(lambda grad: grad.sum(dims), grad)
     if not any(mask[:2]):
         return None, None, bias
-    return *windows.run(function, grad, *options, [*mask[:2], False])[:2], bias
+    mask = [*mask[:2], False]
+    return *windows.run(function, grad, *options, mask, by_count=True)[:2], bias
 
 
-def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_device(function: Callable[..., Any], *, by_count: bool = False) -> Callable[..., Any]:
     """A function of what a device has as a function of all windows."""
-    return lambda windows, op, *args: windows.run(partial(function, op), *args)
+    return lambda windows, op, *args: windows.run(partial(function, op), *args, by_count=by_count)
 
 
 # -- interpolations --------------------------------------------------------------------------------
@@ -670,8 +696,6 @@ _INTERPOLATED: dict[str, tuple[Callable[..., Taps], bool]] = {
 
 
 _ON_DEVICES: dict[str, Callable[..., Any]] = {
-    "average": average,
-    "average_gradient": average_gradient,
     "maximum": maximum,
     "maximum_gradient": maximum_gradient,
     "adaptive": adaptive,
@@ -687,6 +711,8 @@ _ON_DEVICES: dict[str, Callable[..., Any]] = {
 # By the names in the rows of the table: called with how the windows lie, the op, and its arguments.
 HALOS: dict[str, Callable[..., Any]] = {
     **{name: _on_device(function) for name, function in _ON_DEVICES.items()},
+    "average": _on_device(average, by_count=True),
+    "average_gradient": _on_device(average_gradient, by_count=True),
     "convolution": convolution,
     "convolution_gradient": convolution_gradient,
 }

@@ -26,16 +26,17 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.executor import is_native, is_shown, run
 from cute_sharding.dtensor.run.groups import means, prepared_key
 from cute_sharding.dtensor.run.moving import Movement
-from cute_sharding.dtensor.run.together import run_together
+from cute_sharding.dtensor.run.together import Under, start_together
 from cute_sharding.exchange import Exchange, Placed
 from cute_sharding.exchange.flow import side_of
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import RedistributionPlan
 from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.exchange.step import Step
 from cute_sharding.relations import Move
-from cute_sharding.relations.moves import Window, held_rows, parse_move
+from cute_sharding.relations.moves import Rows, Window, held_rows, parse_move
 from cute_sharding.relations.table import MOVEMENTS
-from cute_sharding.sharding.rows import Chains, count_rows
+from cute_sharding.sharding.rows import Chains, Device, count_rows
 
 # -- graph keys ------------------------------------------------------------------------------------
 # Keys that keep the graphs apart which torch.compile caches on disk.
@@ -106,6 +107,7 @@ def exchange_in_graph(
     mesh: Any,
     *how: Any,
     sends: bool = True,
+    alike: bool = False,
 ) -> list[torch.Tensor]:
     """The op's results, with these local ``shapes``, for the sizes of each call.
 
@@ -113,7 +115,21 @@ def exchange_in_graph(
         numbers: ints or symbols that the kind needs.
         how: the kind's other arguments, as literals.
         sends: whether ranks exchange anything; without that, the op is no collective.
+        alike: whether operands and results have the same local shapes on all ranks.
     """
+    with dispatch_modes.of_each_rank() if alike else nullcontext():
+        return _in_graph(kind, operands, shapes, numbers, mesh, *how, sends=sends)
+
+
+def _in_graph(
+    kind: str,
+    operands: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[Any]],
+    numbers: Sequence[Any],
+    mesh: Any,
+    *how: Any,
+    sends: bool,
+) -> list[torch.Tensor]:
     text = repr((kind, _name_of(mesh), tuple(map(len, shapes)), *how))
     sizes = [n for shape in shapes for n in shape]
     if not sends:
@@ -123,14 +139,14 @@ def exchange_in_graph(
             )
         return found
     # Compilers keep results that are waited for, also if a rank's result is empty: other ranks wait
-    # in the collectives of this op.
+    # in the collectives of this op. (Inductor takes the wait for a collective's n-th result for one
+    # that reads its n-th operand, and fails if there are fewer operands.)
+    operands = [*operands, *[operands[0]] * (len(shapes) - len(operands))]
     with dispatch_modes.of_this_rank():  # another rank's sizes may be numbers
         results = torch.ops.cute_sharding.exchange(
             operands, sizes, numbers, text, _group_name(mesh)
         )
-    # One is enough to keep the op. (Inductor takes the wait for a collective's n-th result for one
-    # that reads its n-th operand, and fails if there are fewer operands.)
-    return [communication.waited_in_graph(results[0]), *results[1:]]
+    return list(map(communication.waited_in_graph, results))
 
 
 def _name_of(mesh: Any) -> str:
@@ -233,30 +249,55 @@ def run_opaque(
 def moved_in_graph(movement: Movement, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a movement whose sizes are numbers."""
     mesh = movement.mesh
-    shapes = [_local_shape(movement, k) for k in range(len(movement.exchange.targets))]
+    exchange, device = movement.exchange, tuple(mesh.get_coordinate())
+    shapes = [_result_on(exchange, k, device) for k in range(len(exchange.targets))]
     return exchange_in_graph(
-        "exchange", operands, shapes, (), mesh, None, *_written(movement), sends=bool(movement.dims)
+        "exchange",
+        operands,
+        shapes,
+        (),
+        mesh,
+        None,
+        *_written(movement),
+        sends=bool(movement.dims),
+        alike=_is_alike(exchange),
     )
 
 
-def _local_shape(movement: Movement, k: int) -> list[Any]:
+def _result_on(exchange: Exchange, k: int, device: Device) -> tuple[int, ...]:
     """The local shape of a result; of a dim whose rows stand for windows, with their rows."""
-    exchange, mesh = movement.exchange, movement.mesh
-    placed = exchange.targets[k]
-    shape = local_shape_of(placed.shape, placed.chains, mesh)
-    every = [rows for link in exchange.move.links for _, rows in link.pairs if link.target == k]
+    pairs = [pair for link in exchange.move.links if link.target == k for pair in link.pairs]
+    return _held_on(exchange.targets[k], [rows for _, rows in pairs], device)
+
+
+def _operand_on(exchange: Exchange, i: int, device: Device) -> tuple[int, ...]:
+    """The same of an operand."""
+    pairs = [pair for link in exchange.move.links if link.source == i for pair in link.pairs]
+    return _held_on(exchange.sources[i], [rows for rows, _ in pairs], device)
+
+
+def _held_on(placed: Placed, every: Sequence[Rows], device: Device) -> tuple[int, ...]:
+    shape = list(placed.shape_of(device))
     for rows in every:
         if isinstance(rows.form, Window) and rows.form.across is None and rows.dim is not None:
-            side = side_of(placed, rows, tuple(mesh.get_coordinate()))
-            shape[rows.dim] = count_rows(held_rows(rows, *side))
-    return shape
+            shape[rows.dim] = count_rows(held_rows(rows, *side_of(placed, rows, device)))
+    return tuple(shape)
+
+
+@remembered
+def _is_alike(exchange: Exchange) -> bool:
+    """Whether each operand and each result has the same local shape on all devices."""
+    for ends, shape_on in ((exchange.sources, _operand_on), (exchange.targets, _result_on)):
+        for k, placed in enumerate(ends):
+            if len({shape_on(exchange, k, device) for device in placed.classes}) > 1:
+                return False
+    return True
 
 
 def write_back_in_graph(
     movement: Movement, output: int, moved: torch.Tensor, source: torch.Tensor
 ) -> None:
     """Write the rows of one result, ``moved``, back to the operand's local tensor."""
-    sends = bool(movement.turned(output).dims)
     (written,) = exchange_in_graph(
         "exchange",
         [moved, source],
@@ -265,7 +306,8 @@ def write_back_in_graph(
         movement.mesh,
         output,
         *_written(movement),
-        sends=sends,
+        sends=bool(movement.turned(output).dims),
+        alike=_is_alike(movement.exchange),
     )
     source.copy_(written)
 
@@ -362,6 +404,32 @@ def _read_literal(literal: Any, numbers: Iterator[int]) -> Any:
     return float(literal) if isinstance(literal, str) else next(numbers)
 
 
+# -- seen from outside ----------------------------------------------------------------------------
+
+
+def known_meshes() -> list[Any]:
+    """The meshes that graphs name."""
+    return [*_meshes.values()]
+
+
+def received_in_graph(
+    operands: Sequence[torch.Tensor], numbers: Sequence[Any], how: str
+) -> tuple[Any, tuple[int, ...], int]:
+    """Of an exchange in a graph: the mesh, the mesh dims whose ranks exchange, and the elements
+    that the busiest rank receives. Symbols count by their present values.
+    """
+    kind, key, _, *rest = _parsed(how)
+    mesh, ints = _mesh_named(key, how), tuple(symints.numbers_at_hand(list(numbers)) or ())
+    if kind == "redistribute":
+        steps = [step for steps in _plans_of(mesh, ints, *rest) for step in steps]
+        dims = {m for step in steps for m in step.mesh_dims}
+        return mesh, tuple(sorted(dims)), sum(step.received_elements for step in steps)
+    output, *of = rest
+    movement = (_read if kind == "exchange" else _movement)(mesh, ints, *of)
+    moved = movement if output is None else movement.turned(output)
+    return mesh, moved.dims, moved.exchange.received_elements
+
+
 # -- in each call ----------------------------------------------------------------------------------
 
 
@@ -370,8 +438,13 @@ def _redistributed(
     operands: list[torch.Tensor],
     numbers: tuple[int, ...],
     *how: tuple[Chains, tuple[tuple[int, str], ...], Chains, tuple[tuple[int, str], ...]],
-) -> list[torch.Tensor]:
+) -> Under:
     """The operands, whose shapes are the ``numbers``, each redistributed from chains to chains."""
+    plans = _plans_of(mesh, numbers, *how)
+    return start_together(plans, operands, mesh, async_op=_is_process())
+
+
+def _plans_of(mesh: Any, numbers: tuple[int, ...], *how: Any) -> list[tuple[Step, ...]]:
     sizes, by, remaining = tuple(mesh.shape), means(mesh), iter(numbers)
     network = Network.of_programs(sizes, by.network)
     plans = []
@@ -380,7 +453,7 @@ def _redistributed(
         source = Placed.numbered(shape, sizes, chains, pending)
         target = Placed.numbered(shape, sizes, onto, kept)
         plans.append(plan_steps(source, target, network, groups=by.groups, native=by.native))
-    return run_together(plans, operands, mesh)
+    return plans
 
 
 def move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
@@ -423,23 +496,37 @@ def _moved(
     numbers: tuple[int, ...],
     output: int | None,
     *how: Any,
-) -> list[torch.Tensor]:
+) -> Under:
     """The results. With ``output``, of (result, operand): the operand after that result is written
     back to it.
     """
     movement = movement_of(mesh, numbers, *how)
     if output is None:
-        return movement(operands)
-    moved, source = operands
+        operands = operands[: len(movement.exchange.sources)]
+        if movement.dims and _is_process():
+            return Under(*movement.start(operands))
+        moved = movement(operands)
+        return Under([*moved], lambda: moved)
+    result, source = operands
     written = source.clone(memory_format=torch.contiguous_format)
-    movement.back(output, moved, written)
-    return [written]
+    finish = movement.start_back(output, result, written, async_op=_is_process())
+
+    def results() -> list[torch.Tensor]:
+        finish()
+        return [written]
+
+    return Under([written], results)
+
+
+def _is_process() -> bool:
+    """Whether this process is one rank, so that an exchange may go on until it is waited for."""
+    return dispatch_modes.local_tensor_mode() is None
 
 
 # -- the op ----------------------------------------------------------------------------------------
 
 # By kind: called with the mesh, the op's tensors, its numbers, and the rest of the string.
-KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
+KINDS: dict[str, Callable[..., Under]] = {
     "redistribute": _redistributed,
     "exchange": partial(_moved, _read),
     "move": partial(_moved, _movement),
@@ -449,22 +536,53 @@ KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
 def _exchange(
     operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str = ""
 ) -> list[torch.Tensor]:
-    kind, key, _, *rest = _parsed(how)
-    results = KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
+    """Start an exchange: the results are complete when they are waited for."""
+    under = _under(operands, numbers, how)
+    if not _is_process():
+        return [in_own_memory(result, operands) for result in under.results()]
+    empty = iter(_shapes_of(operands, sizes, numbers, how, known=under.into))
+    memory = [next(empty) if into is None else in_own_memory(into, operands) for into in under.into]
+
+    def complete() -> None:
+        for x, result in zip(memory, under.results()):
+            if x.data_ptr() != result.data_ptr():
+                x.copy_(result)
+
+    communication.complete_when_waited(memory, complete)
+    return memory
+
+
+def _rearrange(
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str
+) -> list[torch.Tensor]:
+    results = _under(operands, numbers, how).results()
     return [in_own_memory(result, operands) for result in results]
 
 
+def _under(operands: list[torch.Tensor], numbers: list[int], how: str) -> Under:
+    kind, key, _, *rest = _parsed(how)
+    return KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
+
+
 def _shapes_of(
-    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str = ""
+    operands: list[torch.Tensor],
+    sizes: list[Any],
+    numbers: list[Any],
+    how: str,
+    group: str = "",
+    known: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
+    """Tensors for the results, without elements yet; for those that are not ``known``."""
     kind, _, dims, *_ = _parsed(how)
     dtypes = [x.dtype for x in operands]
     if kind != "redistribute":  # which has one result for each operand, of its dtype
         dtypes = [reduce(torch.promote_types, dtypes)] * len(dims)
     remaining = iter(sizes)
+    shapes = [[*islice(remaining, ndim)] for ndim in dims]
     return [
-        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype)
-        for ndim, dtype in zip(dims, dtypes)
+        operands[0].new_empty(shape, dtype=dtype)
+        for shape, dtype, into in zip(shapes, dtypes, known or [None] * len(dims))
+        if into is None
     ]
 
 
@@ -480,6 +598,6 @@ library.define(
 )
 # A kernel for meta tensors: torch's register_fake would search all loaded modules for the
 # caller's, which takes longer than importing this package.
-for _name_of_op in ("exchange", "rearrange"):
-    library.impl(_name_of_op, _exchange, "CompositeExplicitAutograd")
+for _name_of_op, _kernel in (("exchange", _exchange), ("rearrange", _rearrange)):
+    library.impl(_name_of_op, _kernel, "CompositeExplicitAutograd")
     library.impl(_name_of_op, _shapes_of, "Meta")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cute_sharding._memory import remembered
-from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced import communication, observing
 from cute_sharding.dtensor.run.groups import (
     all_on_each_rank,
     dims_of_group,
@@ -22,6 +22,8 @@ from cute_sharding.dtensor.run.groups import (
     place,
 )
 from cute_sharding.dtensor.run.packing import (
+    begin,
+    complete,
     exchange_messages,
     exchange_of_this_rank,
     from_wire,
@@ -284,20 +286,51 @@ class Movement:
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results' local tensors, in memory of their own."""
-        dtype = operands[0].dtype
-        for x in operands[1:]:
-            dtype = torch.promote_types(dtype, x.dtype)
-        operands = [
-            x
-            if self._is_as_numbered(x, i, dtype)
-            else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
-            for i, x in enumerate(operands)
-        ]
+        operands = self._all_prepared(operands)
         rank = only_rank()
         if rank is not None:
             return self._moved_alone(rank, operands)
         received = self._received(operands)
         return all_on_each_rank(self._results, received, *operands)
+
+    def start(
+        self, operands: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor | None], Callable[[], list[torch.Tensor]]]:
+        """Send what others need, and copy what this rank keeps, in a program that is not traced.
+
+        Returns:
+            for each result its memory, if it has all but the rows of others, else None; and a
+            function that waits for these rows and gives the results. The operands may change before
+            it is called.
+        """
+        operands = self._all_prepared(operands)
+        rank, dtype, adds = communication.this_rank(), operands[0].dtype, self.exchange.move.adds
+        received = self._received(operands, async_op=True)
+        part, every = self._part(rank), range(len(self.exchange.move.outputs))
+        fills = [self._fill(rank) if part.filled[k] else 0 for k in every]
+        begun = [begin(part, k, operands, fill=fills[k], adds=adds) for k in every]
+
+        def results() -> list[torch.Tensor]:
+            got = from_wire(communication.wait_for(received), dtype)
+            for k in every:
+                if part.unpacks[k] is None:
+                    begun[k] = got.view(part.target_shape(k))
+                complete(part, k, got, begun[k], adds=adds)
+            return [self._finished(x, k, rank) for k, x in enumerate(begun)]
+
+        is_known = [self._is_as_it_is[k] and part.unpacks[k] is not None for k in every]
+        return [x if known else None for x, known in zip(begun, is_known)], results
+
+    def _all_prepared(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        dtype = operands[0].dtype
+        for x in operands[1:]:
+            dtype = torch.promote_types(dtype, x.dtype)
+        return [
+            x
+            if self._is_as_numbered(x, i, dtype)
+            else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
+            for i, x in enumerate(operands)
+        ]
 
     @cached_property
     def _back(self) -> Callable[[int], Movement]:
@@ -318,23 +351,38 @@ class Movement:
         """Write the rows of one result, ``moved``, back to ``source``, the operand's local tensor;
         its other rows stay. All ranks together.
         """
-        self.turned(output)._write(moved, source)
+        self.start_back(output, moved, source)()
 
-    def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The receive buffer; any tensor if nothing is received."""
+    def start_back(
+        self, output: int, moved: torch.Tensor, source: torch.Tensor, *, async_op: bool = False
+    ) -> Callable[[], None]:
+        """As :meth:`back`, up to the start of the collective, which may go on with ``async_op``;
+        and a function that waits for it and writes.
+        """
+        back = self.turned(output)
+        received = back._received([moved], async_op=async_op)
+        return lambda: back._write(communication.wait_for(received), moved, source)
+
+    def _received(
+        self, operands: Sequence[torch.Tensor], *, async_op: bool = False
+    ) -> torch.Tensor:
+        """The receive buffer, which may not have arrived with ``async_op``; any tensor if nothing
+        is received.
+        """
         if not self.dims:
             return operands[0]
+        group = group_of(self.mesh, self.dims)
         with self._told(operands[0]):
-            return exchange_messages(self._part, operands, group_of(self.mesh, self.dims))
+            return exchange_messages(self._part, operands, group, async_op=async_op)
 
     def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
         """A context in which observers see what the busiest rank receives."""
         exchange, itemsize = self.exchange, operand.element_size()
         return observing.exchange(lambda: exchange.received_elements * itemsize)
 
-    def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
-        """Write the operand's rows to the single result's existing local tensor; its other rows
-        stay.
+    def _write(self, received: torch.Tensor, operand: torch.Tensor, target: torch.Tensor) -> None:
+        """Write the operand's rows, own and received ones, to the single result's existing local
+        tensor; its other rows stay.
         """
 
         def put(
@@ -352,7 +400,7 @@ class Movement:
                 put_diagonal(whole, lies, diagonal, side)
             return into if whole is into else into.copy_(whole)
 
-        on_each_rank(put, self._received([operand]), operand, target)
+        on_each_rank(put, received, operand, target)
 
     @property
     def _diagonal(self) -> Rows | None:

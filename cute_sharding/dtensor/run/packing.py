@@ -298,13 +298,37 @@ def unpack(
         whole = _make_result(part, k, received, operands)
         if whole is not None:
             return whole
-        like = operands[0]
+    into = begin(part, k, operands, into=into, fill=fill, adds=adds)
+    complete(part, k, received, into, adds=adds)
+    return into
+
+
+def begin(
+    part: Part,
+    k: int,
+    operands: Sequence[torch.Tensor],
+    *,
+    into: torch.Tensor | None = None,
+    fill: Any = 0,
+    adds: bool = False,
+) -> torch.Tensor:
+    """A result with the parts that this rank keeps of the operands, before anything has arrived;
+    with ``into``, written to an existing tensor.
+    """
+    if into is None:
+        shape, like = part.target_shape(k), operands[0]
         into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
     for i, copy in part.kept(k):
         write(copy, operands[i], into, add=adds)
-    for copy in copies:
-        write(copy, received, into, add=adds)
     return into
+
+
+def complete(
+    part: Part, k: int, received: torch.Tensor, into: torch.Tensor, *, adds: bool = False
+) -> None:
+    """Write what has arrived to a result that was begun."""
+    for copy in part.unpacks[k] or ():
+        write(copy, received, into, add=adds)
 
 
 def _make_result(

@@ -196,7 +196,7 @@ class PlanRunner:
         if k < 0 or not self._is_mine(number):
             return None
         member = self.members(number)[k]
-        operands = [*(given[i] for i in member.operands), *map(_constant, member.constants)]
+        operands = [*(given[i] for i in member.operands), *map(constant, member.constants)]
         return own_view(self.part(number).parts[k], member.results.index(result), operands)
 
     def take_memory(self, number: int) -> torch.Tensor | None:
@@ -257,7 +257,7 @@ class Flight:
         self._runner, self._number, self._made = runner, number, made
         self._members, self._device = runner.members(number), runner.device(number)
         self._given = [
-            [*map(give, member.operands), *map(_constant, member.constants)]
+            [*map(give, member.operands), *map(constant, member.constants)]
             for member in self._members
         ]
         self._shipment, self._group = runner.shipments[number], runner.group_of(number)
@@ -339,7 +339,7 @@ def _write_all(single: Single, x: torch.Tensor, y: torch.Tensor) -> None:
         write(copy, x, y)
 
 
-def _constant(value: Any) -> torch.Tensor:
+def constant(value: Any) -> torch.Tensor:
     """An operand of one element, in a dtype that has the number as it is."""
     widest = {complex: torch.complex128, float: torch.float64}.get(type(value), torch.int64)
     return torch.tensor([value], dtype=widest)

@@ -8,8 +8,8 @@ of one kind and dtype: one all-reduce, or one reduce-scatter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,15 +19,26 @@ from cute_sharding.dtensor.replaced.communication import wait_for
 from cute_sharding.dtensor.run.bundles import dims_of, shipment_of
 from cute_sharding.dtensor.run.executor import (
     block_of,
+    keep_own,
     keep_part,
-    run,
     scaled,
+    start,
     whole_dim,
     whole_of,
 )
 from cute_sharding.dtensor.run.groups import all_on_each_rank, group_of, on_each_rank
-from cute_sharding.dtensor.run.packing import check_shape, in_blocks, part_alone
+from cute_sharding.dtensor.run.packing import (
+    begin,
+    check_shape,
+    complete,
+    in_blocks,
+    part_alone,
+)
 from cute_sharding.exchange.step import AllToAll, Reduction, Step
+
+# What has started: the memory of each result, if it is known; and a function that waits, and gives
+# the results.
+Begun: TypeAlias = "tuple[Sequence[torch.Tensor | None], Callable[[], list[torch.Tensor]]]"
 
 # The most bytes that a rank receives in one exchange of several tensors, unless one tensor alone
 # has more. Larger messages gain little by going together, and need twice their memory more: as sent
@@ -122,36 +133,107 @@ def run_together(
     """Take this rank's local tensors through the steps of their plans, which all can be joined, in
     shared turns.
     """
+    return start_together(plans, tensors, mesh).results()
+
+
+class Under(NamedTuple):
+    """Plans under way: all of their collectives have started, and all but the last have ended.
+
+    Attributes:
+        into: for each tensor the memory of its result, if it is known; it may be incomplete.
+        results: waits for the last collective, and gives the results.
+    """
+
+    into: list[torch.Tensor | None]
+    results: Callable[[], list[torch.Tensor]]
+
+
+def start_together(
+    plans: Sequence[tuple[Step, ...]],
+    tensors: Sequence[torch.Tensor],
+    mesh: Any,
+    *,
+    async_op: bool = False,
+) -> Under:
+    """As :func:`run_together`, up to the start of the last collective, which may go on with
+    ``async_op``; the tensors may change before it ends.
+    """
     at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
     for i, steps in enumerate(plans):
         at[i] = check_shape(steps[0], at[i], mesh) if steps else at[i]
-    for members, steps in turns(tuple(plans), dtypes):
-        given = [wait_for(at[i]) for i in members]
-        if len(members) == 1:
-            moved = [run(steps, given[0], mesh)]
-        elif isinstance(steps[0], Reduction):
-            moved = _reduce(steps, given, mesh)
-        elif are_gathers(steps, [x.dtype for x in given], mesh):
-            moved = _gather(steps, given, mesh)
-        else:
-            moved = _exchange(steps, given, mesh)
-        for i, x in zip(members, moved):
-            at[i] = x
-    return at
+    every = turns(tuple(plans), dtypes)
+    last = max([k for k, (_, steps) in enumerate(every) if steps[0].communicates], default=-1)
+    for turn in every[: max(last, 0)]:
+        _put(at, turn.members, _start(turn.steps, [at[i] for i in turn.members], mesh)[1]())
+    members, steps = every[last] if every and last >= 0 else Turn((), ())
+    begun: Begun = ([], list)
+    if members:
+        begun = _start(steps, [at[i] for i in members], mesh, async_op=async_op)
+    into, finish = begun
+
+    def results() -> list[torch.Tensor]:
+        _put(at, members, finish())
+        for members_, steps in every[last + 1 :]:
+            _put(at, members_, _start(steps, [at[i] for i in members_], mesh)[1]())
+        return at
+
+    again = {i for turn in every[last + 1 :] for i in turn.members}
+    known: list[torch.Tensor | None] = [*at]
+    _put(known, members, into)
+    return Under([None if i in again else x for i, x in enumerate(known)], results)
 
 
-def _exchange(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+def _put(at: list[Any], members: Sequence[int], moved: Sequence[Any]) -> None:
+    for i, x in zip(members, moved):
+        at[i] = x
+
+
+def _start(
+    steps: Sequence[Step], given: list[torch.Tensor], mesh: Any, *, async_op: bool = False
+) -> Begun:
+    """Start the steps of a turn."""
+    given = [wait_for(x) for x in given]
+    if len(steps) > 1:
+        if isinstance(steps[0], Reduction):
+            return _reduce(steps, given, mesh, async_op)
+        if are_gathers(steps, [x.dtype for x in given], mesh):
+            return _gather(steps, given, mesh, async_op)
+        return _exchange(steps, given, mesh, async_op)
+    if not steps[0].communicates:
+        kept = [keep_own(steps[0], given[0], mesh)]
+        return kept, lambda: kept
+    started = start(steps[0], given[0], mesh, async_op=async_op, apart=async_op)
+    into = communication.in_flight(started.received) if started.finish is None else started.into
+    return [into], lambda: [started.result()]
+
+
+def _exchange(steps: Any, given: Sequence[torch.Tensor], mesh: Any, async_op: bool) -> Begun:
     """All steps in one all-to-all."""
     shipment = shipment_of(tuple(steps), tuple([x.dtype for x in given]), mesh)
-    bundle = shipment.bundle(communication.this_rank())
+    rank, group = communication.this_rank(), group_of(mesh, dims_of(steps))
+    bundle = shipment.bundle(rank)
     with observing.exchange(lambda: bundle.received_bytes):
-        return shipment.run(given, group_of(mesh, dims_of(steps)))
+        received = shipment.start([[x] for x in given], group, async_op=async_op)
+    if not async_op:
+        got = received()
+        made = [shipment.result(k, got, [x], group=group) for k, x in enumerate(given)]
+        return [*made], lambda: made
+    parts = shipment.part(rank, group).parts
+    into = [begin(part, 0, [x]) for part, x in zip(parts, given)]
+
+    def results() -> list[torch.Tensor]:
+        got = received()
+        for part, x in zip(parts, into):
+            complete(part, 0, got.view(x.dtype), x)
+        return [*into]
+
+    return [*into], results
 
 
 # -- one all-gather -------------------------------------------------------------------------------
 
 
-def _gather(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+def _gather(steps: Any, given: Sequence[torch.Tensor], mesh: Any, async_op: bool) -> Begun:
     """All-gather a block of each tensor, padded to equal lengths on all ranks, in one buffer: of
     bytes with the widest elements first, if dtypes differ.
     """
@@ -180,14 +262,14 @@ def _gather(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.
     parts = group.size()
     buffer = on_each_rank(sent, *blocks)
     with dispatch_modes.of_this_rank():
-        got = wait_for(communication.all_gather(buffer, group))
-    return all_on_each_rank(results, got, *blocks)
+        got = communication.all_gather(buffer, group, async_op=async_op)
+    return [None] * len(given), lambda: all_on_each_rank(results, wait_for(got), *blocks)
 
 
 # -- one reduction --------------------------------------------------------------------------------
 
 
-def _reduce(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+def _reduce(steps: Any, given: Sequence[torch.Tensor], mesh: Any, async_op: bool) -> Begun:
     """Reduce contributions to each tensor in one buffer: for a reduce-scatter a row for each rank,
     with a block of each tensor, all padded to equal lengths.
     """
@@ -218,9 +300,14 @@ def _reduce(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.
     op, buffer, finish = scaled(first, on_each_rank(sent, *mine), group, mesh)
     received = sum(step.received_elements for step in steps) * given[0].element_size()
     with observing.exchange(lambda: received), dispatch_modes.of_this_rank():
-        if scatters:
-            got = communication.reduce_scatter(buffer, op, group)
-        else:
-            got = communication.all_reduce(buffer, op, group)
-        got = wait_for(finish(got))
-    return all_on_each_rank(results, got, *mine)
+        reduce = communication.reduce_scatter if scatters else communication.all_reduce
+        got = reduce(buffer, op, group, async_op=async_op)
+
+    def finished() -> list[torch.Tensor]:
+        whole = wait_for(got)
+        if finish is not None:
+            with dispatch_modes.of_this_rank():
+                whole = finish(whole)
+        return all_on_each_rank(results, whole, *mine)
+
+    return [None] * len(given), finished

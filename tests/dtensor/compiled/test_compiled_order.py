@@ -13,6 +13,7 @@ from pathlib import Path
 import compiled_order_worker
 import pytest
 import torch
+import torch.nn.functional as F
 from gloo import spawn
 from orders_of_ranks import Recorder
 from processes import search_path
@@ -378,6 +379,13 @@ def test_the_chain_is_in_the_order_of_the_program():
         ),
         (lambda x: x.redistribute(placements=[Shard(1)]) * 2, 8, True),
         (lambda x: x[1:] * x.sum().redistribute(placements=[R]), 8, False),
+        (lambda x: x.roll(1, 0) * x.sum().redistribute(placements=[R]), 8, True),
+        (lambda x: x.roll(1, 0) * x.sum().redistribute(placements=[R]), 7, False),
+        (lambda x: torch.cat([x, x.flip(0)]), 8, True),
+        (lambda x: x.softmax(0) * 2, 8, True),
+        (lambda x: x.softmax(0) * 2, 7, False),
+        (lambda x: F.conv1d(x.t().unsqueeze(0), x.new_ones(8, 8, 3), padding=1), 8, True),
+        (lambda x: F.conv1d(x.t().unsqueeze(0), x.new_ones(8, 8, 3), padding=1), 10, False),
     ],
 )
 def test_ranks_that_differ_are_not_scheduled_by_time(program, rows, alike, monkeypatch):

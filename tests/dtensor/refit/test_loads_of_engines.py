@@ -1,6 +1,7 @@
 """Loads of engines on real processes."""
 
 import load_worker
+import loader_cases
 import pytest
 from gloo import run
 
@@ -15,3 +16,9 @@ def test_drawn_loaders(share, tmp_path):
 @pytest.mark.one_in(1)
 def test_programs(tmp_path):
     run(6, tmp_path, *[(program,) for program in load_worker.PROGRAMS])
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+def test_what_loaders_do(tmp_path):
+    run(1, tmp_path, *[(case,) for case in loader_cases.CASES])

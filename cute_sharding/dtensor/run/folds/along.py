@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.run.folds.states import States, wide
-from cute_sharding.dtensor.run.groups import on_each_rank
+from cute_sharding.dtensor.run.groups import on_all_ranks
 
 
 def _exponentials(fold: States, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +29,7 @@ def safe_softmax(
     """0 in rows that are all minus infinity."""
     x = x if dtype is None else x.to(dtype)
     (top,) = fold.all("max", fold.greatest(x))
-    base = on_each_rank(lambda _, top: top.masked_fill(top == -torch.inf, 0), top)
+    base = on_all_ranks(lambda top: top.masked_fill(top == -torch.inf, 0), top)
     (total,) = fold.all("sum", fold.folded(lambda x, base: (x - base).exp_(), x, base))
 
     def finish(x: Any, base: Any, total: Any) -> torch.Tensor:
@@ -115,14 +115,14 @@ def _root(total: torch.Tensor, p: float) -> torch.Tensor:
 def renorm(fold: States, x: torch.Tensor, p: float, _: int, most: float) -> torch.Tensor:
     """Rows of which the norm is greater than ``most`` get that norm."""
 
-    def of_rank(_: int, x: torch.Tensor) -> torch.Tensor:
+    def of_rank(x: torch.Tensor) -> torch.Tensor:
         found = _powers(x, p)
         if p != torch.inf:
             return found.sum(fold.dims, keepdim=True)
         sizes = [1 if d in fold.dims else n for d, n in enumerate(x.shape)]
         return found.amax(fold.dims, keepdim=True) if x.numel() else found.new_zeros(sizes)
 
-    (total,) = fold.all("max" if p == torch.inf else "sum", on_each_rank(of_rank, x))
+    (total,) = fold.all("max" if p == torch.inf else "sum", on_all_ranks(of_rank, x))
 
     def finish(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         norm = _root(total, p)
@@ -136,13 +136,13 @@ def distances(
 ) -> torch.Tensor:
     """Of each pair of rows, of which each device has some columns."""
 
-    def of_rank(_: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def of_rank(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         options = (p, *given) if fold.op._schema.name == "aten::_cdist_forward" else ()
         found = fold.op(x, y, *options)
         return found if p == 0 else _powers(found, p)
 
     of_pairs = fold.of_result(0)
-    (total,) = of_pairs.all("max" if p == torch.inf else "sum", on_each_rank(of_rank, x, y))
+    (total,) = of_pairs.all("max" if p == torch.inf else "sum", on_all_ranks(of_rank, x, y))
     return fold.finish(lambda total: _root(total, p), total)
 
 

@@ -28,7 +28,7 @@ import torch
 from cute_sharding.dtensor.replaced import symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.folds.states import States, wide, wider
-from cute_sharding.dtensor.run.groups import all_on_each_rank, place
+from cute_sharding.dtensor.run.groups import all_on_all_ranks, all_on_each_rank, place
 from cute_sharding.dtensor.run.numbered import as_number, chain_of_dim
 from cute_sharding.sharding.rows import Run, each_turn, rows_held
 
@@ -264,11 +264,11 @@ def _combined(fold: States, result: torch.Tensor, logarithm: torch.Tensor) -> li
     of_result, of_rows = fold.of_result(0, columns=1), fold.of_result(1)
     (top,) = of_rows.all("max", logarithm)
 
-    def weighted(_: int, result: Any, logarithm: Any, top: Any) -> list[torch.Tensor]:
+    def weighted(result: Any, logarithm: Any, top: Any) -> list[torch.Tensor]:
         weight = (logarithm - _base(top)).exp().unsqueeze(-1)
         return [torch.cat([result * weight, weight], -1)]
 
-    (state,) = all_on_each_rank(weighted, result, logarithm, top)
+    (state,) = all_on_all_ranks(weighted, result, logarithm, top)
     (total,) = of_result.all("sum", state)
     return [total, top]
 
@@ -299,13 +299,13 @@ def _attended(
     result, logarithm, *others = all_on_each_rank(of_rank, *tensors)
     if fold.over:
 
-        def finish(_: int, total: Any, top: Any) -> list[torch.Tensor]:
+        def finish(total: Any, top: Any) -> list[torch.Tensor]:
             weight = total[..., -1]
             result = _over(total[..., :-1], weight)
             logarithm = _base(_base(top) + weight.log())
             return [result.to(dtypes[0]), logarithm.to(dtypes[1])]
 
-        result, logarithm = all_on_each_rank(finish, *_combined(fold, result, logarithm))
+        result, logarithm = all_on_all_ranks(finish, *_combined(fold, result, logarithm))
     return [result, logarithm, *others]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.run.folds.states import States
-from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.groups import all_on_each_rank, on_all_ranks, on_each_rank, place
 from cute_sharding.dtensor.run.numbered import (
     as_number,
     chain_of_dim,
@@ -90,7 +90,7 @@ def masked_scatter(
 
     found = on_each_rank(of_rank, x, mask, source)
     if fold.op._schema.is_mutable:
-        on_each_rank(lambda _, x, found: x.copy_(found), x, found)
+        on_all_ranks(lambda x, found: x.copy_(found), x, found)
         return x
     return found
 

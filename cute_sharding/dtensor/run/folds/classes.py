@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.run.folds.states import States, wide
-from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.groups import all_on_all_ranks, all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.numbered import (
     as_number,
     chain_of_dim,
@@ -64,16 +64,16 @@ def nll_loss(
     at, counts = _of_classes(fold, target, ignore)
     weights = () if weight is None else (weight,)
 
-    def picked(_: int, x: Any, at: Any, counts: Any, *weight: Any) -> list[torch.Tensor]:
+    def picked(x: Any, at: Any, counts: Any, *weight: Any) -> list[torch.Tensor]:
         found = -wide(_pick(x, at, counts, dim))
         if not weight:
             return [found]
         of_rows = _weights(weight[0], at, counts, found)
         return [found * of_rows, of_rows]
 
-    states = fold.all("sum", *all_on_each_rank(picked, x, at, counts, *weights))
+    states = fold.all("sum", *all_on_all_ranks(picked, x, at, counts, *weights))
 
-    def finish(_: int, target: Any, loss: Any, *of_rows: Any) -> list[torch.Tensor]:
+    def finish(target: Any, loss: Any, *of_rows: Any) -> list[torch.Tensor]:
         loss = loss.squeeze(dim)
         one = of_rows[0].squeeze(dim) if of_rows else (target != ignore).to(loss.dtype)
         total = one.sum()
@@ -83,7 +83,7 @@ def nll_loss(
             loss = loss.sum() / total if reduction == 1 else loss.sum()
         return [loss.to(fold.dtype(0)), total.to(fold.dtype(1))]
 
-    loss, total = all_on_each_rank(finish, target, *states)
+    loss, total = all_on_all_ranks(finish, target, *states)
     return loss, total
 
 

@@ -17,7 +17,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.folds.along import moments
 from cute_sharding.dtensor.run.folds.states import States, wide, wider
-from cute_sharding.dtensor.run.groups import on_each_rank, place
+from cute_sharding.dtensor.run.groups import on_all_ranks, on_each_rank, place
 from cute_sharding.dtensor.run.numbered import (
     as_number,
     chain_of_dim,
@@ -42,7 +42,7 @@ def _batch_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result, the mean of each channel, one over the deviation, and the sum of squares."""
     mean, squares = moments(fold, x)
-    scale = on_each_rank(lambda _, squares: (squares / fold.rows + eps).rsqrt(), squares)
+    scale = on_all_ranks(lambda squares: (squares / fold.rows + eps).rsqrt(), squares)
 
     def finish(x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
         given = [_of_channels(each, x) for each in others]
@@ -51,12 +51,12 @@ def _batch_norm(
         return found if bias is None else found.add_(given.pop(0))
 
     others = [each for each in (weight, bias) if each is not None]
-    flat = on_each_rank(lambda _, mean: mean.reshape(-1), mean)
+    flat = on_all_ranks(lambda mean: mean.reshape(-1), mean)
     return (
         fold.finish(finish, x, mean, scale, *others),
         flat,
-        on_each_rank(lambda _, scale: scale.reshape(-1), scale),
-        on_each_rank(lambda _, squares: squares.reshape(-1), squares),
+        on_all_ranks(lambda scale: scale.reshape(-1), scale),
+        on_all_ranks(lambda squares: squares.reshape(-1), squares),
     )
 
 
@@ -74,19 +74,19 @@ def _running(
     def moved(before: torch.Tensor | None, now: torch.Tensor) -> torch.Tensor | None:
         if before is None:
             return None
-        return on_each_rank(
-            lambda _, before, now: now.to(before.dtype) * momentum + before * (1 - momentum),
+        return on_all_ranks(
+            lambda before, now: now.to(before.dtype) * momentum + before * (1 - momentum),
             before,
             now,
         )
 
-    unbiased = on_each_rank(lambda _, squares: squares / freedom, squares)
+    unbiased = on_all_ranks(lambda squares: squares / freedom, squares)
     return moved(mean, own), moved(variance, unbiased)
 
 
 def _update(before: torch.Tensor | None, after: torch.Tensor | None) -> None:
     if before is not None and after is not None:
-        on_each_rank(lambda _, before, after: before.copy_(after), before, after)
+        on_all_ranks(lambda before, after: before.copy_(after), before, after)
 
 
 def batch_norm(
@@ -125,7 +125,7 @@ def batch_norm_anew(
 def _with_nothing_saved(fold: States, *given: Any) -> tuple[torch.Tensor, ...]:
     """As :func:`batch_norm`, with a last result that is empty: what a backend would save."""
     found = batch_norm(fold, *given)
-    return *found, on_each_rank(lambda _, x: x.new_empty(0, dtype=torch.uint8), given[0])
+    return *found, on_all_ranks(lambda x: x.new_empty(0, dtype=torch.uint8), given[0])
 
 
 def batch_norm_updating(fold: States, *given: Any) -> tuple[torch.Tensor, ...]:
@@ -160,7 +160,7 @@ def batch_norm_backward(
         return found * _of_channels(given[4], given[1]) if weights else found
 
     flat = [
-        on_each_rank(lambda _, x, k=k: x.reshape(-1).to(fold.dtype(k)), x) if mask[k] else None
+        on_all_ranks(lambda x, k=k: x.reshape(-1).to(fold.dtype(k)), x) if mask[k] else None
         for k, x in ((1, other), (2, one))
     ]
     return fold.finish(finish, one, other, *operands, *weights) if mask[0] else None, *flat
@@ -204,7 +204,7 @@ def _sum_of_groups(
     """
     channels, groups = as_number(fold.shape[1]), as_number(fold.of_state[1])
 
-    def of_rank(_: int, at: Any, *xs: Any) -> torch.Tensor:
+    def of_rank(at: Any, *xs: Any) -> torch.Tensor:
         found = function(at, *xs)
         inner = tuple(range(2, found.ndim))
         found = found.sum(inner, dtype=wider(found.dtype)) if inner else wide(found)
@@ -212,7 +212,7 @@ def _sum_of_groups(
         sums = found.new_zeros(found.shape[0], count).index_add_(1, at, found)
         return sums.reshape(*sums.shape, *[1] * (len(fold.shape) - 2))
 
-    return on_each_rank(of_rank, at, *tensors)
+    return on_all_ranks(of_rank, at, *tensors)
 
 
 def _of_its_group(state: Any, x: Any, at: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ def group_norm(
         return (x - _of_its_group(mean, x, at)).square_()
 
     (squares,) = fold.all("sum", _sum_of_groups(fold, at, deviation, x, mean))
-    scale = on_each_rank(lambda _, squares: (squares / rows + eps).rsqrt(), squares)
+    scale = on_all_ranks(lambda squares: (squares / rows + eps).rsqrt(), squares)
 
     def finish(at: Any, x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
         given = [_of_channels(each, x) for each in others]
@@ -244,7 +244,7 @@ def group_norm(
     others = [each for each in (weight, bias) if each is not None]
 
     def flat(k: int, state: torch.Tensor) -> torch.Tensor:
-        return on_each_rank(lambda _, s: s.reshape(s.shape[:2]).to(fold.dtype(k)), state)
+        return on_all_ranks(lambda s: s.reshape(s.shape[:2]).to(fold.dtype(k)), state)
 
     return fold.finish(finish, at, x, mean, scale, *others), flat(1, mean), flat(2, scale)
 
@@ -311,7 +311,7 @@ def _of_weights(
     """The gradient of weights of channels: the sum of the function's values, of all elements of an
     image; over images it is left pending.
     """
-    sums = on_each_rank(lambda _, *xs: function(*xs), *tensors)
+    sums = on_all_ranks(lambda *xs: function(*xs), *tensors)
     cuts = list(map(cut_of, fold.placements))
     ends = [
         [
@@ -325,7 +325,7 @@ def _of_weights(
         meta = TensorMeta(torch.Size(shape), row_major(shape), sums.dtype)
         before, after = (DTensorSpec(fold.mesh, tuple(end), meta) for end in ends)
         sums = combined(sums, before, after)
-    return on_each_rank(lambda _, sums: sums.to(fold.dtype(k)), sums)
+    return on_all_ranks(lambda sums: sums.to(fold.dtype(k)), sums)
 
 
 # By the names in the rows of the table.

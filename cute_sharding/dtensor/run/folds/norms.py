@@ -10,7 +10,7 @@ import torch
 
 from cute_sharding.dtensor.run.folds.along import moments
 from cute_sharding.dtensor.run.folds.states import States, wide, wider
-from cute_sharding.dtensor.run.groups import on_each_rank
+from cute_sharding.dtensor.run.groups import on_all_ranks
 
 
 def layer_norm(
@@ -22,7 +22,7 @@ def layer_norm(
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
     mean, squares = moments(fold, x)
-    scale = on_each_rank(lambda _, squares: (squares / fold.rows + eps).rsqrt(), squares)
+    scale = on_all_ranks(lambda squares: (squares / fold.rows + eps).rsqrt(), squares)
 
     def finish(x: Any, mean: Any, scale: Any, *others: Any) -> torch.Tensor:
         found, given = (x - mean).mul_(scale), list(others)
@@ -91,7 +91,7 @@ def rms_norm(
 ) -> tuple[torch.Tensor, ...]:
     (squares,) = fold.all("sum", fold.folded(lambda x: wide(x).square(), x))
     least = torch.finfo(squares.dtype).eps if eps is None else eps
-    scale = on_each_rank(lambda _, squares: (squares / fold.rows + least).rsqrt(), squares)
+    scale = on_all_ranks(lambda squares: (squares / fold.rows + least).rsqrt(), squares)
 
     def finish(x: Any, scale: Any, *weight: Any) -> torch.Tensor:
         return (x * scale).mul_(weight[0]) if weight else x * scale

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor.run.folds.states import States, wider
-from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.groups import all_on_all_ranks, all_on_each_rank, on_each_rank, place
 from cute_sharding.dtensor.run.numbered import as_number, chain_of_dim, numbers_of
 from cute_sharding.exchange import Mesh
 from cute_sharding.sharding.rows import Device, each_turn, rows_held
@@ -154,7 +154,7 @@ def topk(
 
     numbers, places = fold.of_result(0).of_each(*all_on_each_rank(own, x))
 
-    def best(_: int, numbers: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
+    def best(numbers: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
         numbers, places = (each.movedim(0, dim).flatten(dim, dim + 1) for each in (numbers, places))
         order = numbers.argsort(dim=dim, descending=largest, stable=True)
         is_row = (places != n).gather(dim, order).to(torch.uint8)
@@ -162,7 +162,7 @@ def topk(
         order = order.gather(dim, rows).narrow(dim, 0, k)
         return [numbers.gather(dim, order), places.gather(dim, order).long()]
 
-    found, at = all_on_each_rank(best, numbers, places)
+    found, at = all_on_all_ranks(best, numbers, places)
     return found, at
 
 

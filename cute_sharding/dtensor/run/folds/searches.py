@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.run.folds.states import States
-from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank, place
+from cute_sharding.dtensor.run.groups import all_on_all_ranks, all_on_each_rank, on_all_ranks, place
 from cute_sharding.dtensor.run.numbered import (
     as_number,
     chain_of_dim,
@@ -82,13 +82,13 @@ def _search(fold: States, x: torch.Tensor, *, least: bool) -> tuple[torch.Tensor
     top, at = all_on_each_rank(own, x)
     (greatest,) = fold.all("max", top)
     if is_wide:
-        at = on_each_rank(
-            lambda _, top, at, greatest: at.masked_fill(top != greatest, rows), top, at, greatest
+        at = on_all_ranks(
+            lambda top, at, greatest: at.masked_fill(top != greatest, rows), top, at, greatest
         )
         return greatest, fold.all("min", at)[0]
-    at = on_each_rank(lambda _, x: (1 << _PLACES) - 1 - (x & ((1 << _PLACES) - 1)), greatest)
+    at = on_all_ranks(lambda x: (1 << _PLACES) - 1 - (x & ((1 << _PLACES) - 1)), greatest)
     narrow = torch.int64 if x.dtype.itemsize == 8 else torch.int32
-    return on_each_rank(lambda _, x: (x >> _PLACES).to(narrow), greatest), at
+    return on_all_ranks(lambda x: (x >> _PLACES).to(narrow), greatest), at
 
 
 def _with_place(*, least: bool) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def _with_place(*, least: bool) -> Callable[..., Any]:
         fold: States, x: torch.Tensor, dim: Any, keepdim: bool = False
     ) -> tuple[torch.Tensor, ...]:
         found, at = _search(fold, x, least=least)
-        numbers = on_each_rank(lambda _, found: _out_of_order(found, x.dtype, least=least), found)
+        numbers = on_all_ranks(lambda found: _out_of_order(found, x.dtype, least=least), found)
         return fold.without(numbers, keepdim), fold.without(at, keepdim)
 
     return greatest
@@ -118,7 +118,7 @@ def _place(*, least: bool) -> Callable[..., Any]:
 def aminmax(
     fold: States, x: torch.Tensor, *, dim: Any = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    def own(_: int, x: torch.Tensor) -> list[torch.Tensor]:
+    def own(x: torch.Tensor) -> list[torch.Tensor]:
         both = []
         for least in (True, False):
             if any(x.shape[d] == 0 for d in fold.dims):
@@ -130,12 +130,12 @@ def aminmax(
                 both.append(_in_order(found, least=least))
         return both
 
-    found = zip((True, False), fold.all("max", *all_on_each_rank(own, x)))
+    found = zip((True, False), fold.all("max", *all_on_all_ranks(own, x)))
     return tuple(
         [
             fold.without(
-                on_each_rank(
-                    lambda _, each, least=least: _out_of_order(each, x.dtype, least=least), each
+                on_all_ranks(
+                    lambda each, least=least: _out_of_order(each, x.dtype, least=least), each
                 ),
                 keepdim,
             )

@@ -19,7 +19,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     TensorMeta,
     cut_of,
 )
-from cute_sharding.dtensor.run.groups import all_on_each_rank, on_each_rank
+from cute_sharding.dtensor.run.groups import all_on_all_ranks, on_all_ranks
 from cute_sharding.dtensor.run.placements import placement_of
 from cute_sharding.dtensor.run.redistribute import combined, redistribute_local_tensor
 from cute_sharding.layout.layout import row_major
@@ -108,7 +108,7 @@ class States:
         """The states of all devices together, combined by ``op``; several travel in one."""
         together, state = len(states), states[0]
         if together > 1:
-            state = on_each_rank(lambda _, *xs: torch.stack(xs), *states)
+            state = on_all_ranks(lambda *xs: torch.stack(xs), *states)
         state = combined(state, *self.ends(op, state.dtype, together))
         return list(state.unbind()) if together > 1 else [state]
 
@@ -121,49 +121,49 @@ class States:
             ends = self.ends("gather", dtypes[0], count)
             return [redistribute_local_tensor(states[0], *ends, counted=False)]
 
-        def bytes_of(_: int, *states: torch.Tensor) -> torch.Tensor:
+        def bytes_of(*states: torch.Tensor) -> torch.Tensor:
             parts = [each.contiguous().unsqueeze(-1).view(torch.uint8) for each in states]
             return torch.cat(parts, -1)
 
         width = sum([dtype.itemsize for dtype in dtypes])
         ends = self.ends("gather", torch.uint8, count, width)
-        given = redistribute_local_tensor(on_each_rank(bytes_of, *states), *ends, counted=False)
+        given = redistribute_local_tensor(on_all_ranks(bytes_of, *states), *ends, counted=False)
 
-        def apart(_: int, given: torch.Tensor) -> list[torch.Tensor]:
+        def apart(given: torch.Tensor) -> list[torch.Tensor]:
             parts = given.split([dtype.itemsize for dtype in dtypes], -1)
             copies = [each.clone(memory_format=torch.contiguous_format) for each in parts]
             return [each.view(dtype).squeeze(-1) for each, dtype in zip(copies, dtypes)]
 
-        return all_on_each_rank(apart, given)
+        return all_on_all_ranks(apart, given)
 
     def folded(self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
         """The local state: the sum of the function's values over the folded dims, in a wider dtype
         where these have 16 bits.
         """
 
-        def of_rank(_: int, *xs: torch.Tensor) -> torch.Tensor:
+        def of_rank(*xs: torch.Tensor) -> torch.Tensor:
             found = function(*xs)
             return found.sum(self.dims, keepdim=True, dtype=wider(found.dtype))
 
-        return on_each_rank(of_rank, *tensors)
+        return on_all_ranks(of_rank, *tensors)
 
     def greatest(self, x: torch.Tensor) -> torch.Tensor:
         """The greatest number of each row; without rows minus infinity."""
 
-        def of_rank(_: int, x: torch.Tensor) -> torch.Tensor:
+        def of_rank(x: torch.Tensor) -> torch.Tensor:
             if x.numel() or all(x.shape[d] for d in self.dims):
                 return wide(x.amax(self.dims, keepdim=True))
             shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
             return x.new_full(shape, -torch.inf, dtype=wider(x.dtype))
 
-        return on_each_rank(of_rank, x)
+        return on_all_ranks(of_rank, x)
 
     def finish(
         self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor, result: int = 0
     ) -> torch.Tensor:
         """A result of this device's own rows, from operands and combined states."""
         dtype = self.dtype(result)
-        return on_each_rank(lambda _, *xs: of_dtype(function(*xs), dtype), *tensors)
+        return on_all_ranks(lambda *xs: of_dtype(function(*xs), dtype), *tensors)
 
     def dtype(self, result: int) -> torch.dtype:
         """The dtype of a result."""

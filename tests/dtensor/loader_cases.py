@@ -1,0 +1,215 @@
+"""What test_loads_of_engines.py runs in one process: what loaders do to tensors, beside the same
+loader on whole ones.
+"""
+
+import copy
+
+import torch
+from torch import nn
+
+from cute_sharding import plan_load
+from cute_sharding.relations import NotOnlyMoved
+
+WEIGHTS = {
+    "a": torch.rand(4),
+    "b": torch.rand(4, 3),
+    "s": torch.tensor(5.0),
+    "q": torch.rand(4, 4).to(torch.float8_e4m3fn),
+}
+
+
+def engine():
+    return {
+        "v": torch.zeros(4),
+        "u": torch.zeros(4),
+        "m": torch.zeros(6, 3, dtype=torch.bfloat16),
+        "s": torch.zeros(()),
+        "q": torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+    }
+
+
+def pairs(i, w):
+    for name, x in ((name, x.cpu()) for name, x in w.items()):
+        if name == "a":
+            i["v"].copy_(x.to("cpu", non_blocking=True))
+
+
+def rows(i, w):
+    i["m"][torch.tensor([5, 0, 2, 3])] = w["b"].to(torch.bfloat16)
+    i["m"][1].fill_(2)
+    i["m"][4].zero_()
+
+
+def masks(i, w):
+    mask = torch.tensor([True, False, True, True])
+    i["v"][mask] = w["a"][mask]
+    i["m"].narrow(0, 0, 3).copy_(w["b"][mask])
+
+
+def buffers(i, w):
+    memory = torch.empty(64, dtype=torch.uint8)
+    memory[16:32].copy_(w["a"].contiguous().view(torch.uint8))
+    i["u"].copy_(memory[16:32].view(torch.float32).flip(0))
+
+
+def scalars(i, w):
+    i["s"].copy_(w["s"])
+    i["v"][1], i["v"][0] = w["b"][2, 1], w["s"]
+
+
+def turned(i, w):
+    i["q"].copy_(w["q"].t())
+    i["m"].data[2:].copy_(w["b"])
+
+
+def one_from_another(i, w):
+    i["v"].copy_(w["a"])
+    i["u"].copy_(i["v"])
+    i["u"][2:] = i["v"][:2]
+
+
+def copied(i, w):
+    i["v"].copy_(copy.deepcopy(w["a"]).clone().detach())
+    i["u"].copy_(torch.index_select(w["a"], 0, torch.tensor([3, 3, 0, 1])))
+
+
+@torch.inference_mode()
+def inferred(i, w):
+    i["v"].copy_(w["a"])
+
+
+def foreach(i, w):
+    torch._foreach_copy_([i["v"], i["u"]], [w["a"], w["a"]])
+    torch._foreach_zero_([i["v"][1:2], i["u"][:1]])
+
+
+def functional(i, w):
+    i["v"].copy_(torch.slice_scatter(torch.ones(4), w["a"][1:3], 0, 0, 2))
+    i["u"].copy_(torch.select_scatter(w["a"], w["s"], 0, 3))
+
+
+MOVED = [
+    pairs,
+    rows,
+    masks,
+    buffers,
+    scalars,
+    turned,
+    one_from_another,
+    copied,
+    inferred,
+    foreach,
+    functional,
+]
+
+
+def added(i, w):
+    i["v"].copy_(w["a"])
+    i["v"].add_(w["b"][:, 0])
+    i["v"][0].zero_()
+
+
+def chosen(i, w):
+    i["v"].copy_(torch.where(torch.tensor([True, False, True, False]), w["a"], torch.zeros(4)))
+
+
+def scaled(i, w):
+    scale = w["b"].abs().amax(0, keepdim=True)
+    i["m"][2:].copy_((w["b"] / scale).T.contiguous().T)
+    i["u"][:3] = scale[0].flip(0)
+
+
+COMPUTED = [added, chosen, scaled]
+
+
+def assert_loads(load, **how):
+    mine, by_hand = engine(), engine()
+    plan = plan_load(lambda w: load(mine, w), mine, WEIGHTS, **how)
+    assert all(torch.equal(x.float(), y.float()) for x, y in zip(mine.values(), engine().values()))
+    plan.run(WEIGHTS)
+    load(by_hand, WEIGHTS)
+    for name, x in mine.items():
+        assert torch.equal(x.float(), by_hand[name].float()), (name, x, by_hand[name])
+
+
+def write():
+    for load in MOVED:
+        assert_loads(load)
+
+
+def compute():
+    for load in COMPUTED:
+        assert_loads(load, computes=True)
+        mine = engine()
+        words = [f"{load.__name__}", "loader_cases.py:", "computes=True"][1:]
+        raises(
+            words, lambda load=load, mine=mine: plan_load(lambda w: load(mine, w), mine, WEIGHTS)
+        )
+
+
+def raises(words, function):
+    try:
+        function()
+    except NotOnlyMoved as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"nothing is said of {words}")
+
+
+REFUSED = {
+    "if": (lambda i, w: i["v"].copy_(w["a"] if w["a"].max() > 0 else w["a"] * 2), "reads the valu"),
+    "numpy": (lambda i, w: torch.from_numpy(w["a"].numpy()), "reads values"),
+    "set_": (lambda i, w: i["v"].set_(w["a"]), "writes to other memory"),
+    "data": (lambda i, w: setattr(i["v"], "data", w["a"]), "param.data.copy_"),
+    "its own": (lambda i, w: i["v"].add_(w["a"]), "no element of the weights"),
+    "random": (lambda i, w: i["v"].copy_(torch.rand_like(w["a"])), "no element of the weights"),
+    "twice": (lambda i, w: i["v"].copy_(w["a"].half().float()), "cast twice"),
+}
+
+
+def refuse():
+    for load, words in REFUSED.values():
+        mine = engine()
+
+        def planned(load=load, mine=mine):
+            plan_load(lambda w: load(mine, w), mine, WEIGHTS, computes=True)
+
+        raises([words], planned)
+
+
+def modules():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False))
+    model[2].weight = nn.Parameter(model[0].weight.data.mT)  # tied
+    weights = {
+        name: torch.rand_like(x) if x.is_floating_point() else x + 5
+        for name, x in model.state_dict().items()
+    }
+    weights["2.weight"] = weights["0.weight"].mT
+    plan = plan_load(model.load_state_dict, model, weights)
+    # The last write of the tied weight is what counts.
+    assert not plan.unwritten and plan.unread == {"0.weight": 12}
+    plan.run(weights)
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, weights[name])
+
+
+def put_back():
+    for assign in (True, False):
+        model = nn.Linear(3, 4)
+        weight, bias = model.weight, model.bias
+        weights = {name: torch.rand_like(x) for name, x in model.state_dict().items()}
+
+        def load(w, model=model, assign=assign):
+            if assign:
+                model.load_state_dict(w, assign=True)
+            else:
+                model.weight = nn.Parameter(w["weight"])
+
+        words = ["another tensor as 'weight'"]
+        raises(
+            words, lambda load=load, model=model, weights=weights: plan_load(load, model, weights)
+        )
+        assert model.weight is weight and model.bias is bias and not weight.is_meta
+
+
+CASES = (write, compute, refuse, modules, put_back)
