@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +42,7 @@ class Stream:
         bucket_bytes: int = BUCKET,
         device: torch.device | str | None = None,
     ) -> None:
-        self.group = dist.group.WORLD if group is None else group
+        self.group: Any = dist.group.WORLD if group is None else group
         self.bucket_bytes = bucket_bytes
         with_gpus = "nccl" in dist.get_backend(self.group)
         here = torch.device("cuda", torch.cuda.current_device()) if with_gpus else "cpu"
@@ -65,9 +65,7 @@ class Stream:
         """The whole tensors, on a rank that has its part of them."""
         return self._passed(weights, wants=True)
 
-    def _passed(
-        self, weights: Pairs | None, *, wants: bool
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _passed(self, weights: Pairs | None, *, wants: bool) -> Iterator[tuple[str, torch.Tensor]]:
         filled = iter(()) if weights is None else buckets(weights, self.bucket_bytes)
         while True:
             bucket = next(filled, None)
@@ -85,13 +83,11 @@ class Stream:
     ) -> TransferPlan:
         into = self._made(contents, torch.device("meta"))
 
-        def load(whole: dict[str, torch.Tensor]) -> None:
+        def load(whole: Mapping[str, torch.Tensor]) -> None:
             for name, x in into.items():
                 x.copy_(whole[name])
 
-        return plan_load(
-            load if wants else None, into if wants else None, bucket, group=self.group
-        )
+        return plan_load(load if wants else None, into if wants else None, bucket, group=self.group)
 
     @staticmethod
     def _made(contents: Contents, device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,5 +1,5 @@
-"""What the processes of test_worlds.py run: a trainer on two, and an engine on two others, which are
-a world of their own.
+"""What the processes of test_worlds.py run: a trainer on two, and an engine on two others, which
+are a world of their own.
 """
 
 import asyncio
@@ -66,9 +66,7 @@ def whole_weights(step):
 
 def shards(step):
     mesh = DeviceMesh("cpu", list(range(TRAINERS)))
-    return {
-        name: distribute_tensor(x, mesh, [Shard(0)]) for name, x in whole_weights(step).items()
-    }
+    return {name: distribute_tensor(x, mesh, [Shard(0)]) for name, x in whole_weights(step).items()}
 
 
 def groups(trains, rank, store, port):
@@ -242,7 +240,7 @@ def verl(trains, rank, store, port):
     import standins
 
     known = standins.verl()
-    import cute_sharding.integrations.verl
+    import cute_sharding.integrations.verl  # noqa: F401
 
     is_master = trains and rank == 0
     engine = known["cute"](bucket_size=200, is_master=is_master, address="127.0.0.1")
