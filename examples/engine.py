@@ -197,7 +197,7 @@ def loop() -> None:
 def report(plan: TransferPlan, model: nn.Module, furthest: float) -> None:
     whole = sum(x.nbytes for x in model.state_dict().values())
     print(
-        f"{STEPS} steps: logits as on one device (to {furthest:.0e}); at each, a rank of the engine "
+        f"{STEPS} steps: logits as on one device (to {furthest:.0e}); each time, an engine's rank "
         f"receives {plan.received_bytes:,} bytes of the {whole:,} of whole tensors"
     )
 
