@@ -1,8 +1,8 @@
 """A checkpoint engine of verl, of the name ``cute``. To import this module registers it, as verl
-does with the module that its config names::
+does with the module that its config names, under ``actor_rollout_ref.rollout``::
 
-    actor_rollout_ref.rollout.checkpoint_engine.backend=cute
-    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=cute_sharding.integrations.verl
+    checkpoint_engine.backend=cute
+    checkpoint_engine.custom_backend_module=cute_sharding.integrations.verl
 
 verl hands whole tensors to its rollouts, so each rollout rank receives whole tensors, a bucket at a
 time, from all ranks of the trainer.
