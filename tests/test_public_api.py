@@ -25,10 +25,19 @@ from public_examples import (
 )
 
 ROOT = REPOSITORY / "cute_sharding"
+# Of packages that may not be installed.
+OTHERS = tuple(
+    f"cute_sharding.integrations.{package}"
+    for package in ("transformers", "verl", "vllm.trainer", "vllm.worker")
+)
 MODULES = sorted(
-    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+    name
     for path in ROOT.rglob("*.py")
     if path.name != "__main__.py"
+    for name in [
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+    ]
+    if not name.startswith(OTHERS)
 )
 NAMES = list(public_names())
 # Their examples start process groups, and switch things on.
