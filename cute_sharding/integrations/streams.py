@@ -65,9 +65,7 @@ class Stream:
         """The whole tensors, on a rank that has its part of them."""
         return self._passed(weights, wants=True)
 
-    def _passed(
-        self, weights: Pairs | None, *, wants: bool
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _passed(self, weights: Pairs | None, *, wants: bool) -> Iterator[tuple[str, torch.Tensor]]:
         filled = iter(()) if weights is None else buckets(weights, self.bucket_bytes)
         while True:
             bucket = next(filled, None)
@@ -89,9 +87,7 @@ class Stream:
             for name, x in into.items():
                 x.copy_(whole[name])
 
-        return plan_load(
-            load if wants else None, into if wants else None, bucket, group=self.group
-        )
+        return plan_load(load if wants else None, into if wants else None, bucket, group=self.group)
 
     @staticmethod
     def _made(contents: Contents, device: torch.device) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@ or both on the same. Each rank of an engine compares what a plan has written wit
 makes of whole tensors, and what it receives with a count.
 """
 
-
 import engine_loaders as loaders
 import torch
 import torch.distributed as dist
@@ -133,9 +132,7 @@ def check(name, way, meshes, engines):
         place = engines.index(rank), len(engines)
         one, expected = (loaders.engine(name, *place, loaders.parameter(7.0)) for _ in range(2))
     source = state(way, meshes, loaders.values(sized)) if trains else None
-    plan = cute_sharding.plan_load(
-        one.load if place else None, one.into if place else None, source
-    )
+    plan = cute_sharding.plan_load(one.load if place else None, one.into if place else None, source)
     for step in range(2):
         whole = loaders.values(sized, step)
         if place and step == 0:

@@ -66,9 +66,7 @@ def whole_weights(step):
 
 def shards(step):
     mesh = DeviceMesh("cpu", list(range(TRAINERS)))
-    return {
-        name: distribute_tensor(x, mesh, [Shard(0)]) for name, x in whole_weights(step).items()
-    }
+    return {name: distribute_tensor(x, mesh, [Shard(0)]) for name, x in whole_weights(step).items()}
 
 
 def groups(trains, rank, store, port):

@@ -54,9 +54,7 @@ class ShardedSource(WeightSource):
         weights: a module, or what returns the weights by name when they are sent.
     """
 
-    def __init__(
-        self, weights: torch.nn.Module | Callable[[], Mapping[str, torch.Tensor]]
-    ) -> None:
+    def __init__(self, weights: torch.nn.Module | Callable[[], Mapping[str, torch.Tensor]]) -> None:
         self.state = weights.state_dict if isinstance(weights, torch.nn.Module) else weights
 
     @cached_property

@@ -829,3 +829,4 @@ def test_a_flag_runs_the_program_by_a_plan(tmp_path):
     assert done.returncode == 0, done.stderr
     said = f"Planned switched on by the environment, and runs by the plan {tmp_path / 'step.json'}"
     assert done.stdout.strip() == said
+    assert "ignored" not in done.stderr, done.stderr  # at the end of the process
