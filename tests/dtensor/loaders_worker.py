@@ -7,7 +7,7 @@ import engine_loaders as loaders
 import torch
 import torch.distributed as dist
 from processes_worker import part_of
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 

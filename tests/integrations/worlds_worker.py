@@ -240,7 +240,6 @@ def verl(trains, rank, store, port):
     import standins
 
     known = standins.verl()
-    import cute_sharding.integrations.verl
 
     is_master = trains and rank == 0
     engine = known["cute"](bucket_size=200, is_master=is_master, address="127.0.0.1")

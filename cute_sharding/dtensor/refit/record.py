@@ -217,12 +217,8 @@ class Recording(TorchDispatchMode):
         pieces: tuple[Piece, ...] = ()
         if operand is not None and size:
             number = self.number(operand)
-            is_one = isinstance(operand, (Constant, Computed))
-            pieces = (
-                (piece(number, 0, 0, 0, [(size, 0, 1)]),)
-                if is_one
-                else identity_pieces(number, 0, size)
-            )
+            step = 0 if isinstance(operand, Constant) else 1
+            pieces = (piece(number, 0, 0, 0, [(size, step, 1)]),)
         return self._keep(tensor, Memory(size, pieces))
 
     def _keep(self, tensor: torch.Tensor, memory: Memory) -> Memory:
@@ -268,7 +264,9 @@ class Recording(TorchDispatchMode):
             for each in (memory.pieces if memory is not None else ())
             if self._of_bits(each.source) == held
         )
-        return [each for each in self.read(tensor) if has_moved or each.source != held]
+        return [
+            each for each in self.read(tensor) if has_moved or self._of_bits(each.source) != held
+        ]
 
     def _of_bits(self, number: int) -> int:
         operand = self.operands[number]

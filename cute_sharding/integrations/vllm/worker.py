@@ -14,7 +14,6 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload.layerwise import (
