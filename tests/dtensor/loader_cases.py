@@ -109,6 +109,13 @@ def added(i, w):
     i["v"][0].zero_()
 
 
+def with_own(i, w):
+    own = torch.ones(4)
+    i["v"].copy_(w["a"] * own)
+    own.fill_(3)
+    i["u"].copy_(w["a"] * own)
+
+
 def chosen(i, w):
     i["v"].copy_(torch.where(torch.tensor([True, False, True, False]), w["a"], torch.zeros(4)))
 
@@ -119,7 +126,7 @@ def scaled(i, w):
     i["u"][:3] = scale[0].flip(0)
 
 
-COMPUTED = [added, chosen, scaled]
+COMPUTED = [added, with_own, chosen, scaled]
 
 
 def assert_loads(load, **how):

@@ -651,9 +651,12 @@ class Recording(TorchDispatchMode):
             return None
 
         def as_taken(x: Any) -> Any:
-            return taken.get(id(x), x) if isinstance(x, torch.Tensor) else x
+            if not isinstance(x, torch.Tensor):
+                return x
+            return taken[id(x)] if id(x) in taken else x.clone()  # it may be written to later
 
-        return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
+        with dispatch_modes.no_modes():
+            return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
 
     def _taken(self, tensor: torch.Tensor) -> Taken | None:
         pieces = tuple(self.read(tensor))
