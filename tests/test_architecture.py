@@ -31,9 +31,12 @@ LAYERS = [
     "models",
     "programs",
     "dtensor",
+    "integrations",
     "tools",
 ]
 ADAPTER, TOOLS = "dtensor", "tools"
+# Of interfaces that others define: imported by those who ask for one, and by nothing else here.
+INTEGRATIONS = "integrations"
 # Optional, so imported when a picture is rendered, and by one function alone.
 RENDERERS = ("rich", "matplotlib")
 
@@ -96,6 +99,16 @@ def test_imports_run_downward(layer):
         for name, line, _ in imports(path) if layer_of(module_name(path)) == layer else ():
             if name.split(".")[0] == "cute_sharding":
                 assert layer_of(name) in below, f"{path}:{line}: {layer} must not import {name}"
+
+
+def test_integrations_are_imported_by_themselves_alone():
+    found = [
+        f"{path}:{line}"
+        for path in FILES
+        for name, line, _ in imports(path)
+        if layer_of(name) == INTEGRATIONS and layer_of(module_name(path)) != INTEGRATIONS
+    ]
+    assert not found
 
 
 def test_no_modules_import_one_another():
@@ -171,7 +184,7 @@ def test_imports_within_the_algebra_run_downward():
 
 
 @pytest.mark.parametrize(
-    "layer", [None, *(layer for layer in LAYERS if layer not in (ADAPTER, TOOLS))]
+    "layer", [None, *(layer for layer in LAYERS if layer not in (ADAPTER, TOOLS, INTEGRATIONS))]
 )
 def test_torch_is_imported_by_the_adapter_and_tools_alone(layer):
     for path in FILES:
@@ -356,6 +369,7 @@ TORCH_PRIVATE = [
     "compiler",
     "state_dicts",
     "fully_sharded",
+    "joined",
 ]
 
 

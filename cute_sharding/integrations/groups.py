@@ -15,15 +15,15 @@ TIMEOUT = timedelta(minutes=10)
 NAME = "cute_sharding.name"  # of the group, in its store
 
 
-def meeting_place(address: str, port: int = 0, *, timeout: timedelta = TIMEOUT) -> dist.TCPStore:
+def meeting_place(address: str, port: int = 0, *, timeout: timedelta = TIMEOUT) -> Any:
     """A store at which the processes of a group can meet; ``store.port`` is its port, a free one
     by default. One process makes it, and keeps it as long as the group.
     """
-    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timeout)
+    return _store(address, port, is_master=True, timeout=timeout)
 
 
 def join(
-    address: str | dist.TCPStore,
+    address: Any,
     port: int = 0,
     *,
     rank: int,
@@ -48,9 +48,7 @@ def join(
             f"from 0 to {size - 1} of its own"
         )
     if isinstance(address, str):
-        store = dist.TCPStore(
-            address, port, is_master=rank == 0, wait_for_workers=False, timeout=timeout
-        )
+        store = _store(address, port, is_master=rank == 0, timeout=timeout)
     else:
         store = address
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
@@ -58,3 +56,8 @@ def join(
         store.set(NAME, f"cute_sharding.{uuid4().hex}")
     name = store.get(NAME).decode()  # the others wait for it
     return joined_group(store, rank, size, backend=backend, name=name, timeout=timeout)
+
+
+def _store(address: str, port: int, *, is_master: bool, timeout: timedelta) -> Any:
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return make(address, port, is_master=is_master, wait_for_workers=False, timeout=timeout)

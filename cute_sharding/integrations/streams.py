@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +42,7 @@ class Stream:
         bucket_bytes: int = BUCKET,
         device: torch.device | str | None = None,
     ) -> None:
-        self.group = dist.group.WORLD if group is None else group
+        self.group: Any = dist.group.WORLD if group is None else group
         self.bucket_bytes = bucket_bytes
         with_gpus = "nccl" in dist.get_backend(self.group)
         here = torch.device("cuda", torch.cuda.current_device()) if with_gpus else "cpu"
@@ -83,7 +83,7 @@ class Stream:
     ) -> TransferPlan:
         into = self._made(contents, torch.device("meta"))
 
-        def load(whole: dict[str, torch.Tensor]) -> None:
+        def load(whole: Mapping[str, torch.Tensor]) -> None:
             for name, x in into.items():
                 x.copy_(whole[name])
 

@@ -51,7 +51,7 @@ class CuteCheckpointEngine(CheckpointEngine):
         self.bucket_size, self.is_master = bucket_size, is_master
         self.address, self.group_backend = address, group_backend
         self.state: Callable[[], Mapping[str, torch.Tensor]] | None = None
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None
         self._stream: Stream | None = None
         self._joined: tuple[Any, ...] | None = None
 

@@ -1,5 +1,5 @@
-"""What the processes of test_worlds.py run: a trainer on two, and an engine on two others, which are
-a world of their own.
+"""What the processes of test_worlds.py run: a trainer on two, and an engine on two others, which
+are a world of their own.
 """
 
 import asyncio
@@ -240,6 +240,7 @@ def verl(trains, rank, store, port):
     import standins
 
     known = standins.verl()
+    import cute_sharding.integrations.verl  # noqa: F401
 
     is_master = trains and rank == 0
     engine = known["cute"](bucket_size=200, is_master=is_master, address="127.0.0.1")
