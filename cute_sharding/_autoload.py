@@ -15,9 +15,6 @@ import os
 
 PREFIX = "USE_CUTE_"  # of all flags
 
-# The plan by which the program runs, to its end: a context that nobody holds would end at once.
-running: list[object] = []
-
 # What became of the flags in this process, for `python -m cute_sharding status`.
 report = (
     "torch has not asked for this package (it does when it is imported, where the package is "
@@ -55,11 +52,14 @@ def _enable(settings):  # type: ignore[no-untyped-def]
 
         cute_sharding.enable(**settings)
         report = "switched on by the environment"
+        import atexit
+
         plan = plan_asked(os.environ)
         if plan is not None:
             context = cute_sharding.planned(plan)
             context.__enter__()
-            running.append(context)
+            # To the end of the program, but not longer than torch is whole.
+            atexit.register(context.__exit__, None, None, None)
             report += f", and runs by the plan {plan}"
     except Exception as error:
         half = half_imported()

@@ -9,6 +9,15 @@ from typing import Any
 
 ROWS = 50  # of a table that are shown
 
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1200px; padding: 1rem }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; font-size: 13px }
+th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left;
+  vertical-align: top }
+"""
+
 _NUMBER = ' style="text-align: right"'
 
 
@@ -27,6 +36,23 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = (), caption: str 
     if left:
         parts.append(f'<tr><td colspan="{max(len(head), 1)}">and {left:,} more</td></tr>')
     return f"<table>{''.join(parts)}</table>"
+
+
+def page(title: str, body: str, style: str = "") -> str:
+    """One page without other files, which fits a narrow screen, and is light or dark as the reader
+    has it.
+
+    Args:
+        title: in plain text.
+        body: in HTML.
+        style: more rules of CSS.
+    """
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{body}</body></html>"
+    )
 
 
 def of_data(title: str, data: Mapping[str, Any]) -> str:

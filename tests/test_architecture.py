@@ -364,6 +364,7 @@ TORCH_PRIVATE = [
     "read_hook",
     "redistribution_hook",
     "timeline",
+    "joined",
     "collective_order",
     "expansion",
     "compiler",

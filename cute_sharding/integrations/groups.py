@@ -9,7 +9,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor.replaced.joined import joined_group
+from cute_sharding.dtensor.replaced.worlds import joined_group
 
 TIMEOUT = timedelta(minutes=10)
 NAME = "cute_sharding.name"  # of the group, in its store

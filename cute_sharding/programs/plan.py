@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_sharding._words import bytes_text, columns, counted, mesh_text, seconds_text
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,34 @@ class Totals:
     def weight(self) -> float:
         """What a plan makes small: seconds if a network is given, else bytes."""
         return self.received if self.seconds is None else self.seconds
+
+    def minus(self, other: Totals) -> Totals:
+        """What is saved if the other is received in place of this; below 0, more is received.
+
+        >>> Totals(12, 3).minus(Totals(4, 5))
+        Totals(received=8, collectives=-2, seconds=None)
+        """
+        times = self.seconds, other.seconds
+        seconds = None if None in times else (times[0] or 0.0) - (times[1] or 0.0)
+        return Totals(self.received - other.received, self.collectives - other.collectives, seconds)
+
+    def saved_text(self, of: int = 0) -> str:
+        """What is saved, in words; with how much of so many bytes it is.
+
+        >>> Totals(4_200, 1).saved_text(42_000), Totals(-950, 0, 2e-6).saved_text()
+        ('saves 4.2 kB (10 %) and 1 collective', 'saves 2 us, and adds 950 B')
+        """
+        share = f" ({100 * abs(self.received) / of:.3g} %)" if of else ""
+        amounts = [
+            (self.received, f"{bytes_text(abs(self.received))}{share}"),
+            (self.collectives, counted(abs(self.collectives), "collective")),
+            (self.seconds or 0.0, seconds_text(abs(self.seconds or 0.0))),
+        ]
+        saves, adds = (
+            " and ".join(text for n, text in amounts if n * sign > 0) for sign in (1, -1)
+        )
+        parts = [f"{word} {said}" for word, said in (("saves", saves), ("adds", adds)) if said]
+        return ", and ".join(parts) or "saves nothing"
 
 
 @dataclass(frozen=True)
@@ -98,6 +126,13 @@ class PlannedOp:
         return any(self.reads) or any(self.gives)
 
     @property
+    def does(self) -> list[str]:
+        """What it brings where, in words."""
+        kept = [", kept for a later op" if keeps else "" for keeps in self.keeps]
+        reads = [f"reads operand {i} as {to}{kept[i]}" for i, to in enumerate(self.reads) if to]
+        return reads + [f"gives result {i} as {to}" for i, to in enumerate(self.gives) if to]
+
+    @property
     def as_it_lies(self) -> PlannedOp:
         """The op without a plan."""
         reads, gives = ((None,) * len(each) for each in (self.reads, self.gives))
@@ -126,8 +161,8 @@ class StepPlan:
             if a network is given). If the plan places weights, also what the step receives "as
             written", planned with the weights as they are, without a limit of memory.
         weights: if the plan places them, the weights in the order in which the program makes them.
-        alone: for each line that changes the bytes that the step receives less if it alone changes,
-            as counted in dry runs; below 0, more; None: the step does not run so. Empty if nobody
+        alone: for each line that changes what the step saves if it alone changes, as counted in
+            dry runs; below 0, it receives more; None: the step does not run so. Empty if nobody
             asked.
 
     >>> from cute_sharding.programs.plan import PlannedOp, Totals
@@ -157,7 +192,7 @@ class StepPlan:
     totals: Mapping[str, Totals]
     gradients: tuple[tuple[int, int], ...] = ()
     weights: tuple[PlannedWeight, ...] = ()
-    alone: Mapping[str, int | None] = field(default_factory=dict)
+    alone: Mapping[str, Totals | None] = field(default_factory=dict)
 
     @property
     def placements(self) -> dict[str, str]:
@@ -200,36 +235,36 @@ class StepPlan:
         try:
             found = json.loads(text)
             version = found.pop("version")
-            ops = tuple([PlannedOp(**_frozen(op)) for op in found.pop("ops")])
-            weights = [PlannedWeight(**_frozen(of)) for of in found.pop("weights", ())]
-            totals = {name: Totals(**of) for name, of in found.pop("totals").items()}
-            given = tuple(map(_frozen, found.pop("given")))
-            mesh, names = tuple(found.pop("mesh")), found.pop("names")
-            numbers = tuple(found.pop("numbers"))
-            gradients = _frozen(found.pop("gradients"))
-            alone = dict(found.pop("alone", {}))
-            plan = cls(
-                mesh=mesh,
-                names=names and tuple(names),
-                given=given,
-                numbers=numbers,
-                gradients=gradients,
-                ops=ops,
-                totals=totals,
-                weights=tuple(weights),
-                alone=alone,
-                **found,
-            )
+            plan = cls._of_data(found) if version == VERSION else None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{where} is no plan of a step ({error}): write one with plan.save(path)"
             ) from None
-        if version != VERSION:
+        if plan is None:
             raise ValueError(
                 f"{where} is a plan of version {version}, and this release reads version "
                 f"{VERSION}: plan the step again"
             )
         return plan
+
+    @classmethod
+    def _of_data(cls, found: dict[str, Any]) -> StepPlan:
+        """A plan from what :meth:`to_json` writes, without the version."""
+        ops = [PlannedOp(**_frozen(op)) for op in found.pop("ops")]
+        weights = [PlannedWeight(**_frozen(of)) for of in found.pop("weights", ())]
+        names = found.pop("names")
+        return cls(
+            mesh=tuple(found.pop("mesh")),
+            names=names and tuple(names),
+            given=tuple(map(_frozen, found.pop("given"))),
+            numbers=tuple(found.pop("numbers")),
+            gradients=_frozen(found.pop("gradients")),
+            ops=tuple(ops),
+            totals={name: Totals(**of) for name, of in found.pop("totals").items()},
+            weights=tuple(weights),
+            alone={of: n and Totals(**n) for of, n in found.pop("alone", {}).items()},
+            **found,
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -257,6 +292,17 @@ class StepPlan:
             totals={name: total for name, total in self.totals.items() if name != "planned"},
             alone={of: saved for of, saved in self.alone.items() if of in kept},
         )
+
+    def saving(self) -> dict[str, Totals]:
+        """The lines that save something if each alone changes, and what; the most first. Empty if
+        nobody counted that.
+        """
+
+        def weight(saved: Totals) -> tuple[float, int]:
+            return saved.weight, saved.collectives
+
+        known = {of: saved for of, saved in self.alone.items() if saved and weight(saved) > (0, 0)}
+        return dict(sorted(known.items(), key=lambda each: weight(each[1]), reverse=True))
 
     def changed(self) -> dict[str, tuple[int, int]]:
         """The lines that change, the line on which most is saved first, and what each receives op
@@ -322,11 +368,7 @@ class StepPlan:
             if not (op.changes or all_ops):
                 continue
             lines.append(f"    {op.op}{_times(op.calls)}")
-            for i, text in enumerate(op.reads):
-                if text:
-                    kept = ", kept for a later op" if op.keeps[i] else ""
-                    lines.append(f"        reads operand {i} as {text}{kept}")
-            lines += [f"        gives result {i} as {x}" for i, x in enumerate(op.gives) if x]
+            lines += [f"        {text}" for text in op.does]
         return lines
 
 
@@ -335,17 +377,13 @@ def _received(ops: Sequence[PlannedOp]) -> tuple[int, int]:
     return sum(op.before for op in ops), sum(op.after for op in ops)
 
 
-def _alone(saved: int | None) -> str:
+def _alone(saved: Totals | None) -> str:
     """What a line saves alone.
 
-    >>> _alone(4_200), _alone(-950), _alone(None)
-    ('alone saves 4.2 kB', 'alone receives 950 B more', 'alone does not run')
+    >>> _alone(Totals(4_200, 0)), _alone(None)
+    ('alone saves 4.2 kB', 'alone does not run')
     """
-    if saved is None:
-        return "alone does not run"
-    if saved < 0:
-        return f"alone receives {bytes_text(-saved)} more"
-    return f"alone saves {bytes_text(saved)}"
+    return "alone does not run" if saved is None else f"alone {saved.saved_text()}"
 
 
 def _times(n: int) -> str:

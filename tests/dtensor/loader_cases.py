@@ -109,6 +109,13 @@ def added(i, w):
     i["v"][0].zero_()
 
 
+def with_own(i, w):
+    own = torch.ones(4)
+    i["v"].copy_(w["a"] * own)
+    own.fill_(3)
+    i["u"].copy_(w["a"] * own)
+
+
 def chosen(i, w):
     i["v"].copy_(torch.where(torch.tensor([True, False, True, False]), w["a"], torch.zeros(4)))
 
@@ -119,7 +126,7 @@ def scaled(i, w):
     i["u"][:3] = scale[0].flip(0)
 
 
-COMPUTED = [added, chosen, scaled]
+COMPUTED = [added, with_own, chosen, scaled]
 
 
 def assert_loads(load, **how):
@@ -193,6 +200,26 @@ def modules():
         assert torch.equal(x, weights[name])
 
 
+def one_memory():
+    """Tensors of an engine in one memory, of several dtypes, and written to in part."""
+    memory = torch.zeros(64, dtype=torch.uint8)
+    into = {
+        "a": memory[:16].view(torch.float32),
+        "b": memory[16:40].view(torch.bfloat16).view(3, 4),
+        "rest": memory[40:],
+    }
+
+    def load(w):
+        into["a"][1:].copy_(w["a"][1:])
+        into["b"].copy_(w["b"].mT)
+
+    plan = plan_load(load, into, WEIGHTS)
+    assert plan.unwritten == {"a": 1, "rest": 24}
+    plan.run(WEIGHTS)
+    assert torch.equal(into["a"][1:], WEIGHTS["a"][1:]) and into["a"][0] == 0
+    assert torch.equal(into["b"], WEIGHTS["b"].mT.to(torch.bfloat16)) and not into["rest"].any()
+
+
 def put_back():
     for assign in (True, False):
         model = nn.Linear(3, 4)
@@ -212,4 +239,4 @@ def put_back():
         assert model.weight is weight and model.bias is bias and not weight.is_meta
 
 
-CASES = (write, compute, refuse, modules, put_back)
+CASES = (write, compute, refuse, modules, one_memory, put_back)

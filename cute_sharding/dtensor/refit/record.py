@@ -217,12 +217,8 @@ class Recording(TorchDispatchMode):
         pieces: tuple[Piece, ...] = ()
         if operand is not None and size:
             number = self.number(operand)
-            is_one = isinstance(operand, (Constant, Computed))
-            pieces = (
-                (piece(number, 0, 0, 0, [(size, 0, 1)]),)
-                if is_one
-                else identity_pieces(number, 0, size)
-            )
+            step = 0 if isinstance(operand, Constant) else 1
+            pieces = (piece(number, 0, 0, 0, [(size, step, 1)]),)
         return self._keep(tensor, Memory(size, pieces))
 
     def _keep(self, tensor: torch.Tensor, memory: Memory) -> Memory:
@@ -268,7 +264,9 @@ class Recording(TorchDispatchMode):
             for each in (memory.pieces if memory is not None else ())
             if self._of_bits(each.source) == held
         )
-        return [each for each in self.read(tensor) if has_moved or each.source != held]
+        return [
+            each for each in self.read(tensor) if has_moved or self._of_bits(each.source) != held
+        ]
 
     def _of_bits(self, number: int) -> int:
         operand = self.operands[number]
@@ -653,9 +651,12 @@ class Recording(TorchDispatchMode):
             return None
 
         def as_taken(x: Any) -> Any:
-            return taken.get(id(x), x) if isinstance(x, torch.Tensor) else x
+            if not isinstance(x, torch.Tensor):
+                return x
+            return taken[id(x)] if id(x) in taken else x.clone()  # it may be written to later
 
-        return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
+        with dispatch_modes.no_modes():
+            return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
 
     def _taken(self, tensor: torch.Tensor) -> Taken | None:
         pieces = tuple(self.read(tensor))

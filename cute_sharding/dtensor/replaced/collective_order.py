@@ -33,6 +33,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
+from cute_sharding.dtensor.replaced import joined
 from cute_sharding.dtensor.replaced.communication import OURS, WAIT, communicates
 from cute_sharding.dtensor.replaced.dispatch_modes import OF_EACH_RANK, OF_THIS_RANK
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
@@ -336,20 +337,34 @@ def in_one_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         numbered = [node for node in gm.graph.nodes if NUMBER in node.meta]
         if not numbered:
             return stock(gm, *args, **options)
+        differ = any(node.meta[RANKS_DIFFER] for node in numbered)
         chosen: dict[str, Any] = {
             "post_grad_custom_post_pass": [
                 *get_custom_graph_passes(config.post_grad_custom_post_pass),
+                *([] if differ else [have_fewer]),
                 arrange,
             ]
         }
         held: dict[str, Any] = {}
-        if any(node.meta[RANKS_DIFFER] for node in numbered):
+        if differ:
             chosen["aten_distributed_optimizations.enable_overlap_scheduling"] = False
             held = dict.fromkeys(filter(partial(hasattr, config_comms), _UNSAFE), False)
         with config.patch(chosen), config_comms.patch(held):  # type: ignore[attr-defined]
             return stock(gm, *args, **options)
 
     return fx_codegen_and_compile
+
+
+def have_fewer(graph: Any) -> None:
+    """Have fewer collectives in a graph that all ranks have (:mod:`.joined`): the numbers of those
+    that are made follow from the numbers of those that they stand for.
+    """
+    joined.make_once(graph)
+    numbers = {node: node.meta.get(NUMBER) for node in graph.nodes}
+    for some, made in joined.join(graph):
+        known = [numbers[node] for node in some if numbers[node] is not None]
+        if known:
+            made.meta[NUMBER], made.meta[RANKS_DIFFER] = max(known), False
 
 
 _UNSAFE = (

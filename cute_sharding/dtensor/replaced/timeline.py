@@ -7,10 +7,10 @@ Graphs are read here, and none is changed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -22,6 +22,7 @@ from cute_sharding.dtensor.replaced.symints import numbers_at_hand
 
 __all__ = ["Kind", "Op", "compiled_anew", "held_bytes", "ops_of"]
 
+T = TypeVar("T")
 # What a node is: "input", "view" (takes no time), "compute", "collective", "wait" or "output".
 Kind = str
 
@@ -195,22 +196,22 @@ def _outlives(op: Op) -> bool:
 
 
 @contextmanager
-def compiled_anew() -> Iterator[list[tuple[tuple[Op, ...], Any]]]:
+def compiled_anew(look: Callable[[Any], T]) -> Iterator[list[tuple[T, Any]]]:
     """A context in which Inductor compiles anew what runs; and a list of the graphs that it
-    compiles: the nodes before its passes, and the graph, as the passes leave it when the program
-    has been compiled.
+    compiles: what ``look`` says of the graph before its passes, and the graph, as the passes leave
+    it when the program has been compiled.
     """
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import get_custom_graph_passes
 
-    found: list[tuple[tuple[Op, ...], Any]] = []
-    before: list[tuple[Op, ...]] = []
+    found: list[tuple[T, Any]] = []
+    before: list[T] = []
 
     def first(graph: Any) -> None:
-        before[:] = [ops_of(graph)]
+        before[:] = [look(graph)]
 
     def last(graph: Any) -> None:
-        found.append((before.pop() if before else ops_of(graph), graph))
+        found.append((before.pop() if before else look(graph), graph))
 
     passes = {
         "post_grad_custom_pre_pass": [

@@ -9,17 +9,17 @@ import importlib
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cute_sharding._words import columns
 from cute_sharding.tools.drawing.palette import ink_on, of_device, of_share
+from cute_sharding.tools.files import save
 
 # What stands where something is left out.
 GAP = ".."
-SUFFIXES = (".svg", ".png", ".txt")
 PURPOSES = {"rich": "on a terminal or as a file", "matplotlib": "as SVG or PNG"}
 # Between blocks that stand side by side, and the narrowest text below a panel.
 SPACE, NARROW = 4, 40
@@ -160,17 +160,12 @@ class Picture:
             ValueError: another suffix.
             ImportError: the library that it takes is not installed.
         """
-        path = Path(path)
-        if path.suffix not in SUFFIXES:
-            raise ValueError(
-                f"{str(path)!r} ends in {path.suffix!r}: give a file name for the picture that "
-                f"ends in one of {', '.join(SUFFIXES)}"
-            )
-        if path.suffix == ".txt":
-            path.write_text(self.text() + "\n", encoding="utf-8")
-        else:
-            path.write_bytes(as_image(self, path.suffix[1:]))
-        return path
+        forms: dict[str, Callable[[], str | bytes]] = {
+            ".svg": lambda: as_image(self, "svg"),
+            ".png": lambda: as_image(self, "png"),
+            ".txt": lambda: f"{self.text()}\n",
+        }
+        return save(path, "picture", forms)
 
     def to_dict(self) -> dict[str, Any]:
         """The picture as plain data, for JSON."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.network import Chosen, Network
 from cute_sharding.tools.overlap.device import DEVICES, Device
-from cute_sharding.tools.overlap.values import Graph, Overlap
+from cute_sharding.tools.overlap.values import Graph, Overlap, Timeline
 
 
 def overlap(
@@ -52,30 +53,39 @@ def overlap(
     (2, ())
     """
     from cute_sharding.dtensor.bookkeeping.settings import network_in_force
-    from cute_sharding.tools.overlap.simulation import simulated, timeline
+    from cute_sharding.tools.overlap.simulation import timeline
 
     on = _device_of(device)
     links = network_in_force() if network is None else network
-    named = "default" if links is None else str(links)
     graph = getattr(program, "graph", program)
     if hasattr(graph, "nodes"):
         found = timeline("graph", graph, on, links)
-        return Overlap((Graph(found, found),), on.name, named)
+        graphs: tuple[Graph, ...] = (Graph(found, found),)
+    else:
+        graphs = _compiled(lambda: program(*args, **kwargs), on, links)
+    return Overlap(graphs, on.name, "default" if links is None else str(links))
 
+
+def _compiled(run: Callable[[], Any], device: Device, network: Chosen) -> tuple[Graph, ...]:
     from cute_sharding.dtensor.replaced.timeline import compiled_anew
+    from cute_sharding.tools.overlap.simulation import timeline
 
-    with compiled_anew() as seen:
-        program(*args, **kwargs)
-    graphs = []
-    for number, (before, after) in enumerate(seen, 1):
-        name = f"graph {number}"
-        graphs.append(Graph(simulated(name, before, on, links), timeline(name, after, on, links)))
-    if not graphs:
+    def look(graph: Any) -> Timeline:
+        return timeline("before", graph, device, network)
+
+    with compiled_anew(look) as seen:
+        run()
+    if not seen:
         raise ValueError(
             "overlap ran the program, but Inductor compiled no graph: pass a function that "
             "torch.compile has made, with its default backend"
         )
-    return Overlap(tuple(graphs), on.name, named)
+    return tuple(
+        [
+            Graph(before, timeline(f"graph {number}", after, device, network))
+            for number, (before, after) in enumerate(seen, 1)
+        ]
+    )
 
 
 def _device_of(device: str | Device) -> Device:

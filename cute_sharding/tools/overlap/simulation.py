@@ -28,8 +28,9 @@ from cute_sharding.tools.profile.values import Collective
 LEAST = 1e-8
 
 
-def simulated(name: str, ops: Sequence[Op], device: Device, network: Chosen) -> Timeline:
-    """The timeline of a graph's nodes in their order."""
+def timeline(name: str, graph: Any, device: Device, network: Chosen) -> Timeline:
+    """The timeline of a graph of torch.fx, in its order."""
+    ops = ops_of(graph)
     run = _Run(ops, device, network)
     for i, op in enumerate(ops):
         run.meet(i, op)
@@ -41,11 +42,6 @@ def simulated(name: str, ops: Sequence[Op], device: Device, network: Chosen) -> 
         max(held_bytes(ops), default=0),
         _is_alike(ops),
     )
-
-
-def timeline(name: str, graph: Any, device: Device, network: Chosen) -> Timeline:
-    """The timeline of a graph of torch.fx."""
-    return simulated(name, ops_of(graph), device, network)
 
 
 def _is_alike(ops: Sequence[Op]) -> bool:

@@ -151,7 +151,7 @@ class Overlap:
         for before, after in self.graphs:
             yield ""
             yield f"{after.name}: {', '.join(_totals(after))}"
-            if before != after._replace(name=before.name):
+            if before != after._replace(name=before.name, alike=before.alike):
                 yield f"  before the compiler's passes: {', '.join(_totals(before))}"
             yield from columns([HEAD, *map(_row, after.collectives)]) if after.collectives else ()
 

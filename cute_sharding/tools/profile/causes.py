@@ -34,10 +34,16 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
     for seen in recorder.seen:
         by_source.setdefault(recorder.source_of(seen), []).append(seen)
     meshes = list(dict.fromkeys(mesh for source in by_source for mesh in meshes_of(source)))
+    whole = _whole(meshes)
+    names: dict[tuple[int, ...], tuple[str, ...]] = {}
     lines = []
     for source, every in by_source.items():
-        sent = [recorder.collective_of(seen) for seen in every]
-        timed = [one._replace(model=modelled(one, meshes, network)) for one in sent]
+        timed = []
+        for one in map(recorder.collective_of, every):
+            if one.ranks not in names:
+                names[one.ranks] = _mesh_dims(whole, one.ranks)
+            model = modelled(one, meshes, network)
+            timed.append(one._replace(model=model, mesh_dims=names[one.ranks]))
         lines.append(Line(cause_of(source, every), tuple(timed)))
     # The settings while the collectives ran; if they changed, the last of them.
     settings = [recorder.settings, *(source.settings for source in by_source)]
@@ -50,7 +56,7 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
         "lines": tuple(sorted(lines, key=lambda line: -line.received)),
         "rank": rank,
         "world": world,
-        "meshes": tuple(dict.fromkeys(map(_mesh_text, _whole(meshes)))),
+        "meshes": tuple(dict.fromkeys(map(_mesh_text, whole))),
         "settings": ", ".join(name for name in flags if getattr(last, name, False)),
         "network": "default" if network is None else str(network),
         "torch_version": torch.__version__,
@@ -88,15 +94,33 @@ def modelled(one: Collective, meshes: Sequence[Any], network: Chosen) -> float:
     """The seconds by the network's model. A group that belongs to no mesh has as many ranks in a
     host as the default network.
     """
-    sizes, group = [max(one.ranks) - min(one.ranks) + 1], [(0, len(one.ranks))]
-    for mesh in meshes:
-        found = _group_on(mesh, one.ranks)
-        if found:
-            sizes, group = list(mesh.shape), found
-            break
     if len(one.ranks) < 2:
         return 0.0
+    mesh, group = _group_among(meshes, one.ranks)
+    if mesh is None:
+        sizes, group = [max(one.ranks) - min(one.ranks) + 1], [(0, len(one.ranks))]
+    else:
+        sizes = list(mesh.shape)
     return seconds_of(one.op, group, one.most, one.itemsize, sizes, network)
+
+
+def _mesh_dims(meshes: Sequence[Any], ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of the mesh dims of a group; none if it belongs to no mesh."""
+    mesh, group = _group_among(meshes, ranks)
+    return tuple([_names(mesh)[m] for m, _ in group])
+
+
+def _group_among(
+    meshes: Sequence[Any], ranks: tuple[int, ...]
+) -> tuple[Any, list[tuple[int, int]]]:
+    """The first mesh of which this is a group, and the mesh dims that the group has; None and
+    none if there is no such mesh.
+    """
+    for mesh in meshes:
+        group = _group_on(mesh, ranks)
+        if group:
+            return mesh, group
+    return None, []
 
 
 def _group_on(mesh: Any, ranks: tuple[int, ...]) -> list[tuple[int, int]]:

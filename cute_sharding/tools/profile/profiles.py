@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import linecache
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
@@ -19,12 +20,22 @@ from cute_sharding import _html
 from cute_sharding._words import bytes_text, columns, counted, seconds_text
 from cute_sharding.exchange.network import Network
 from cute_sharding.programs.plan import StepPlan
-from cute_sharding.tools.profile.values import Cause, Collective, Line, with_plan
+from cute_sharding.tools.drawing.charts import Bar, BarGroup, Span, bar_chart, timeline
+from cute_sharding.tools.files import save
+from cute_sharding.tools.profile.values import (
+    Cause,
+    Collective,
+    Line,
+    Place,
+    PlannedStep,
+    with_plan,
+)
 
-SUFFIXES = (".json", ".html", ".txt")
 NARROWEST = 72
 # So many of the lines that call a function are named.
 CALLERS = 5
+# The most lines of the program in a chart.
+BARS = 12
 
 
 @dataclass(eq=False)
@@ -44,6 +55,7 @@ class Profile:
         network: the network of the modeled seconds, as text.
         torch_version: the version of torch.
         seconds: the duration of the block.
+        planned: what the plan of the step saves, if one is given.
 
     >>> with profile() as p:
     ...     pass
@@ -59,6 +71,7 @@ class Profile:
     network: str = "default"
     torch_version: str = ""
     seconds: float = 0.0
+    planned: PlannedStep | None = None
 
     @property
     def collectives(self) -> list[Collective]:
@@ -80,7 +93,9 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain data for JSON, in bytes and seconds."""
         lines = [line.to_dict() for line in self.lines]
-        return {**vars(self), "meshes": list(self.meshes), **self.totals(), "lines": lines}
+        planned = self.planned and self.planned.to_dict()
+        given = {**vars(self), "meshes": list(self.meshes), "planned": planned}
+        return {**given, **self.totals(), "lines": lines}
 
     def compare(self, other: Profile) -> str:
         """This profile beside another, as text: for each line of the program the bytes that the
@@ -136,6 +151,7 @@ class Profile:
         wide = shutil.get_terminal_size((100, 24)).columns if width is None else width
         wide = max(wide, NARROWEST)
         text = [part for said in self._head() for part in wrap(said, wide, subsequent_indent="  ")]
+        text += _change_first(self.planned, wide) if self.planned else []
         shown, left = self.lines[:most], self.lines[most:]
         if shown:
             numbers = columns([NUMBERS, *map(_numbers, shown)], right=3)
@@ -189,21 +205,56 @@ class Profile:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def html(self) -> str:
-        """The profile as one HTML page without other files."""
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>Communication by line</title><style>{_STYLE}</style></head><body>"
-            f"<h1>Communication by line</h1>{self._repr_html_()}</body></html>"
-        )
+        """The profile as one HTML page without other files: charts, what to change first if a plan
+        of the step is given, and the table.
+        """
+        return _html.page("Communication by line", self._repr_html_(), _STYLE)
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._head())
-        if not self.lines:
-            return said
-        rows = [(*_numbers(line), " ".join(_sentences(line))) for line in self.lines]
-        table = _html.table(rows, (*NUMBERS, "what"))
-        return f'{said}<div class="scroll">{table}</div>'
+        parts = [f"<p>{escape(sentence)}</p>" for sentence in self._head()]
+        if self.lines:
+            parts += [self._bars(), self._timeline()]
+        if self.planned:
+            parts += [f"<p>{escape(self.planned.head)}</p>"]
+            parts += [_html.table(self.planned.rows(), CHANGES) if self.planned.lines else ""]
+            parts += [f"<p>{escape(self.planned.tail)}</p>"]
+        if self.lines:
+            rows = [(*_numbers(line), " ".join(_sentences(line))) for line in self.lines]
+            table = _html.table(rows, (*NUMBERS, "what"))
+            parts.append(f'<div class="scroll lines">{table}</div>')
+        return "".join(parts)
+
+    def _bars(self) -> str:
+        """A chart of the bytes that each line of the program receives, in both passes."""
+        amounts: dict[Place | None, Counter[str]] = {}
+        for line in self.lines:
+            for one in line.collectives:
+                found = amounts.setdefault(line.cause.place, Counter())
+                found[one.op] += one.most * one.itemsize
+        most = sorted(amounts, key=lambda place: -amounts[place].total())
+        groups = []
+        for place in most[:BARS]:
+            many = sum(len(of.collectives) for of in self.lines if of.cause.place == place)
+            text = f"{bytes_text(amounts[place].total())} in {counted(many, 'collective')}"
+            title = "unknown line" if place is None else str(place)
+            groups.append(BarGroup(title, [Bar("", text, amounts[place])], _source(place)))
+        left = f", {BARS} lines of {len(most)}" if len(most) > BARS else ""
+        return bar_chart(f"Received for each line, with its gradient{left}", groups)
+
+    def _timeline(self) -> str:
+        """A chart of when collectives ran, as measured, for each set of mesh dims."""
+        spans = [
+            Span(
+                f"{one.over}, gradients" if one.backward else one.over,
+                one.op,
+                one.start,
+                one.start + one.measured,
+                f"{one.op}, {bytes_text(one.most * one.itemsize)}, {seconds_text(one.measured)}, "
+                f"{one.place or 'unknown line'}",
+            )
+            for one in self.collectives
+        ]
+        return timeline("When collectives ran, as measured", spans, self.seconds)
 
     def save(self, path: str | Path) -> Path:
         """Write the profile to a file. The suffix gives the form: a trace (.json), the page (.html)
@@ -215,32 +266,40 @@ class Profile:
         Raises:
             ValueError: another suffix.
         """
-        path = Path(path)
-        if path.suffix not in SUFFIXES:
-            raise ValueError(
-                f"{str(path)!r} ends in {path.suffix!r}: give a file name for the profile that "
-                f"ends in one of {', '.join(SUFFIXES)}"
-            )
-        content = {
+        forms: dict[str, Callable[[], str]] = {
             ".json": lambda: json.dumps(self.trace()),
             ".html": self.html,
             ".txt": lambda: f"{self}\n",
-        }[path.suffix]()
-        path.write_text(content, encoding="utf-8")
-        return path
+        }
+        return save(path, "profile", forms)
 
 
 # What is received comes first: it is on a narrow screen as well.
-NUMBERS = ("received", "model", "measured", "collectives", "line")
+NUMBERS = ("received", "model", "measured", "collectives", "over", "line")
+CHANGES = ("line", "saves", "by the plan")
+# On a narrow screen a row is a block, whose numbers say what they are.
 _STYLE = """
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1200px; padding: 1rem }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: 13px }
-th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left;
-  vertical-align: top }
-td:nth-child(-n+3) { white-space: nowrap }
+.lines td:nth-child(-n+3) { white-space: nowrap }
+@media (max-width: 640px) {
+  .lines tr { display: block; border-bottom: 1px solid #8884 }
+  .lines tr:first-child { display: none }
+  .lines td { display: inline-block; border: 0; padding: .1rem .5rem .1rem 0 }
+  .lines td:first-child { font-weight: bold } .lines td:last-child { display: block }
+  .lines td:nth-child(2)::before { content: "model " }
+  .lines td:nth-child(3)::before { content: "measured " }
+  .lines td:nth-child(5)::before { content: "over " }
+}
 """
+
+
+def _change_first(planned: PlannedStep, wide: int) -> list[str]:
+    """What to change first, as lines of text."""
+    text = ["", *wrap(planned.head, wide, subsequent_indent="  ")]
+    rows = planned.rows()
+    for row, (_, _, does) in zip(columns([row[:2] for row in rows]) if rows else (), rows):
+        text.append(f"  {row}")
+        text += wrap(does, wide, initial_indent="    ", subsequent_indent="      ")
+    return text + wrap(planned.tail, wide, initial_indent="  ", subsequent_indent="  ")
 
 
 def _start(one: Collective) -> float:
@@ -282,6 +341,7 @@ def _numbers(line: Line) -> tuple[str, ...]:
         seconds_text(line.model),
         seconds_text(line.measured),
         ", ".join(f"{n} {kind}" for kind, n in line.kinds.items()),
+        ", ".join(line.over),
         _place(line.cause),
     )
 
@@ -294,12 +354,14 @@ def _sentences(line: Line) -> list[str]:
     more = [counted(len(callers) - CALLERS, "more line")] if len(callers) > CALLERS else []
     called = f"Called from {', '.join([*callers[:CALLERS], *more])}." if len(callers) > 1 else ""
     planned = line.planned.text if line.planned else ""
-    return [text for text in (_source(line.cause), f"{line.cause.text}.", called, planned) if text]
+    return [
+        text for text in (_source(line.cause.place), f"{line.cause.text}.", called, planned) if text
+    ]
 
 
-def _source(cause: Cause) -> str:
-    """The text of the line, where its file is there."""
-    return linecache.getline(cause.place.file, cause.place.line).strip() if cause.place else ""
+def _source(place: Place | None) -> str:
+    """The text of a line, where its file is there."""
+    return linecache.getline(place.file, place.line).strip() if place else ""
 
 
 def _named(what: str, of: Profile, row: int, name: str) -> dict[str, Any]:
@@ -358,8 +420,8 @@ def profile(
         network: the network that gives the modeled seconds, as for :func:`cute_sharding.enable`. By
             default the network of the settings, or NVLink within hosts of eight devices and
             InfiniBand between.
-        plan: of a step, or its path: below each line that it changes, what the line receives by it.
-            The program need not run by the plan.
+        plan: of a step, or its path: what to change first, and below each line that the plan
+            changes what the line receives by it. The program need not run by the plan.
 
     Returns:
         A context. ``with`` gives a :class:`Profile`, which is filled when the block ends.
@@ -386,6 +448,7 @@ def _profiled(
         vars(found).update(recorded(recorder, network))
         if known is not None:
             found.lines = with_plan(found.lines, known)
+            found.planned = PlannedStep.of(known)
 
     try:
         with recorder:

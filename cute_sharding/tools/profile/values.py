@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from cute_sharding._words import bytes_text
+from cute_sharding._words import bytes_text, counted, mesh_text
 from cute_sharding.exchange.network import Chosen, Network
-from cute_sharding.programs.plan import StepPlan
+from cute_sharding.programs.plan import StepPlan, Totals
 
 
 class Place(NamedTuple):
@@ -60,6 +61,7 @@ class Collective(NamedTuple):
         measured: seconds from the start until the program waited for the result; if no wait was
             seen, until the backend took the collective.
         model: seconds by the network's model.
+        mesh_dims: the names of the mesh dims of its group; empty if no DTensor has such a mesh.
 
     >>> place = Place("model.py", 12, "forward")
     >>> one = Collective("all-gather", "", (0, 1), "float32", 4, 10, 10, 10, place)
@@ -82,6 +84,16 @@ class Collective(NamedTuple):
     start: float = 0.0
     measured: float = 0.0
     model: float = 0.0
+    mesh_dims: tuple[str, ...] = ()
+
+    @property
+    def over(self) -> str:
+        """The mesh dims of its group, or the number of its ranks, in words.
+
+        >>> Collective("all-gather", "", (0, 1), "float32", 4, 10, 10, 10).over
+        '2 ranks'
+        """
+        return "+".join(self.mesh_dims) or counted(len(self.ranks), "rank")
 
     @property
     def received_bytes(self) -> int:
@@ -109,6 +121,7 @@ class Collective(NamedTuple):
         return {
             **self._asdict(),
             "ranks": list(self.ranks),
+            "mesh_dims": list(self.mesh_dims),
             **{name: None if line is None else line._asdict() for name, line in lines.items()},
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
@@ -254,11 +267,11 @@ class Cause(NamedTuple):
         return f"{said}, by {RULES[self.rule]}" if self.rule else said
 
 
-def _named(tensors: Sequence[str]) -> str:
+def _named(tensors: Sequence[str], between: str = " and ") -> str:
     """Tensors as text, of which the first are named."""
     some = list(dict.fromkeys(tensors))
     left = len(some) - MOST_NAMED
-    return " and ".join([*some[:MOST_NAMED], *([f"{left} more"] if left > 0 else [])])
+    return between.join([*some[:MOST_NAMED], *([f"{left} more"] if left > 0 else [])])
 
 
 class PlannedLine(NamedTuple):
@@ -266,17 +279,21 @@ class PlannedLine(NamedTuple):
 
     Attributes:
         before, after: op by op, and as planned.
-        alone: what the step receives less if the line alone changes; None if that is unknown.
+        alone: what the step saves if the line alone changes; None if that is unknown.
+        line: the line, ``file:number``.
+        does: what the plan brings where on this line, in words.
 
     >>> PlannedLine(5_510_000, 721_000).text
     'By the plan of the step, this line receives 721 kB in place of 5.51 MB.'
-    >>> PlannedLine(800, 200, -40).text.partition(". ")[2]
-    'If it alone changes, the step receives 40 B more.'
+    >>> PlannedLine(800, 200, Totals(-40, 2)).text.partition(". ")[2]
+    'If it alone changes, the step saves 2 collectives, and adds 40 B.'
     """
 
     before: int
     after: int
-    alone: int | None = None
+    alone: Totals | None = None
+    line: str = ""
+    does: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -285,8 +302,104 @@ class PlannedLine(NamedTuple):
         said = f"By the plan of the step, this line receives {after} in place of {before}."
         if self.alone is None:
             return said
-        saved = f"{bytes_text(abs(self.alone))} {'more' if self.alone < 0 else 'less'}"
-        return f"{said} If it alone changes, the step receives {saved}."
+        return f"{said} If it alone changes, the step {self.alone.saved_text()}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The line as plain data."""
+        alone = self.alone and asdict(self.alone)
+        return {**self._asdict(), "alone": alone, "does": list(self.does), "text": self.text}
+
+
+class PlannedStep(NamedTuple):
+    """What the plan of a step saves, in all and line by line: what to change first.
+
+    Attributes:
+        title: the step, and its mesh.
+        before: what it receives op by op; None if the plan does not say.
+        saved: what the whole plan saves; None if the plan does not say.
+        lines: the lines that change. If it was counted what each saves alone, only those that save
+            something, the most first; otherwise all, the line that saves most in the plan first.
+    """
+
+    title: str
+    before: Totals | None
+    saved: Totals | None
+    lines: tuple[PlannedLine, ...]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> PlannedStep:
+        """What a plan saves."""
+        before, after = (plan.totals.get(name) for name in ("op by op", "planned"))
+        does: dict[str, dict[str, None]] = {}
+        for op in plan.ops:
+            for what in op.does:
+                does.setdefault(op.line, {})[f"{op.op} {what}"] = None
+        changed = plan.changed()
+        return cls(
+            f"{plan.program} on mesh {mesh_text(plan.mesh, plan.names)}",
+            before,
+            before and after and before.minus(after),
+            tuple(
+                [
+                    PlannedLine(*changed[of], plan.alone.get(of), of, tuple(does.get(of, ())))
+                    for of in plan.saving() or changed
+                    if of in changed
+                ]
+            ),
+        )
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known what each line saves alone."""
+        return any(line.alone for line in self.lines)
+
+    @property
+    def head(self) -> str:
+        """What the list is, in a sentence."""
+        if not self.lines:
+            return f"The plan of {self.title} changes no line."
+        first = f"Change this first, by the plan of {self.title}"
+        if self.before is None:
+            return f"{first}:"
+        sent = counted(self.before.collectives, "collective")
+        return f"{first}, which op by op receives {bytes_text(self.before.received)} in {sent}:"
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """For each line: its name, what it saves, and what the plan does there."""
+        of = self.before.received if self.before else 0
+        return [
+            (
+                _last(line.line),
+                line.alone.saved_text(of)
+                if line.alone
+                else f"{bytes_text(line.before)} -> {bytes_text(line.after)}",
+                _named(line.does, "; "),
+            )
+            for line in self.lines
+        ]
+
+    @property
+    def tail(self) -> str:
+        """What all lines save together, in sentences."""
+        parts = []
+        if self.saved and self.before:
+            whole = self.saved.saved_text(self.before.received)
+            parts.append(f"The whole plan {whole}.")
+        if self.lines and not self.is_counted:
+            parts.append(
+                "These are the bytes of each line in the whole plan; plan-step --each-line also "
+                "counts what each saves alone."
+            )
+        return " ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The list as plain data."""
+        totals = {"before": self.before, "saved": self.saved}
+        return {
+            "title": self.title,
+            **{name: of and asdict(of) for name, of in totals.items()},
+            "lines": [line.to_dict() for line in self.lines],
+        }
 
 
 def _last(path: str) -> str:
@@ -333,6 +446,11 @@ class Line(NamedTuple):
         return dict(Counter(one.op for one in self.collectives))
 
     @property
+    def over(self) -> list[str]:
+        """The mesh dims of the groups."""
+        return list(dict.fromkeys(one.over for one in self.collectives))
+
+    @property
     def callers(self) -> dict[Place, int]:
         """The lines that called the function of this line, as far as known, and the number of
         collectives of each; the most first.
@@ -348,8 +466,9 @@ class Line(NamedTuple):
             "place": None if cause.place is None else cause.place._asdict(),
             "moved": [moved._asdict() for moved in cause.moved],
             "text": cause.text,
-            "planned": self.planned and {**self.planned._asdict(), "text": self.planned.text},
+            "planned": self.planned and self.planned.to_dict(),
             "kinds": self.kinds,
+            "over": self.over,
             "received_bytes": self.received,
             "model_seconds": self.model,
             "measured_seconds": self.measured,
@@ -371,6 +490,6 @@ def with_plan(lines: Sequence[Line], plan: StepPlan) -> tuple[Line, ...]:
         found = [whole] if whole in changed else named.get(_last(whole), [])
         if len(found) != 1:
             return None
-        return PlannedLine(*changed[found[0]], plan.alone.get(found[0]))
+        return PlannedLine(*changed[found[0]], plan.alone.get(found[0]), found[0])
 
     return tuple([line._replace(planned=planned(line.cause.place)) for line in lines])

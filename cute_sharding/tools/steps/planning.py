@@ -155,21 +155,21 @@ class Planning:
             make: makes the step anew, so that a run finds nothing of those before.
         """
 
-        def received(part: StepPlan) -> int:
+        def total(part: StepPlan) -> Totals:
             run = make()
             with self.counting() as counted, Planned(part):
                 run()
-            return counted().received
+            return self.total(counted())
 
-        def saved(line: str) -> int | None:
+        def saved(line: str) -> Totals | None:
             try:
-                return by_op - received(plan.only(line))
+                return by_op.minus(total(plan.only(line)))
             except Exception:  # of the program, which finds rows elsewhere than without a plan
                 return None
 
         if not self.each_line:
             return plan
-        by_op = received(plan.only())
+        by_op = total(plan.only())
         return replace(plan, alone={line: saved(line) for line in plan.changed()})
 
     def total(self, price: Price) -> Totals:

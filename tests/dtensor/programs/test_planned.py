@@ -427,7 +427,8 @@ def test_a_plan_is_saved_and_explained(tmp_path):
     [
         ("[]", "is no plan of a step"),
         ("{", "is no plan of a step"),
-        ('{"version": 2, "ops": []}', "is no plan of a step"),
+        ('{"version": 3, "ops": []}', "is no plan of a step"),
+        ('{"version": 2, "alone": {"a.py:1": 8}}', "of version 2, .* plan the step again"),
     ],
 )
 def test_other_text_is_refused(text, message):
@@ -705,8 +706,10 @@ def test_the_only_line_that_changes_saves_all():
     plan = alone(norms)
     (line,), (saved,) = plan.changed(), plan.alone.values()
     assert [*plan.alone] == [line]
-    assert saved == plan.totals["op by op"].received - plan.totals["planned"].received > 0
-    assert f"{line}  288 B -> 144 B, alone saves {saved} B" in str(plan)
+    assert saved == plan.totals["op by op"].minus(plan.totals["planned"])
+    assert saved.received > 0 and saved.collectives > 0 and plan.saving() == {line: saved}
+    text = f"alone saves {saved.received} B and {saved.collectives} collective"
+    assert f"{line}  288 B -> 144 B, {text}" in str(plan)
     assert "alone saves" in plan.explain(line)
     assert StepPlan.of_json(plan.to_json()) == plan
     assert "alone" not in replace(plan, alone={}).to_json()
@@ -829,3 +832,4 @@ def test_a_flag_runs_the_program_by_a_plan(tmp_path):
     assert done.returncode == 0, done.stderr
     said = f"Planned switched on by the environment, and runs by the plan {tmp_path / 'step.json'}"
     assert done.stdout.strip() == said
+    assert "ignored" not in done.stderr, done.stderr  # at the end of the process

@@ -42,6 +42,7 @@ def test_what_is_recorded_of_a_slice(mesh):
     before, after = line_of(off, "slice"), line_of(on, "slice")
     assert before.received == 6 * 6 * 4 and after.received == 6 * 4
     assert before.kinds == {"all-gather": 1} and after.kinds == {"all-to-all": 1}
+    assert before.over == after.over == ["tp"]
     assert before.cause.kind == after.cause.kind == "op"
     assert before.cause.operands == after.cause.operands == ("(8, 6) [S(0)]",)
     assert before.cause.results == ("(4, 6) [R]",) and after.cause.results == ("(4, 6) [S(0)]",)
@@ -141,8 +142,9 @@ def planned_on(*lines):
         for i in range(len(lines))
     ]
     ops = [replace(op, line=of, before=5_510_000, after=721_000) for op, of in zip(ops, lines)]
-    totals = {"planned": Totals(721_000, 1)}
-    return StepPlan("a.py:step", (8,), None, (), (), tuple(ops), totals, alone={lines[0]: 4_200})
+    totals = {"op by op": Totals(5_510_000, 9), "planned": Totals(721_000, 1)}
+    alone = {lines[0]: Totals(4_200_000, 3)}
+    return StepPlan("a.py:step", (8,), None, (), (), tuple(ops), totals, alone=alone)
 
 
 def test_lines_of_a_plan_say_what_it_saves(mesh, tmp_path):
@@ -152,7 +154,7 @@ def test_lines_of_a_plan_say_what_it_saves(mesh, tmp_path):
     whole = "{0.file}:{0.line}".format(line_of(p, "slice").cause.place)
     name = whole.rpartition("/")[2]
     said = "By the plan of the step, this line receives 721 kB in place of 5.51 MB."
-    alone = f"{said} If it alone changes, the step receives 4.2 kB less."
+    alone = f"{said} If it alone changes, the step saves 4.2 MB and 3 collectives."
     for lines, text in (
         ([f"/elsewhere/{name}"], alone),
         ([f"/elsewhere/{name}", whole], said),  # the line itself is known
@@ -167,7 +169,7 @@ def test_lines_of_a_plan_say_what_it_saves(mesh, tmp_path):
         data = {line["op"]: line["planned"] for line in p.to_dict()["lines"]}
         assert (data["slice"] and data["slice"]["text"]) == text
         for shown in (joined(p.table(100)), p.html()):
-            assert shown.count("By the plan") == (text is not None)
+            assert shown.count("By the plan of the step, this line") == (text is not None)
             assert text is None or text in shown
     still = planned_on(whole).only()  # a plan that changes nothing
     with cute_sharding.profile(plan=still) as p:
@@ -177,6 +179,52 @@ def test_lines_of_a_plan_say_what_it_saves(mesh, tmp_path):
         (tmp_path / "plan.json").write_text("{}")
         with cute_sharding.profile(plan=str(tmp_path / "plan.json")):
             pass
+
+
+def test_what_to_change_first_is_what_was_counted_of_each_line(mesh):
+    counted = {"a.py:7": Totals(100, 0), "a.py:8": Totals(3_000, 2), "a.py:9": Totals(-5, 1)}
+    plan = replace(planned_on(*counted, "a.py:4"), alone={**counted, "a.py:4": None})
+    with cute_sharding.profile(plan=plan) as p:
+        pass
+    assert p.table(90).splitlines()[-7:] == [
+        "Change this first, by the plan of a.py:step on mesh (8), which op by op receives 5.51 MB",
+        "  in 9 collectives:",
+        "  a.py:8  saves 3 kB (0.0544 %) and 2 collectives",
+        "    aten.mm.default reads operand 0 as [R]",
+        "  a.py:7  saves 100 B (0.00181 %)",
+        "    aten.mm.default reads operand 0 as [R]",
+        "  The whole plan saves 4.79 MB (86.9 %) and 8 collectives.",
+    ]
+    data = json.loads(json.dumps(p.to_dict()))["planned"]
+    assert data["saved"] == {"received": 4_789_000, "collectives": 8, "seconds": None}
+    assert [line["alone"]["received"] for line in data["lines"]] == [3_000, 100]
+    page = p.html()
+    assert page.index("saves 3 kB") < page.index("saves 100 B") < page.index("The whole plan")
+
+
+def test_a_plan_that_counted_no_line_alone_says_so(mesh):
+    with cute_sharding.profile(plan=replace(planned_on("a.py:8"), alone={})) as p:
+        pass
+    assert "  a.py:8  5.51 MB -> 721 kB" in p.table(100).splitlines()
+    assert "plan-step --each-line also counts what each saves alone" in joined(p.table(100))
+    with cute_sharding.profile(plan=planned_on("a.py:8").only()) as p:
+        pass
+    assert "The plan of a.py:step on mesh (8) changes no line." in str(p)
+
+
+def test_the_page_begins_with_charts(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        program(x)
+    page = p.html()
+    charts, table = page.partition("<table")[::2]
+    assert charts.count("<figure") == 2 and "<figure" not in table
+    asked = str(line_of(p, "redistribute").cause.place)
+    assert asked in charts and "144 B in 1 collective" in charts
+    # both lines receive the same, so both bars fill the width; and each has a span of time
+    assert charts.count('x="0.00%" width="100.00%"') == 2
+    assert charts.count("<title>all-gather, 144 B, ") == 2
+    assert 'aria-label="tp"' in charts
 
 
 def test_a_profile_does_not_change_counts_or_what_is_on(mesh):
