@@ -370,7 +370,6 @@ TORCH_PRIVATE = [
     "compiler",
     "state_dicts",
     "fully_sharded",
-    "joined",
 ]
 
 
