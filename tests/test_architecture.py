@@ -370,6 +370,7 @@ TORCH_PRIVATE = [
     "compiler",
     "state_dicts",
     "fully_sharded",
+    "worlds",
 ]
 
 
