@@ -15,7 +15,8 @@ look:
   exchange. If a program asks for it (``reorder_for_compute_comm_overlap``), Inductor moves waits
   down to where results are needed.
 - Views that are returned: made again by their view ops, :mod:`..replaced.compiler`.
-- The order of collectives, and their passes: :mod:`..replaced.collective_order`.
+- The order of collectives, and their passes: :mod:`..replaced.collective_order`; which of them are
+  left out or joined: :mod:`..replaced.joined`; what a graph holds: :mod:`..replaced.timeline`.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back; the sizes of local tensors
 - :mod:`.library`: the library of our own ops

@@ -23,7 +23,8 @@ checked are in :mod:`..bookkeeping.versions`.
   before it; :mod:`.indices`, :mod:`.mixed_lists`: plain tensors beside DTensors;
   :mod:`.forward_mode`: their tangents
 - :mod:`.compiler`, :mod:`.expansion`: DTensors in compiled programs, and views that leave these;
-  :mod:`.collective_order`: the order of their collectives
+  :mod:`.collective_order`: the order of their collectives; :mod:`.joined`: fewer of them;
+  :mod:`.timeline`: what a graph computes and holds
 - :mod:`.state_dicts`, :mod:`.given_placements`: checkpoints, state dicts, pictures; functions with
   fixed placements for their inputs; :mod:`.fully_sharded`: parameters that FSDP keeps
 """

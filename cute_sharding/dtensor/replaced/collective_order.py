@@ -338,10 +338,12 @@ def in_one_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         if not numbered:
             return stock(gm, *args, **options)
         differ = any(node.meta[RANKS_DIFFER] for node in numbered)
+        # Ranks that run eagerly do each collective by itself: fewer only where the program asks.
+        asked = config.aten_distributed_optimizations.collective_bucketing
         chosen: dict[str, Any] = {
             "post_grad_custom_post_pass": [
                 *get_custom_graph_passes(config.post_grad_custom_post_pass),
-                *([] if differ else [have_fewer]),
+                *([have_fewer] if asked and not differ else []),
                 arrange,
             ]
         }

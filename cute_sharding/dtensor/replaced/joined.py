@@ -239,6 +239,7 @@ def _is_plain(node: Any) -> bool:
     value, users = node.meta.get("val"), list(node.users)
     return (
         isinstance(value, torch.Tensor)
+        and isinstance(node.args[-1], str)  # no symbol, as in graphs compiled on one rank
         and all(isinstance(n, int) for n in value.shape)
         and len(users) == 1
         and users[0].target is WAIT
