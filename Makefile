@@ -93,12 +93,15 @@ dist: $(VENV)/.installed-dist
 
 # torch first and by itself, of the release that is asked for.
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "1 of 2: an environment in $(VENV), and PyTorch: 0.8 GB for CPUs, 4.7 GB with CUDA; some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(TORCH)
+	@echo "2 of 2: this package"
 	$(PIP) torch==$(TORCH) -e .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
+	@echo "what the tests need; a minute or two"
 	$(PIP) torch==$(TORCH) -e ".[$(EXTRAS)]"
 	touch $@
 

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from cute_sharding.tools.progress import progress
+
 FOLDER = Path(__file__).parent
 PATIENCE = 600  # seconds
 SMALLEST: dict[str, tuple[str, ...]] = {
@@ -53,14 +55,15 @@ def main() -> None:
     failed = []
     for name in asked:
         begin = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name]],
-            cwd=FOLDER.parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE,
-        )
+        with progress(f"benchmarks.{name}"):
+            done = subprocess.run(
+                [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name]],
+                cwd=FOLDER.parent,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=PATIENCE,
+            )
         is_right = done.returncode == 0 and "WRONG" not in done.stdout
         print(f"{name:16}{time.monotonic() - begin:6.0f} s  {'ran' if is_right else 'FAILED'}")
         if not is_right:

@@ -13,6 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from cute_sharding.tools.progress import progress
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,16 +24,17 @@ def answer(
     """What ``python -m benchmarks.BENCHMARK --side SIDE ARGUMENTS`` says: the last line that it
     prints, as JSON. It runs without our flags, by this Python or by another, and reads ``given``.
     """
-    done = subprocess.run(
-        [python or sys.executable, "-m", f"benchmarks.{benchmark}", "--side", side, *arguments],
-        cwd=ROOT,
-        input=json.dumps(given or {}),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("USE_CUTE_")},
-        timeout=1800,
-        check=True,
-    )
+    with progress(f"benchmarks.{benchmark} on side {side}"):
+        done = subprocess.run(
+            [python or sys.executable, "-m", f"benchmarks.{benchmark}", "--side", side, *arguments],
+            cwd=ROOT,
+            input=json.dumps(given or {}),
+            stdout=subprocess.PIPE,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("USE_CUTE_")},
+            timeout=1800,
+            check=True,
+        )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

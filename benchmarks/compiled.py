@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from benchmarks.sides import Side, torch_alone, with_flags
+from cute_sharding.tools.progress import progress
 
 PAGE = Path(__file__).parents[1] / "docs" / "lists" / "graphs.md"
 DEVICES = 4
@@ -317,7 +318,11 @@ def main() -> None:
     names = [name for name in PATTERNS if arguments.only in name]
     posed = (0, DEVICES)
     views = {"USE_CUTE_VIEW_PROPAGATION": "1"}
-    with torch_alone(poses_as=posed) as torchs, with_flags(views, poses_as=posed) as here:
+    with (
+        progress(f"{len(names)} programs are compiled, with and without the flag"),
+        torch_alone(poses_as=posed) as torchs,
+        with_flags(views, poses_as=posed) as here,
+    ):
         text = page(names, torchs, here)
     if arguments.write:
         PAGE.write_text(text)

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 
+from cute_sharding.tools.progress import progress
+
 STEP = """
 import json, time
 import torch
@@ -88,7 +90,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=7)
     repeat = parser.parse_args().repeat
-    with tempfile.TemporaryDirectory() as bytecode:
+    what = f"{3 * repeat + 1} processes import and run one layer"
+    with progress(what), tempfile.TemporaryDirectory() as bytecode:
         run(STEP, "1", bytecode)  # which writes it
         pairs = [(run(STEP, "0", bytecode), run(STEP, "1", bytecode)) for _ in range(repeat)]
         parts = [run(PARTS, "0", bytecode) for _ in range(repeat)]

@@ -26,6 +26,7 @@ from benchmarks.timing import geometric_mean, ratio
 from cute_sharding.dtensor import propagate_shape_and_sharding
 from cute_sharding.relations import view
 from cute_sharding.sharding.rows import local_size
+from cute_sharding.tools.progress import progress
 
 S, R = Shard, Replicate()
 
@@ -260,10 +261,11 @@ def answers(cases: int, seed: int) -> None:
     draw = random.Random(seed)
     table: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     each = cases // len(KINDS)  # as many of each kind
-    while any(row["cases"] < each for row in table.values()):
-        case = drawn_case(draw)
-        if case is not None and table[case.kind]["cases"] < each:
-            table[case.kind].update(said_of(case))
+    with progress(f"{cases} views are drawn, and answered by both"):
+        while any(row["cases"] < each for row in table.values()):
+            case = drawn_case(draw)
+            if case is not None and table[case.kind]["cases"] < each:
+                table[case.kind].update(said_of(case))
     print(
         f"{'':24}{'cases':>8}{'can be free':>13}{'ours':>9}{'wrong':>7}"
         f"{'torch strict':>14}{'wrong':>7}{'non-strict':>12}{'wrong':>7}"

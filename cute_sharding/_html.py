@@ -16,13 +16,28 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1200px; 
 table { border-collapse: collapse; font-size: 13px }
 th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left;
   vertical-align: top }
+.stacked td:nth-child(-n+3) { white-space: nowrap }
+@media (max-width: 640px) {
+  .stacked tr { display: block; border-bottom: 1px solid #8884; padding: .2rem 0 }
+  .stacked tr:first-child { display: none }
+  .stacked td { display: inline-block; border: 0; padding: .1rem .6rem .1rem 0 }
+  .stacked td:first-child { font-weight: bold }
+  .stacked td:not(:first-child)::before { content: attr(data-of) " "; opacity: .7 }
+}
 """
 
 _NUMBER = ' style="text-align: right"'
 
 
-def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = (), caption: str = "") -> str:
-    """Rows of cells, the first ``ROWS`` of them; ``head`` has names for their columns.
+def table(
+    rows: Iterable[Sequence[Any]],
+    head: Sequence[str] = (),
+    caption: str = "",
+    *,
+    named: bool = False,
+) -> str:
+    """Rows of cells, the first ``ROWS`` of them; ``head`` has names for their columns. ``named``:
+    each cell also knows the name of its column.
 
     >>> table([("a < b",)], ("what",))
     '<table><tr><th>what</th></tr><tr><td>a &lt; b</td></tr></table>'
@@ -31,26 +46,29 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = (), caption: str 
     parts = [f"<caption>{escape(caption)}</caption>"] if caption else []
     if head:
         parts.append(_row(f"<th>{escape(name)}</th>" for name in head))
-    parts += [_row(map(_cell, row)) for row in islice(rows, ROWS)]
+    names = head if named else ("",) * len(head)
+    parts += [_row(map(_cell, row, names or ("",) * len(row))) for row in islice(rows, ROWS)]
     left = sum(1 for _ in rows)
     if left:
         parts.append(f'<tr><td colspan="{max(len(head), 1)}">and {left:,} more</td></tr>')
     return f"<table>{''.join(parts)}</table>"
 
 
-def page(title: str, body: str, style: str = "") -> str:
-    """One page without other files, which fits a narrow screen, and is light or dark as the reader
-    has it.
+def stacked(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
+    """A table for :func:`page`, whose rows are blocks on a narrow screen: the first cell, then each
+    with the name of its column.
+    """
+    return f'<div class="scroll stacked">{table(rows, head, named=True)}</div>'
 
-    Args:
-        title: in plain text.
-        body: in HTML.
-        style: more rules of CSS.
+
+def page(title: str, body: str) -> str:
+    """One page of HTML without other files, which fits a narrow screen, and is light or dark as the
+    reader has it.
     """
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
         f"<h1>{escape(title)}</h1>{body}</body></html>"
     )
 
@@ -80,9 +98,10 @@ def _row(cells: Iterable[str]) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, name: str) -> str:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"<td{_NUMBER if is_number else ''}>{escape(_text(value))}</td>"
+    of = f' data-of="{escape(name)}"' if name else ""
+    return f"<td{of}{_NUMBER if is_number else ''}>{escape(_text(value))}</td>"
 
 
 def _text(value: Any) -> str:

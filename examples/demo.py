@@ -154,8 +154,15 @@ def main() -> int:
             "cute_sharding is not installed in this Python: the flag would do nothing. Run `pip "
             "install .` in the repository first."
         )
+    # Here, because without the package the lines above say what to do.
+    from cute_sharding.tools.progress import progress
+
     start = time.perf_counter()
-    stock, flagged = run("0"), run("1")
+    what = f"views, slices, a cache and training steps on {WORKERS} processes"
+    with progress(f"1 of 2: {what}, with PyTorch alone"):
+        stock = run("0")
+    with progress(f"2 of 2: {what}, with the flag"):
+        flagged = run("1")
     seconds = time.perf_counter() - start
 
     rows = [

@@ -29,6 +29,7 @@ from cute_sharding.tools.drawing.pictures import draw_sharding
 from cute_sharding.tools.estimate import estimate
 from cute_sharding.tools.estimate.values import SETTINGS
 from cute_sharding.tools.explain import MOVES, explain
+from cute_sharding.tools.files import checked
 from cute_sharding.tools.inputs import VIEWS, sharding_of, view_of
 from cute_sharding.tools.profile import profile
 from cute_sharding.tools.progress import progress
@@ -314,6 +315,15 @@ def run_draw(given: Namespace) -> Printed:
     return Printed(picture.to_dict(), text)
 
 
+def _save(save: Callable[[str], Any], path: str | None) -> None:
+    """Write to the file of ``--save``, if it is given."""
+    if path is not None:
+        try:
+            save(path)
+        except OSError as error:
+            raise UsageError(f"--save {path}: {error}") from None
+
+
 def _saved(picture: Picture, path: str) -> str:
     try:
         return f"wrote {picture.save(path)}"
@@ -358,6 +368,8 @@ def _picture(given: Namespace) -> Picture:
 def run_estimate(given: Namespace) -> Printed:
     """``estimate``."""
     names, sizes = read_mesh(given.mesh)
+    if given.save is not None:
+        checked(given.save, "estimate")
     with progress(f"estimate runs the step with {given.settings.replace(',', ', ')}"):
         found = estimate(
             given.step,
@@ -369,6 +381,7 @@ def run_estimate(given: Namespace) -> Printed:
             settings=[name.strip() for name in given.settings.split(",")],
             plan=given.plan and read_plan(given.plan),
         )
+    _save(found.save, given.save)
     return Printed(found.to_dict(), str(found))
 
 
@@ -387,8 +400,7 @@ def run_plan_step(given: Namespace) -> Printed:
             fixed=[line.strip() for line in given.fixed.split(",") if line.strip()],
             each_line=given.each_line,
         )
-    if given.save is not None:
-        found.save(given.save)
+    _save(found.save, given.save)
     return Printed(json.loads(found.to_json()), str(found))
 
 
@@ -442,8 +454,12 @@ def run_stats(given: Namespace) -> Printed:
 def run_profile(given: Namespace) -> Printed:
     """``profile``: runs the program in a profile."""
     plan = given.plan and read_plan(given.plan)
+    if given.save is not None:
+        checked(given.save, "profile")
     with profile(network=given.network, plan=plan) as found:
         code = run_program(given)
+    if is_first():
+        _save(found.save, given.save)
     return Printed(found.to_dict(), f"\n{found}" if is_first() else None, code)
 
 
@@ -494,7 +510,8 @@ HELP = {
     "fixed": "lines whose ops the plan leaves as they are, such as model.py:31,model.py:40",
     "each-line": "also count what each line that changes saves alone; one more run for each",
     "plan": "a file that plan-step --save wrote: what the step receives as planned is shown too",
-    "save": "write the plan to this file, for USE_CUTE_PLAN or cute_sharding.planned",
+    "save": "write the result to this file: a plan, for USE_CUTE_PLAN or cute_sharding.planned; a "
+    "profile or an estimate as a page with charts (.html), as data (.json) or as text (.txt)",
     "device": "cuda: run the step as on GPUs over NCCL (default); cpu: as on CPUs over gloo",
     "settings": "the columns to show, such as PyTorch,all; default: %(default)s",
     "m": "the program is the name of a module, as for python -m",
@@ -556,13 +573,13 @@ COMMANDS = {
         "run a Python program; at its end, print on rank 0 which lines communicate: bytes, "
         "collectives, time and cause",
         run_profile,
-        "m network plan [program] [arguments]",
+        "m network plan save [program] [arguments]",
     ),
     "estimate": Command(
         "predict the communication, time and memory of one step of a program on a mesh of any "
         "size, with PyTorch alone and with each flag; needs no device",
         run_estimate,
-        "[step] mesh! network layers rank device settings plan",
+        "[step] mesh! network layers rank device settings plan save",
     ),
     "plan-step": Command(
         "plan one step of a program: which values are redistributed where, so that the step "

@@ -12,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from cute_sharding.tools.progress import progress
+
 TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "dtensor")]
 
@@ -33,7 +35,9 @@ def main():
     if reason := table.of_another_release():
         parser.error(reason)
     before = table.read()
-    found = table.measured(table.chosen(options.only), options.workers)
+    chosen = table.chosen(options.only)
+    with progress(f"{len(chosen)} cases are measured"):
+        found = table.measured(chosen, options.workers)
     report = table.differences(before, found, whole=not options.only)
     print(report)
     if options.write:

@@ -5,7 +5,7 @@ cent of its width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from cute_sharding._words import seconds_text
 from cute_sharding.tools.drawing.palette import of_device
 
 HEIGHT = 14  # of a bar, in pixels
-THIN = 0.15  # of a span, in per cent: the least that can be seen
+THIN = 0.05  # of a span, in per cent: the least that can be seen
 
 
 class Bar(NamedTuple):
@@ -61,16 +61,17 @@ class Span(NamedTuple):
     text: str
 
 
-def bar_chart(title: str, groups: Sequence[BarGroup]) -> str:
-    """Horizontal bars, of which the longest fills the width.
+def bar_chart(title: str, groups: Sequence[BarGroup], kinds: Sequence[str]) -> str:
+    """Horizontal bars, of which the longest fills the width. ``kinds`` gives each kind its colour.
 
-    >>> chart = bar_chart("Bytes", [BarGroup("a.py:1", [Bar("", "8 B", {"all-gather": 8})])])
+    >>> group = BarGroup("a.py:1", [Bar("", "8 B", {"all-gather": 8})])
+    >>> chart = bar_chart("Bytes", [group], ["all-gather"])
     >>> "a.py:1" in chart, 'width="100.00%"' in chart
     (True, True)
     """
     bars = [bar for group in groups for bar in group.bars]
     most = max([sum(bar.parts.values()) for bar in bars], default=0) or 1
-    colours = _colours(kind for bar in bars for kind in bar.parts)
+    colours = _colours(kinds)
     body = ""
     for group in groups:
         body += f'<div style="margin-top:.6rem;overflow-wrap:anywhere"><b>{escape(group.title)}</b>'
@@ -79,14 +80,15 @@ def bar_chart(title: str, groups: Sequence[BarGroup]) -> str:
     return _figure(title, colours, body)
 
 
-def timeline(title: str, spans: Sequence[Span], seconds: float) -> str:
-    """Spans of time, in rows that begin with the first span of each.
+def time_chart(title: str, spans: Sequence[Span], seconds: float, kinds: Sequence[str]) -> str:
+    """Spans of time, in rows that begin with the first span of each. ``kinds`` gives each kind its
+    colour.
 
-    >>> chart = timeline("Step", [Span("tp", "all-gather", 0.5, 1.0, "here")], 2.0)
-    >>> 'x="25.00%" width="25.00%"' in chart
+    >>> span = Span("tp", "all-gather", 0.5, 1.0, "here")
+    >>> 'x="25.00%" width="25.00%"' in time_chart("Step", [span], 2.0, ["all-gather"])
     True
     """
-    colours = _colours(span.kind for span in spans)
+    colours = _colours(kinds)
     scale = 100 / (max([seconds, *[span.end for span in spans]]) or 1)
     body = ""
     for row in dict.fromkeys(span.row for span in spans):
@@ -107,8 +109,8 @@ def timeline(title: str, spans: Sequence[Span], seconds: float) -> str:
     return _figure(title, colours, body)
 
 
-def _colours(kinds: Iterable[str]) -> dict[str, str]:
-    return {kind: of_device(i) for i, kind in enumerate(dict.fromkeys(kinds))}
+def _colours(kinds: Sequence[str]) -> dict[str, str]:
+    return {kind: of_device(i) for i, kind in enumerate(kinds)}
 
 
 def _bar(bar: Bar, most: float, colours: Mapping[str, str]) -> str:

@@ -4,6 +4,8 @@ shares nothing with other processes, and sets its flags before it imports torch.
 
 from __future__ import annotations
 
+import json
+import linecache
 import os
 import pickle
 import subprocess
@@ -12,22 +14,26 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from inspect import getsourcefile
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from cute_sharding._html import of_text
+from cute_sharding import _html
 from cute_sharding._settings import FLAGS
 from cute_sharding._words import bytes_text, columns, counted, mesh_text, seconds_text
 from cute_sharding.exchange import Network
 from cute_sharding.programs.plan import StepPlan
+from cute_sharding.tools.drawing.charts import Bar, BarGroup, bar_chart
 from cute_sharding.tools.estimate import values
 from cute_sharding.tools.estimate.values import DEPTHS, KINDS, PLANNED, SETTINGS, DryRun, Traffic
+from cute_sharding.tools.files import save
 from cute_sharding.tools.profile.values import Place
 
+Key = TypeVar("Key")
 # The environment variable that marks a process of a dry run.
 _DRY_RUN = "_CUTE_SHARDING_DRY_RUN"
 SECONDS = 600
@@ -369,8 +375,92 @@ class Estimate:
             "seconds": of.seconds(self.mesh, self.network),
         }
 
+    def html(self) -> str:
+        """The estimate as one HTML page without other files: what each line receives and each layer
+        holds as charts, and the text.
+        """
+        return _html.page("Estimate of a step", self._repr_html_())
+
     def _repr_html_(self) -> str:
-        return of_text(str(self))
+        parts = [f"<p>{escape(sentence)}</p>" for sentence in self._head()]
+        if self.best is not None:
+            parts += [self._totals(), self._lines_chart(), self._layers_chart()]
+        return f'{"".join(parts)}<div class="scroll">{_html.of_text(str(self))}</div>'
+
+    def _totals(self) -> str:
+        """A row for each setting, which fits a narrow screen."""
+        rows = [
+            (
+                run.setting,
+                bytes_text(run.step.busiest_bytes),
+                f"{run.step.collectives:,}",
+                seconds_text(self.seconds(run)),
+                bytes_text(run.memory.peak),
+            )
+            for run in self._running
+        ]
+        return _html.stacked(rows, ("", "received", "collectives", "time", "memory"))
+
+    def _lines_chart(self) -> str:
+        """A chart of what each line receives with each setting."""
+        sent = {run.setting: run.step.by_line() for run in self._running}
+        kinds = {one.op for of in sent.values() for line in of.values() for one in line.rows}
+
+        def bar(setting: str, place: Place | None) -> Bar:
+            of = sent[setting].get(place, Traffic({}))
+            many = counted(of.collectives, "collective")
+            return Bar(setting, f"{bytes_text(of.busiest_bytes)} in {many}", of.by_op())
+
+        most = _most({setting: _received(of) for setting, of in sent.items()})
+        groups = [
+            BarGroup(
+                str(place or "unknown line"),
+                [bar(setting, place) for setting in sent],
+                _text_of(place),
+            )
+            for place in most[:LINES]
+        ]
+        return bar_chart(_first("Received for each line", most, "lines"), groups, sorted(kinds))
+
+    def _layers_chart(self) -> str:
+        """A chart of what the layers hold at the peak of memory with each setting."""
+        held = {run.setting: run.memory.by_layer_and_kind() for run in self._running}
+
+        def bar(setting: str, layer: str) -> Bar:
+            of = held[setting].get(layer, {})
+            return Bar(setting, bytes_text(sum(of.values())), of)
+
+        sizes = {
+            setting: {layer: sum(of.values()) for layer, of in each.items()}
+            for setting, each in held.items()
+        }
+        most = _most(sizes)
+        groups = [
+            BarGroup(layer or "outside of all layers", [bar(setting, layer) for setting in held])
+            for layer in most[:LINES]
+        ]
+        return bar_chart(_first("Memory of each layer, at the peak", most, "layers"), groups, KINDS)
+
+    @property
+    def _running(self) -> list[DryRun]:
+        return [run for run in self.runs if run.failure is None]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the estimate to a file. The suffix gives the form: plain data (.json), the page
+        (.html) or the text (.txt).
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: another suffix.
+        """
+        forms: dict[str, Callable[[], str]] = {
+            ".json": lambda: json.dumps(self.to_dict(), indent=2),
+            ".html": self.html,
+            ".txt": lambda: f"{self}\n",
+        }
+        return save(path, "estimate", forms)
 
     def __str__(self) -> str:
         parts = [self._head()]
@@ -439,11 +529,11 @@ class Estimate:
     ) -> list[str]:
         """The largest of what each run has by name: a size, and the size as text."""
         each = {run.setting: of(run) for run in self.runs}
-        most: dict[Any, int] = {}
-        for found in each.values():
-            for name, (size, _) in found.items():
-                most[name] = max(most.get(name, 0), size)
-        largest = sorted(most, key=lambda name: -most[name])
+        sizes = {
+            setting: {name: size for name, (size, _) in found.items()}
+            for setting, found in each.items()
+        }
+        largest = _most(sizes)
         rows = {
             str(name): partial(lambda name, run: each[run.setting].get(name, (0, "0 B"))[1], name)
             for name in largest[:LINES]
@@ -495,6 +585,28 @@ class Estimate:
                 lines += wrap(text, 96, initial_indent="    ", subsequent_indent="      ")
             lines += [f"  {each}" for each in _more(said, "op", OPS)]
         return lines + _more(texts, "line")
+
+
+def _most(sizes: Mapping[str, Mapping[Key, int]]) -> list[Key]:
+    """The names of what settings have by name, the largest of all settings first."""
+    most: dict[Key, int] = {}
+    for found in sizes.values():
+        for name, size in found.items():
+            most[name] = max(most.get(name, 0), size)
+    return sorted(most, key=lambda name: -most[name])
+
+
+def _received(of: Mapping[Place | None, Traffic]) -> dict[Place | None, int]:
+    return {place: traffic.busiest_bytes for place, traffic in of.items()}
+
+
+def _text_of(place: Place | None) -> str:
+    return linecache.getline(place.file, place.line).strip() if place else ""
+
+
+def _first(title: str, every: Sized, what: str) -> str:
+    """The title of a chart that shows the first of them."""
+    return title if len(every) <= LINES else f"{title}: the first {LINES} of {len(every)} {what}"
 
 
 def _more(every: Sized, what: str, shown: int = LINES) -> list[str]:

@@ -110,6 +110,13 @@ class Traffic:
             if n
         )
 
+    def by_op(self) -> dict[str, int]:
+        """The bytes that the busiest rank receives by each kind of collective."""
+        found: Counter[str] = Counter()
+        for alike, (_, _, n) in self.rows.items():
+            found[alike.op] += n * alike.itemsize
+        return dict(sorted(found.items()))
+
     def by_line(self) -> dict[Place | None, Traffic]:
         """For each line, the communication of its forward and backward pass."""
         found: dict[Place | None, dict[Alike, TrafficAmount]] = {}
@@ -187,10 +194,17 @@ class Memory:
 
     def by_layer(self) -> dict[str, int]:
         """The bytes at the peak, layer by layer."""
-        found: Counter[str] = Counter()
-        for (_, layer), size in self.most.items():
-            found[layer] += size
-        return dict(found)
+        return {layer: sum(held.values()) for layer, held in self.by_layer_and_kind().items()}
+
+    def by_layer_and_kind(self) -> dict[str, dict[str, int]]:
+        """The bytes at the peak, layer by layer, for each of ``KINDS`` that the layer holds."""
+        found: dict[str, Counter[str]] = {}
+        for (kind, layer), size in self.most.items():
+            found.setdefault(layer, Counter())[kind] += size
+        return {
+            layer: {kind: held[kind] for kind in KINDS if held[kind]}
+            for layer, held in found.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ format.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from cute_sharding import _html
 from cute_sharding._words import bytes_text, columns, counted, seconds_text
-
-SUFFIXES = (".json", ".html", ".txt")
+from cute_sharding.tools.drawing.charts import Span, time_chart
+from cute_sharding.tools.files import save
 
 
 class Computation(NamedTuple):
@@ -183,20 +183,16 @@ class Overlap:
 
     def html(self) -> str:
         """The simulation as one HTML page without other files."""
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            f"<title>Overlap</title><style>{_STYLE}</style></head><body>"
-            f"<h1>Computation and communication</h1>{self._repr_html_()}</body></html>"
-        )
+        return _html.page("Computation and communication", self._repr_html_())
 
     def _repr_html_(self) -> str:
         parts = [f"<p>Simulated on {escape(self.device)}, network {escape(self.network)}.</p>"]
         for before, after in self.graphs:
             parts.append(f"<h2>{escape(after.name)}</h2>")
             for timeline, when in ((before, "before"), (after, "after")):
-                totals = escape(", ".join(_totals(timeline)))
-                parts.append(f"<p>{when} the compiler's passes: {totals}</p>{_bars(timeline)}")
-            parts.append(_html.table(list(map(_row, after.collectives)), HEAD))
+                totals = ", ".join(_totals(timeline))
+                parts.append(_chart(f"{when} the compiler's passes: {totals}", timeline))
+            parts.append(_html.stacked(map(_row, after.collectives), HEAD))
         return "".join(parts)
 
     def save(self, path: str | Path) -> Path:
@@ -209,19 +205,12 @@ class Overlap:
         Raises:
             ValueError: another suffix.
         """
-        path = Path(path)
-        if path.suffix not in SUFFIXES:
-            raise ValueError(
-                f"{str(path)!r} ends in {path.suffix!r}: give a file name for the overlap that "
-                f"ends in one of {', '.join(SUFFIXES)}"
-            )
-        content = {
+        forms: dict[str, Callable[[], str]] = {
             ".json": lambda: json.dumps(self.trace()),
             ".html": self.html,
             ".txt": lambda: f"{self}\n",
-        }[path.suffix]()
-        path.write_text(content, encoding="utf-8")
-        return path
+        }
+        return save(path, "overlap", forms)
 
 
 HEAD = ("exposed", "alone", "received", "ranks", "collective", "what limits it", "line")
@@ -255,33 +244,20 @@ def _event(pid: int, row: int, one: Any, args: dict[str, Any]) -> dict[str, Any]
     return {"name": one.name, "ph": "X", "pid": pid, "tid": row, **times, "args": args}
 
 
-_WIDTH, _HEIGHT = 1000, 14
+COLLECTIVE, EXPOSED = "collective", "waited for"
 
 
-def _bars(timeline: Timeline) -> str:
-    """Two rows: what computes, and what communicates, with what is exposed in another color."""
-    scale = _WIDTH / (max([timeline.seconds, *[one.end for one in timeline.collectives]]) or 1)
-
-    def bar(row: int, one: Any, kind: str, start: float, end: float) -> str:
-        what = f"{one.name}: {seconds_text(one.end - one.start)}"
-        return (
-            f'<rect class="{kind}" x="{start * scale:.2f}" y="{row * (_HEIGHT + 2)}" '
-            f'width="{max((end - start) * scale, 0.2):.2f}" height="{_HEIGHT}">'
-            f"<title>{escape(what)}</title></rect>"
-        )
-
-    rows = [bar(0, one, "computes", one.start, one.end) for one in timeline.computations]
+def _chart(title: str, timeline: Timeline) -> str:
+    """What computes, and what communicates, and when the program waits for it."""
+    spans = [
+        Span("computation", "computation", one.start, one.end, one.name)
+        for one in timeline.computations
+    ]
     for one in timeline.collectives:
-        rows.append(bar(1, one, "hidden", one.start, one.end))
+        text = f"{one.name}: {seconds_text(one.seconds)}"
+        spans.append(Span("communication", COLLECTIVE, one.start, one.end, text))
         if one.exposed:
-            rows.append(bar(1, one, "exposed", max(one.end - one.exposed, one.start), one.end))
-    return f'<svg viewBox="0 0 {_WIDTH} {2 * _HEIGHT + 4}">{"".join(rows)}</svg>'
-
-
-_STYLE = """
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1200px; padding: 1rem }
-table { border-collapse: collapse; font-size: 13px }
-th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left }
-svg { width: 100% } .computes { fill: #4c78a8 } .hidden { fill: #54a24b } .exposed { fill: #e45756 }
-"""
+            start = max(one.end - one.exposed, one.start)
+            spans.append(Span("communication", EXPOSED, start, one.end, text))
+    kinds = ("computation", COLLECTIVE, EXPOSED)
+    return time_chart(title, spans, timeline.seconds, kinds)

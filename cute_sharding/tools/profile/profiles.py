@@ -20,7 +20,7 @@ from cute_sharding import _html
 from cute_sharding._words import bytes_text, columns, counted, seconds_text
 from cute_sharding.exchange.network import Network
 from cute_sharding.programs.plan import StepPlan
-from cute_sharding.tools.drawing.charts import Bar, BarGroup, Span, bar_chart, timeline
+from cute_sharding.tools.drawing.charts import Bar, BarGroup, Span, bar_chart, time_chart
 from cute_sharding.tools.files import save
 from cute_sharding.tools.profile.values import (
     Cause,
@@ -208,7 +208,7 @@ class Profile:
         """The profile as one HTML page without other files: charts, what to change first if a plan
         of the step is given, and the table.
         """
-        return _html.page("Communication by line", self._repr_html_(), _STYLE)
+        return _html.page("Communication by line", self._repr_html_())
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{escape(sentence)}</p>" for sentence in self._head()]
@@ -216,13 +216,17 @@ class Profile:
             parts += [self._bars(), self._timeline()]
         if self.planned:
             parts += [f"<p>{escape(self.planned.head)}</p>"]
-            parts += [_html.table(self.planned.rows(), CHANGES) if self.planned.lines else ""]
+            parts += [_html.stacked(self.planned.rows(), CHANGES)] if self.planned.lines else []
             parts += [f"<p>{escape(self.planned.tail)}</p>"]
         if self.lines:
             rows = [(*_numbers(line), " ".join(_sentences(line))) for line in self.lines]
-            table = _html.table(rows, (*NUMBERS, "what"))
-            parts.append(f'<div class="scroll lines">{table}</div>')
+            parts.append(_html.stacked(rows, (*NUMBERS, "")))
         return "".join(parts)
+
+    @property
+    def _kinds(self) -> list[str]:
+        """The kinds of collectives, in the order of their colours."""
+        return sorted({one.op for one in self.collectives})
 
     def _bars(self) -> str:
         """A chart of the bytes that each line of the program receives, in both passes."""
@@ -239,7 +243,7 @@ class Profile:
             title = "unknown line" if place is None else str(place)
             groups.append(BarGroup(title, [Bar("", text, amounts[place])], _source(place)))
         left = f", {BARS} lines of {len(most)}" if len(most) > BARS else ""
-        return bar_chart(f"Received for each line, with its gradient{left}", groups)
+        return bar_chart(f"Received for each line, with its gradient{left}", groups, self._kinds)
 
     def _timeline(self) -> str:
         """A chart of when collectives ran, as measured, for each set of mesh dims."""
@@ -254,7 +258,7 @@ class Profile:
             )
             for one in self.collectives
         ]
-        return timeline("When collectives ran, as measured", spans, self.seconds)
+        return time_chart("When collectives ran, as measured", spans, self.seconds, self._kinds)
 
     def save(self, path: str | Path) -> Path:
         """Write the profile to a file. The suffix gives the form: a trace (.json), the page (.html)
@@ -277,19 +281,6 @@ class Profile:
 # What is received comes first: it is on a narrow screen as well.
 NUMBERS = ("received", "model", "measured", "collectives", "over", "line")
 CHANGES = ("line", "saves", "by the plan")
-# On a narrow screen a row is a block, whose numbers say what they are.
-_STYLE = """
-.lines td:nth-child(-n+3) { white-space: nowrap }
-@media (max-width: 640px) {
-  .lines tr { display: block; border-bottom: 1px solid #8884 }
-  .lines tr:first-child { display: none }
-  .lines td { display: inline-block; border: 0; padding: .1rem .5rem .1rem 0 }
-  .lines td:first-child { font-weight: bold } .lines td:last-child { display: block }
-  .lines td:nth-child(2)::before { content: "model " }
-  .lines td:nth-child(3)::before { content: "measured " }
-  .lines td:nth-child(5)::before { content: "over " }
-}
-"""
 
 
 def _change_first(planned: PlannedStep, wide: int) -> list[str]:

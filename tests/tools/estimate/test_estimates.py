@@ -1,6 +1,7 @@
 """Estimates as values and as text: what is counted, what grows by layers, what is said of it."""
 
 import functools
+import json
 from dataclasses import replace
 
 import pytest
@@ -234,6 +235,22 @@ ops of DTensors that communicate, all
 
 views: does not run. train.py:9 step: TypeError: no""",
     )
+
+
+def test_the_page_begins_with_totals_and_charts(tmp_path):
+    found = estimated(STOCK, FAILS, LESS)
+    page = found.save(tmp_path / "page.html").read_text()
+    lines, layers = page.partition("<pre>")[0].split("<figure")[1:]
+    assert page.index("160 B") < page.index("<figure")  # the totals
+    assert "PyTorch: 48 MB in 4 collectives" in lines and "all: 1.6 MB in 2 collectives" in lines
+    assert "<title>all-to-all</title>" in lines and "views:" not in lines
+    assert "all: 20 B" in layers and "<title>activations</title>" in layers
+    data = json.loads(found.save(tmp_path / "data.json").read_text())
+    assert data["settings"]["all"]["memory"]["by_kind"]["activations"] == 40
+    assert found.save(tmp_path / "text.txt").read_text() == f"{found}\n"
+    with pytest.raises(ValueError, match=r"file name for the estimate that ends in one of \.json"):
+        found.save(tmp_path / "page.pdf")
+    assert "<figure" not in estimated(FAILS).html()
 
 
 def test_if_nothing_runs_the_reason_is_said_once():

@@ -12,8 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cute_sharding
 from cute_sharding.dtensor.replaced.communication import WAIT
+from cute_sharding.tools.drawing.palette import of_device
+from cute_sharding.tools.files import SUFFIXES
 from cute_sharding.tools.overlap.device import DEVICES, Device
-from cute_sharding.tools.overlap.values import SUFFIXES
 
 N = 1 << 10
 SLOW = Device("slow", ((4, 2.0 * N**3),), 1e30)  # a product of two matrices takes a second
@@ -145,7 +146,10 @@ def test_it_is_saved(tmp_path):
     events = json.loads((tmp_path / "found.json").read_text())["traceEvents"]
     assert {event.get("tid") for event in events if event["ph"] == "X"} == {0, 1}
     page = (tmp_path / "found.html").read_text()
-    assert page.count('class="exposed"') == 2 and re.search(r"all-gather", page)
+    for chart in page.split("<figure")[1:]:  # before and after the passes
+        exposed = f'height="14" fill="{of_device(2)}"'
+        assert chart.count(exposed) == 1 and 'aria-label="communication"' in chart
+    assert page.count("<figure") == 2 and re.search(r"all-gather", page)
     with pytest.raises(ValueError, match="give a file name for the overlap"):
         found.save(tmp_path / "found.png")
 
