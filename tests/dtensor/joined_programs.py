@@ -1,6 +1,7 @@
 """Programs whose collectives are joined, for test_joined.py."""
 
 import torch
+from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -87,5 +88,8 @@ def compare(name):
     with cute_sharding.enabled(redistribution=True, movement=True):
         wanted = outcome(program)
         torch._dynamo.reset()
-        for found, whole in zip(outcome(torch.compile(program)), wanted, strict=True):
+        asked = config.patch("aten_distributed_optimizations.collective_bucketing", True)
+        with asked:
+            compiled = outcome(torch.compile(program))
+        for found, whole in zip(compiled, wanted, strict=True):
             torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)

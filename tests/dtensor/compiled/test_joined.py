@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from joined_programs import PROGRAMS, compare, weights_and_input
+from torch._inductor import config
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.fx import Interpreter
@@ -112,6 +113,12 @@ def test_other_kinds_groups_and_dtypes_stay_apart():
 # -- exchanges that stand twice --------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def bucketing():
+    with config.patch("aten_distributed_optimizations.collective_bucketing", True):
+        yield
+
+
 def exchanged(program):
     """The exchanges that Inductor's graph of a program has in the end."""
     mesh = DeviceMesh("cpu", torch.arange(4))
@@ -127,6 +134,12 @@ def test_an_exchange_that_stands_twice_is_made_once():
         lambda x: [x.redistribute(placements=[Shard(1)]).sin() * k for k in range(1, 4)]
     )
     assert len(found.after.collectives) == 1
+
+
+def test_not_if_nobody_asks():
+    with config.patch({"aten_distributed_optimizations.collective_bucketing": None}):
+        graph = exchanged(lambda x: (x.roll(1, 0) * 2, x.roll(1, 0) * 3))
+    assert len(graph.after.collectives) == len(graph.before.collectives) == 2
 
 
 def test_not_if_ranks_may_differ():
