@@ -15,7 +15,7 @@ ENGINES = {
 
 
 @pytest.mark.processes
-@pytest.mark.one_in(1)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ENGINES)
 def test_loaders_of_engines(where, tmp_path):
     world, engines, ways = ENGINES[where]
@@ -23,7 +23,7 @@ def test_loaders_of_engines(where, tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.one_in(1)
+@pytest.mark.costly
 def test_an_engine_of_four_ranks(tmp_path):
     kinds = ["grouped_heads", "replicated_heads", "padded_heads", "experts_transposed"]
     run(4, tmp_path, (loaders_worker.loads, [3, 0, 1, 2], kinds))
