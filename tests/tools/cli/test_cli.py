@@ -323,6 +323,8 @@ ESTIMATE = "estimate train:f --mesh dp=2,tp=4"
         (f"{ESTIMATE} --rank 9", "rank=9: the mesh (2, 4) has the ranks 0 to 7"),
         (f"{ESTIMATE} --layers 0", "layers=0: a model has at least one layer"),
         (f"{ESTIMATE} --device tpu", "invalid choice: 'tpu'"),
+        (f"{ESTIMATE} --save page.pdf", "give a file name for the estimate that ends in one of"),
+        ("profile --save page.pdf nowhere.py", "give a file name for the profile that ends"),
         ("stats nowhere.py", "the file 'nowhere.py' does not exist"),
     ],
 )
@@ -372,8 +374,11 @@ sys.exit(main({DRAW.split()}))
 
 
 @pytest.mark.costly
-def test_estimate_of_the_example(capsys):
-    found = as_json(capsys, f"estimate {EXAMPLE}:small --mesh dp=2,tp=4 --settings PyTorch,all")
+def test_estimate_of_the_example(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    command = f"estimate {EXAMPLE}:small --mesh dp=2,tp=4 --settings PyTorch,all --save {page}"
+    found = as_json(capsys, command)
+    assert "Memory of each layer" in page.read_text()
     stock, ours = (found["settings"][name] for name in ("PyTorch", "all"))
     assert stock["failure"] is ours["failure"] is None
     assert 0 < ours["busiest_bytes"] < stock["busiest_bytes"]
@@ -412,7 +417,11 @@ def test_a_profile_of_a_program(tmp_path):
     assert found.returncode == 3, found.stderr
     assert "Rank 0 of 2, mesh 2, torch" in found.stdout, found.stdout
     assert "program.py:13\n    x[:, :, 1:]\n    slice redistributes" in found.stdout
-    silent = python(code, "profile", str(program), RANK="1")
+    page = tmp_path / "page.html"
+    silent = python(code, "profile", "--save", str(page), str(program), RANK="1")
+    assert not page.exists()
+    python(code, "profile", "--save", str(page), str(program))
+    assert "<figure" in page.read_text()
     assert (silent.returncode, silent.stdout) == (0, "")
     data = json.loads(python(code, "profile", "--json", str(program)).stdout)
     assert data["collectives"] == 2 and "does not exist" in python(code, "profile", "no").stderr
