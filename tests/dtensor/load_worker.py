@@ -306,14 +306,22 @@ def arguments():
         into["p"].copy_(w["w"])
 
     plan = plan_load(source=state) if rank < 4 else plan_load(load, into)
-    if rank < 4:
-        raised(lambda: plan.run({}), ValueError, ["no tensor 'w'"])
-        rows = state["w"].redistribute(mesh, [Shard(0), Replicate()])
-        raised(lambda: plan.run({"w": rows}), ValueError, ["'w' is (4, 6)", "[S(0), R]"])
-    else:
-        raised(lambda: plan.run(into={}), ValueError, ["into has no tensor 'p'"])
-        raised(lambda: plan.run(into={"p": torch.ones(2)}), ValueError, ["'p' of into has shape"])
-    dist.barrier()
+    # What one rank alone gets wrong is raised by all, before anything is sent.
+    rows = state["w"].redistribute(mesh, [Shard(0), Replicate()]) if rank < 4 else None
+    given = state if rank < 4 else None
+    for wrong, words, call in (
+        (1, "no tensor 'w'", lambda: plan.run({})),
+        (2, "'w' is (4, 6)", lambda: plan.run({"w": rows})),
+        (4, "into has no tensor 'p'", lambda: plan.run(into={})),
+        (5, "'p' of into has shape", lambda: plan.run(into={"p": torch.ones(2)})),
+        (5, "on the meta device", lambda: plan.run(into={"p": torch.ones(4, 6, device="meta")})),
+        (0, "was called on the ranks 0 and not", lambda: plan.run(state, since=state)),
+    ):
+        raises([words], call if rank == wrong else lambda: plan.run(given))
+    of_engine, lacking = (load, into) if rank > 3 else (), {} if rank == 3 else given
+    limit = 1 << 20 if rank == 2 else None
+    raises(["'w' is", "the ranks 3"], lambda: plan_load(*of_engine, source=lacking))
+    raises(["memory_limit"], lambda: plan_load(*of_engine, source=given, memory_limit=limit))
     plan.run(state if rank < 4 else None)
     assert rank < 4 or bool((into["p"] == 1).all())
     assert plan.parts(4)[0].receives == tuple([24] * 4), plan.parts(4)

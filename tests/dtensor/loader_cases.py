@@ -160,7 +160,12 @@ def raises(words, function):
     except NotOnlyMoved as error:
         assert all(word in str(error) for word in words), error
     else:
-        raise AssertionError(f"nothing is said of {words}")
+        raise AssertionError(f"nothing is said of {words} by {function.__defaults__}")
+
+
+def in_autocast(i, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        i["m"][:4, :].copy_(w["b"] @ w["b"].T[:, :3])
 
 
 REFUSED = {
@@ -169,6 +174,8 @@ REFUSED = {
     "set_": (lambda i, w: i["v"].set_(w["a"]), "writes to other memory"),
     "data": (lambda i, w: setattr(i["v"], "data", w["a"]), "param.data.copy_"),
     "its own": (lambda i, w: i["v"].add_(w["a"]), "no element of the weights"),
+    "noise": (lambda i, w: i["v"].copy_(w["a"] + torch.rand(4) * 2), "no element of the weights"),
+    "autocast": (lambda i, w: in_autocast(i, w), "no element of the weights"),
     "random": (lambda i, w: i["v"].copy_(torch.rand_like(w["a"])), "no element of the weights"),
     "twice": (lambda i, w: i["v"].copy_(w["a"].half().float()), "cast twice"),
 }
@@ -220,6 +227,40 @@ def one_memory():
     assert torch.equal(into["b"], WEIGHTS["b"].mT.to(torch.bfloat16)) and not into["rest"].any()
 
 
+def exactly():
+    """Constants as they are, rows that exist, and what lies at an offset."""
+    wide = torch.zeros(4, dtype=torch.float64)
+    plan = plan_load(lambda w: wide.fill_(0.1), {"x": wide}, {})
+    plan.run({})
+    assert bool((wide == 0.1).all())
+    zeros = torch.ones(2)
+    plan = plan_load(lambda w: zeros.copy_(torch.tensor([0.0, -0.0])[1:]), {"x": zeros}, {})
+    plan.run({})
+    assert str(zeros.tolist()) == "[-0.0, -0.0]"
+    memory = torch.zeros(6)
+    part = memory[2:]
+    plan = plan_load(lambda w: part.copy_(w["a"] * 2), {"x": part}, WEIGHTS, computes=True)
+    plan.run(WEIGHTS)
+    assert torch.equal(memory, torch.cat([torch.zeros(2), WEIGHTS["a"] * 2]))
+    into = engine()
+    raises(["writes to 'v'"], lambda: plan_load(lambda w: past_the_end(into, w), into, WEIGHTS))
+    odd = torch.zeros(7, dtype=torch.uint8)
+    into = {"a": odd[:6].view(torch.int16), "b": odd[6:]}
+    weights = {"x": torch.ones(1, dtype=torch.uint8), "y": torch.ones(3, dtype=torch.int16)}
+
+    def load(w):
+        into["b"].copy_(w["x"])
+        into["a"].copy_(w["y"])
+
+    plan = plan_load(load, into, weights)
+    plan.run(weights)
+    assert odd.tolist() == [1, 0, 1, 0, 1, 0, 1] and not plan.unwritten
+
+
+def past_the_end(i, w):
+    i["v"][torch.tensor([7])] = w["a"][:1]
+
+
 def put_back():
     for assign in (True, False):
         model = nn.Linear(3, 4)
@@ -239,4 +280,4 @@ def put_back():
         assert model.weight is weight and model.bias is bias and not weight.is_meta
 
 
-CASES = (write, compute, refuse, modules, one_memory, put_back)
+CASES = (write, compute, refuse, modules, one_memory, exactly, put_back)

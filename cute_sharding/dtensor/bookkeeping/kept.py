@@ -56,7 +56,6 @@ TABLE = (
     Kept("replaced.observing.OTHERS", "which are not", True),
     Kept("replaced.observing.KNOWN", "what each of them is", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
-    Kept("replaced.communication._number", "this process's rank in a group over several worlds"),
     Kept("replaced.communication._stood_for", "the backend that a dry run's stands for"),
 )
 

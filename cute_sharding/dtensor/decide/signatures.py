@@ -231,7 +231,7 @@ def _assign(asked: _Asked) -> Assignment:
         if (
             row.shares == "elements"
             and reduce == "avg"
-            and (found.differ or (is_symbolic and not _are_blocks_equal(specs, found.operands)))
+            and (not _are_blocks_equal(specs, found.operands) if is_symbolic else found.differ)
         ):
             # Each device scales its mean by its share of all elements (by_shares), and a sum of
             # these is left pending.

@@ -49,20 +49,22 @@ def _stacked(shapes: Sequence[Shape], dim: int = 0) -> Relation:
     return compose(Relation(same.inputs, tuple(more), same.pieces), together)
 
 
-def _numbers(index: Any) -> Any:
-    """Numbers of rows, which must be known while code is recorded."""
+def _numbers(index: Any, many: int) -> Any:
+    """Numbers of that many rows, which must be known while code is recorded."""
     if not isinstance(index, torch.Tensor) or index.is_meta or index.dtype is torch.bool:
         raise NotOnlyMoved(
             "the row numbers of the index are not known: pass row numbers as torch.tensor([...]) "
             "on the CPU"
         )
+    if bool(((index >= many) | (index < -many)).any()):
+        raise IndexError(f"a row number is out of bounds for {many} rows")
     return index
 
 
 def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
     """Rows by their numbers."""
-    index = _numbers(index)
     d, below = dim % len(shape), row_major(shape)
+    index = _numbers(index, shape[d])
     rows = index.reshape(-1).tolist()
     onto = (*shape[:d], *index.shape, *shape[d + 1 :])
     beside = row_major((*shape[:d], len(rows), *shape[d + 1 :]))
@@ -89,8 +91,8 @@ def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
 
 def _rows_put(shape: Shape, dim: int, index: Any, values: Shape) -> Relation:
     """A tensor of which rows, by their numbers, are those of another one, which may be expanded."""
-    index = _numbers(index)
     d, below = dim % len(shape), row_major(shape)
+    index = _numbers(index, shape[d])
     rows = [row % shape[d] for row in index.reshape(-1).tolist()]
     if len(set(rows)) < len(rows):
         raise NotOnlyMoved("rows are written twice: give each row number once")

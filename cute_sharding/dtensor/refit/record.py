@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.refit.ops import (
     ALLOCATES,
@@ -44,6 +45,7 @@ from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join
 
 # Arguments that do not change which elements there are.
 _HOW_IT_LIES = ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "copy")
+_DRAWS = "draws random numbers"
 _NO_VALUES = (
     "tensors have no values while it is planned what moves where. Use only shapes, or read the "
     "values before"
@@ -141,6 +143,20 @@ class Computed:
     result: int = 0
 
 
+class SeesAutocast(TorchFunctionMode):
+    """Notes for a recording that code stands in autocast: ops do not see that any more."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        return func(*args, **(kwargs or {}))
+
+
 class NotMoved(NamedTuple):
     """What is no element of a source: the names of the sources that it is made of, and why."""
 
@@ -166,6 +182,8 @@ class Recording(TorchDispatchMode):
     Attributes:
         given: a tensor without data for each source, in order.
         operands: by number.
+        in_autocast: whether the code computes in another dtype than it says, which does not happen
+            to tensors without data; set by :class:`SeesAutocast`.
     """
 
     def __init__(
@@ -175,7 +193,7 @@ class Recording(TorchDispatchMode):
         of: str = "the generator (the function that makes the results)",
     ) -> None:
         super().__init__()
-        self.names, self.of = tuple(sources), of
+        self.names, self.of, self.in_autocast = tuple(sources), of, False
         self.shapes = tuple([tuple(map(int, shape)) for shape, _ in sources.values()])
         self.dtypes = [dtype for _, dtype in sources.values()]
         self.operands: list[Operand] = []
@@ -213,22 +231,26 @@ class Recording(TorchDispatchMode):
         """The memory of a tensor, all of which is an operand, element by element: each of a source,
         the same one of a constant. None: it has no value.
         """
-        size = storage_of(tensor).nbytes() // tensor.itemsize
-        pieces: tuple[Piece, ...] = ()
+        nbytes = storage_of(tensor).nbytes()
+        width = 1 if nbytes % tensor.itemsize else tensor.itemsize
+        size, pieces = nbytes // width, list[Piece]()
         if operand is not None and size:
             number = self.number(operand)
+            if width < tensor.itemsize:
+                number = self._as_bits(number, _WORDS[width])
             step = 0 if isinstance(operand, Constant) else 1
-            pieces = (piece(number, 0, 0, 0, [(size, step, 1)]),)
-        return self._keep(tensor, Memory(size, pieces))
+            pieces = [piece(number, 0, 0, 0, [(size, step, 1)])]
+        return self._keep(tensor, Memory(size, pieces), width)
 
-    def _keep(self, tensor: torch.Tensor, memory: Memory) -> Memory:
+    def _keep(self, tensor: torch.Tensor, memory: Memory, width: int = 0) -> Memory:
+        """Know of a tensor's memory, counted in ``width`` bytes; by default in its elements."""
         storage = storage_of(tensor)
         key, memories = id(storage), self._memories
 
         def ended(_: Any) -> None:
             memories.pop(key, None)
 
-        self._memories[key] = weakref.ref(storage, ended), memory, tensor.itemsize
+        self._memories[key] = weakref.ref(storage, ended), memory, width or tensor.itemsize
         return memory
 
     def _memory(self, tensor: torch.Tensor) -> Memory | None:
@@ -332,11 +354,13 @@ class Recording(TorchDispatchMode):
         ``func``: what has made them.
         """
         with dispatch_modes.no_modes():
-            flat = tensor.detach().reshape(-1)
-            is_one = not tensor.is_meta and not bool((flat != flat[0]).any())
+            flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+            flat = flat.clone(memory_format=torch.contiguous_format)
+            bits = flat.view(torch.uint8).view(len(flat), -1)  # 0.0 and -0.0 are two
+            is_one = not tensor.is_meta and not bool((bits != bits[0]).any())
             value = flat[0].item() if is_one else None
         if func is not None and _is_random(func):
-            why = f"{func} draws random numbers"
+            why = f"{func} {_DRAWS}"
         elif is_one:
             return self._all(tensor.shape, self.number(Constant(value, tensor.dtype)))
         else:
@@ -378,7 +402,7 @@ class Recording(TorchDispatchMode):
         if operand.dtype == dtype:
             return number
         if isinstance(operand, Constant):
-            return self.number(Constant(_rounded(operand.value, dtype), dtype))
+            return self.number(Constant(_cast(operand.value, operand.dtype, dtype), dtype))
         if operand.dtype.is_complex and not dtype.is_complex:
             return self._computed("the program takes complex numbers apart", [number], dtype)
         if isinstance(operand, Cast) and holds(operand.dtype, self.operands[operand.of].dtype):
@@ -444,7 +468,7 @@ class Recording(TorchDispatchMode):
         operand = self.operands[number]
         if operand.dtype == dtype:
             return number
-        if isinstance(operand, Constant) and not operand.value:
+        if isinstance(operand, Constant) and _is_zero(operand):
             return self.number(Constant(0, dtype))
         if isinstance(operand, Bits):
             return self._as_bits(operand.of, dtype)
@@ -468,12 +492,30 @@ class Recording(TorchDispatchMode):
         if kind.is_new:
             return self._allocate(func, args, kwargs)
         if not kind.resizes and not any(map(self.is_known, tensors)):
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if _is_random(func):
+                self._note_random(func, out)
+            return out
         if kind.writes:
             return self._write_by(func, args, kwargs)
         if not kind.gives_tensors:
             return self._read_by(func, tensors, args, kwargs)
         return self._make_by(func, tensors, args, kwargs)
+
+    def _note_random(self, func: Any, out: Any) -> None:
+        """The results of an op that draws random numbers: no constants, since ranks and runs draw
+        others.
+        """
+        for x in leaves(out):
+            if isinstance(x, torch.Tensor) and x.numel():
+                number = self._computed(f"{func} {_DRAWS}", [], x.dtype)
+                size = storage_of(x).nbytes() // x.itemsize
+                self._keep(x, Memory(size, [piece(number, 0, 0, 0, [(size, 0, 1)])]))
+
+    def _draws(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has random numbers."""
+        operands = [self.operands[k] for k in self._of([tensor])]
+        return any(isinstance(x, Computed) and x.why.endswith(_DRAWS) for x in operands)
 
     def _allocate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A new tensor, without values or one value all over."""
@@ -631,7 +673,10 @@ class Recording(TorchDispatchMode):
             return apart
         values = self._values_of(tensors)
         if values is not None:
-            return func(*_replaced(args, values), **_replaced(kwargs, values))
+            out = func(*_replaced(args, values), **_replaced(kwargs, values))
+            if _is_random(func) or any(map(self._draws, tensors)):
+                self._note_random(func, out)
+            return out
         out = func(*at_meta[0], **at_meta[1])
         call, of, line = self._call(func, tensors, args, kwargs), self._of(tensors), _line()
         for k, x in enumerate(leaves(out)):
@@ -648,6 +693,8 @@ class Recording(TorchDispatchMode):
         known = [x for x in tensors if self.is_known(x)]
         taken = {id(x): self._taken(x) for x in known}
         if _is_random(func) or any(map(self.lacks, known)) or None in taken.values():
+            return None
+        if self.in_autocast:
             return None
 
         def as_taken(x: Any) -> Any:
@@ -986,9 +1033,22 @@ def _computes(func: Any) -> str:
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    """A number as a tensor of that dtype has it."""
+    """A number as a tensor of that dtype has it that is filled with it."""
     with dispatch_modes.no_modes():
-        return torch.tensor(value).to(dtype).item()
+        return torch.zeros((), dtype=dtype).fill_(value).item()
+
+
+def _cast(value: Any, dtype: torch.dtype, to: torch.dtype) -> Any:
+    """A number of a tensor as one of another dtype has it."""
+    with dispatch_modes.no_modes():
+        return torch.zeros((), dtype=dtype).fill_(value).to(to).item()
+
+
+def _is_zero(constant: Constant) -> bool:
+    """Whether all bits are 0."""
+    with dispatch_modes.no_modes():
+        whole = torch.zeros(1, dtype=constant.dtype).fill_(constant.value)
+        return not whole.view(torch.uint8).any()
 
 
 def _line() -> str:

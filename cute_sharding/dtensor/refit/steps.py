@@ -151,7 +151,9 @@ class Results:
                     at = at.unsqueeze(-1) + torch.arange(n, device=given.device) * dx
                 some = given[at]
             else:
-                some = given.as_strided(sizes, [dx for _, dx, _ in one.modes], one.x)
-            flat.as_strided(sizes, [dy for _, _, dy in one.modes], one.y).copy_(some)
+                first = int(given.storage_offset()) + one.x
+                some = given.as_strided(sizes, [dx for _, dx, _ in one.modes], first)
+            first = int(flat.storage_offset()) + one.y
+            flat.as_strided(sizes, [dy for _, _, dy in one.modes], first).copy_(some)
         if onto is not tensor:
             tensor.copy_(onto)

@@ -9,7 +9,7 @@ data, and each plans from the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
-from cute_sharding.dtensor.refit.record import Recording, at_meta_only
+from cute_sharding.dtensor.refit.record import Recording, SeesAutocast, at_meta_only
 from cute_sharding.dtensor.refit.steps import OfCall, Results, Step, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, Given
 from cute_sharding.dtensor.replaced import communication, dispatch_modes
@@ -114,16 +114,29 @@ class TransferPlan(OfThisProcess, Transfer):
             ReshardError: the run failed. ``moved`` of the error names the tensors that are
                 completely written, and ``left`` names all others.
         """
-        if since is not False and self.computes:
-            raise ValueError(
-                "run(since=...) sends only changed elements, but the loader computes from whole "
-                "weights, which are not kept: run without since="
+        ranks, is_update = Ranks(self.group, "plan.run"), since is not False
+
+        def checked() -> tuple[list[torch.Tensor], Any, dict[str, torch.Tensor]]:
+            if is_update and self.computes:
+                raise ValueError(
+                    "run(since=...) sends only changed elements, but the loader computes from "
+                    "whole weights, which are not kept: run without since="
+                )
+            before = None if not is_update else {} if isinstance(since, bool) else since
+            return (
+                self._given(source or {}),
+                before if before is None else self._given(before),
+                self._onto(self.into if into is None else into),
             )
-        operands = self._given(source or {})
-        before = (
-            self._given({} if isinstance(since, bool) else since) if since is not False else None
-        )
-        onto = self._onto(self.into if into is None else into)
+
+        with communication.numbered_as(self.rank):
+            found, updates = ranks.on_each("plan.run", checked, lambda _: is_update)
+        if len({*updates.values()}) > 1:
+            raise ValueError(
+                f"run(since=...) was called on the ranks {_true(updates, True)} and not on the "
+                f"ranks {_true(updates, False)}: pass since= on all ranks or on none"
+            )
+        operands, before, onto = found
         with torch.no_grad(), communication.numbered_as(self.rank):
             held = {k: x for k, x in enumerate(operands) if x.numel()}
             moved = {self.numbers[name]: x for name, x in onto.items() if name in self.numbers}
@@ -371,7 +384,8 @@ def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
         placed = weight.placed(name)
         mesh, chains = placed.placed.mesh, placed.placed.chains
         return Placement(placed.placed.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), chains)
-    if not isinstance(weight, torch.Tensor) or is_wrapper(local_part(weight)):
+    is_tensor = isinstance(weight, torch.Tensor) and not is_wrapper(local_part(weight))
+    if not is_tensor or local_part(weight).layout is not torch.strided:
         raise TypeError(
             f"{name!r} is a {type(weight).__name__}: give a DTensor, a plain tensor that is whole, "
             "or a cute_sharding.Spec of its shape, mesh, placements and dtype"
@@ -439,6 +453,13 @@ def _placed(name: str, said: Sequence[tuple[Sequence[int], Placement]]) -> Place
         every = tuple(sorted(rank for some, _ in said for rank in some))
         placed = Placed(first.shape, Mesh((len(every),), every), ((),) * len(first.shape))
         return PlacedTensor(placed, first.dtype)
+    having = {rank for some, _ in said for rank in some}
+    lacking = sorted({rank for _, each in said for rank in each.ranks} - having)
+    if lacking:
+        raise ValueError(
+            f"{name!r} is {first}, but the ranks {_listed(lacking)} of its mesh give no {name!r}, "
+            "or are not in the group: give the weight on all ranks of its mesh"
+        )
     meshes = [*dict.fromkeys(placement for _, placement in said)]
     if len(meshes) == 1:
         return PlacedTensor(first.placed, first.dtype)
@@ -450,6 +471,11 @@ def _placed(name: str, said: Sequence[tuple[Sequence[int], Placement]]) -> Place
             "tensor: give the tensor on one mesh"
         ) from error
     return PlacedTensor(placed, first.dtype)
+
+
+def _true(said: Mapping[int, bool], value: bool) -> str:
+    """The ranks that say so."""
+    return _listed([rank for rank, each in said.items() if each is value])
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -484,7 +510,7 @@ def record_load(
     given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(_LOADER, MOVES):
         recording = Recording(given, into, _LOADER)
-        with recording:
+        with recording, SeesAutocast(recording) if computes else nullcontext():
             load(Given(zip(given, recording.given), of=_LOADER))
         made, unwritten = {}, {}
         computed: dict[str, tuple[OfCall, ...]] = {}
@@ -519,9 +545,10 @@ def _check_moved(recording: Recording, name: str, pieces: Sequence[Piece], compu
     if wrong is not None:
         raise NotOnlyMoved(
             f"{_LOADER} writes to {name!r} what is no element of the weights ({wrong.sources}): "
-            f"{wrong.why}. A load moves elements ({MOVES}). Pass computes=True to have ops called "
-            "again after the weights have arrived, or write the weights as they are and compute "
-            "after plan.run"
+            f"{wrong.why}. A load moves elements ({MOVES}), and with computes=True calls ops again "
+            "after the weights have arrived, but not those that draw random numbers, read what the "
+            "engine held before, or stand in autocast. Or write the weights as they are, and "
+            "compute after plan.run"
         )
 
 
@@ -637,6 +664,11 @@ def _planned(
     computes: bool,
 ) -> TransferPlan:
     what = "plan_load"
+    _, limits = ranks.on_each(what, lambda: memory_limit, lambda limit: limit)
+    if len({*limits.values()}) > 1:
+        raise ValueError(
+            f"memory_limit of plan_load differs between ranks: {limits}. Pass the same on all ranks"
+        )
     mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
     operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
     tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
@@ -710,13 +742,14 @@ def _check_in_place(into: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         return
     found = _named(into)
     other = [name for name, x in tensors.items() if found.get(name) is not x]
+    new = [name for name, x in found.items() if name not in tensors and x.is_meta]
     for name in other:
         module, _, attribute = name.rpartition(".")
         setattr(into.get_submodule(module), attribute, tensors[name])
-    if other:
+    if other or new:
         raise NotOnlyMoved(
-            f"{_LOADER} gives the module another tensor as {other[0]!r}, which has no values while "
-            "it is planned what moves where. Write to the tensor that is there: "
+            f"{_LOADER} gives the module another tensor as {(other + new)[0]!r}, which has no "
+            "values while it is planned what moves where. Write to the tensor that is there: "
             "param.data.copy_(weight)"
         )
 

@@ -111,7 +111,7 @@ _ROWS = (
         "torch.distributed.distributed_c10d",
         "",
         "the process groups of a mesh could not be found",
-        "_resolve_process_group _world",
+        "_new_process_group_helper _resolve_process_group _world",
     ),
     (
         "torch.distributed",

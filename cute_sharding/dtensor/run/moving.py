@@ -290,7 +290,7 @@ class Movement:
         rank = only_rank()
         if rank is not None:
             return self._moved_alone(rank, operands)
-        received = self._received(operands)
+        received = self.received(operands)
         return all_on_each_rank(self._results, received, *operands)
 
     def start(
@@ -305,7 +305,7 @@ class Movement:
         """
         operands = self._all_prepared(operands)
         rank, dtype, adds = communication.this_rank(), operands[0].dtype, self.exchange.move.adds
-        received = self._received(operands, async_op=True)
+        received = self.received(operands, async_op=True)
         part, every = self._part(rank), range(len(self.exchange.move.outputs))
         fills = [self._fill(rank) if part.filled[k] else 0 for k in every]
         begun = [begin(part, k, operands, fill=fills[k], adds=adds) for k in every]
@@ -360,12 +360,10 @@ class Movement:
         and a function that waits for it and writes.
         """
         back = self.turned(output)
-        received = back._received([moved], async_op=async_op)
+        received = back.received([moved], async_op=async_op)
         return lambda: back._write(communication.wait_for(received), moved, source)
 
-    def _received(
-        self, operands: Sequence[torch.Tensor], *, async_op: bool = False
-    ) -> torch.Tensor:
+    def received(self, operands: Sequence[torch.Tensor], *, async_op: bool = False) -> torch.Tensor:
         """The receive buffer, which may not have arrived with ``async_op``; any tensor if nothing
         is received.
         """
