@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 ROWS = 50  # of a table that are shown
@@ -46,8 +46,8 @@ def table(
     parts = [f"<caption>{escape(caption)}</caption>"] if caption else []
     if head:
         parts.append(_row(f"<th>{escape(name)}</th>" for name in head))
-    names = head if named else ("",) * len(head)
-    parts += [_row(map(_cell, row, names or ("",) * len(row))) for row in islice(rows, ROWS)]
+    names_of = head if named else ()
+    parts += [_row(map(_cell, row, chain(names_of, repeat("")))) for row in islice(rows, ROWS)]
     left = sum(1 for _ in rows)
     if left:
         parts.append(f'<tr><td colspan="{max(len(head), 1)}">and {left:,} more</td></tr>')
