@@ -279,7 +279,8 @@ def plan_refit(
 
     Args:
         generator: ordinary torch code, which takes a dict of whole tensors by name, and returns a
-            dict of whole tensors. It may use views, permutes, slices, cats, stacks, splits,
+            dict of whole tensors, or an iterator of pairs of name and tensor. None is left out. It
+            may use views, permutes, slices, cats, stacks, splits,
             expands, repeats, rolls, flips, pads, indices of row numbers, and one cast of each
             source. ``plan_refit`` runs it once, on tensors without data.
         source: the tensors that the generator takes, by name: DTensors, their specs, or beside

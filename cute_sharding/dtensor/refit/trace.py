@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +13,10 @@ from cute_sharding.dtensor.refit.record import Recording, at_meta_only, without_
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.relations import NotOnlyMoved, Relation, beside
 
-Generator: TypeAlias = "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]"
+Generator: TypeAlias = (
+    "Callable[[dict[str, torch.Tensor]], "
+    "Mapping[str, torch.Tensor | None] | Iterable[tuple[str, torch.Tensor]]]"
+)
 
 GENERATOR = "the generator (the function that makes the results)"
 MOVES = (
@@ -39,14 +42,18 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
     """The relation that a generator's code is, of sources of those shapes and dtypes.
 
     Raises:
-        NotOnlyMoved: it computes a result, writes into a tensor, or reads values.
+        NotOnlyMoved: it computes a result, or reads values.
         TypeError: it does not give tensors by name.
         ValueError: it gives nothing.
     """
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(GENERATOR, MOVES):
         recording = Recording(sources, of=GENERATOR)
         with recording:
-            results = generator(Given(zip(sources, recording.given)))
+            results: Any = generator(Given(zip(sources, recording.given)))
+            if isinstance(results, Iterator):  # pairs of name and tensor, as engines take them
+                results = dict(results)
+    if isinstance(results, Mapping):
+        results = {name: result for name, result in results.items() if result is not None}
     if not isinstance(results, Mapping) or not all(
         isinstance(name, str) and isinstance(result, torch.Tensor)
         for name, result in results.items()

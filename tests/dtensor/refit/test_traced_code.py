@@ -255,6 +255,16 @@ def test_values_are_not_there_to_be_read(name):
         relation_of(lambda w: {"y": READ[name](w["x"])}, x=(4, 6))
 
 
+def test_pairs_and_none():
+    def pairs(w):
+        for name, x in w.items():
+            yield f"{name}.weight", x.mT
+
+    assert_is_what_it_makes(lambda w: dict(pairs(w)), x=(4, 6), y=(2, 3))
+    assert relation_of(pairs, x=(4, 6), y=(2, 3)).names == ("x.weight", "y.weight")
+    assert relation_of(lambda w: {"x": w["x"], "bias": None}, x=(4,)).names == ("x",)
+
+
 def test_what_a_generator_gives():
     with pytest.raises(TypeError, match=r"the generator \(.*\) returns a list"):
         relation_of(lambda w: [w["x"]], x=(4,))
