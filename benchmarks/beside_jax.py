@@ -13,8 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from cute_sharding.tools.progress import progress
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -24,6 +22,9 @@ def answer(
     """What ``python -m benchmarks.BENCHMARK --side SIDE ARGUMENTS`` says: the last line that it
     prints, as JSON. It runs without our flags, by this Python or by another, and reads ``given``.
     """
+    # Not above: the sides import this file, and PyTorch alone must not import the package.
+    from cute_sharding.tools.progress import progress
+
     with progress(f"benchmarks.{benchmark} on side {side}"):
         done = subprocess.run(
             [python or sys.executable, "-m", f"benchmarks.{benchmark}", "--side", side, *arguments],

@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from benchmarks.sides import Side, torch_alone, with_flags
-from cute_sharding.tools.progress import progress
 
 PAGE = Path(__file__).parents[1] / "docs" / "lists" / "graphs.md"
 DEVICES = 4
@@ -316,6 +315,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="patterns whose name has this in it")
     arguments = parser.parse_args()
     names = [name for name in PATTERNS if arguments.only in name]
+    # Not above: the sides import this file, and PyTorch alone must not import the package.
+    from cute_sharding.tools.progress import progress
+
     posed = (0, DEVICES)
     views = {"USE_CUTE_VIEW_PROPAGATION": "1"}
     with (
