@@ -126,7 +126,14 @@ def scaled(i, w):
     i["u"][:3] = scale[0].flip(0)
 
 
-COMPUTED = [added, with_own, chosen, scaled]
+compiled_function = torch.compile(lambda x: x.mT * 2, backend="eager")
+
+
+def compiled(i, w):
+    i["m"].narrow(0, 0, 4).copy_(compiled_function(w["b"]).mT)
+
+
+COMPUTED = [added, compiled, with_own, chosen, scaled]
 
 
 def assert_loads(load, **how):

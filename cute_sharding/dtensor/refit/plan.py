@@ -315,9 +315,8 @@ def plan_refit(
     in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all covered
     """
     whole = _mesh_of_plain(source)
-    specs = {
-        name: spec_of(name, given, whole) for name, given in source.items() if given is not None
-    }
+    weights = {name: given for name, given in source.items() if given is not None}
+    specs = {name: spec_of(name, given, whole) for name, given in weights.items()}
     if not specs:
         raise ValueError(
             "the refit has no source tensors: pass as source the tensors from which the results "

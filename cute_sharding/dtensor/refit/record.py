@@ -37,7 +37,7 @@ from cute_sharding.dtensor.refit.ops import (
 )
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.local_tensors import leaves, storage_of, tree_map
-from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
+from cute_sharding.dtensor.replaced.observing import LightMode
 from cute_sharding.dtensor.replaced.op_schemas import decomposition
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose
 from cute_sharding.relations.memory import Memory, in_parts, of_parts, view_of
@@ -170,7 +170,7 @@ Operand: TypeAlias = "Source | Constant | Cast | Bits | Held | Computed"
 # -- recording -------------------------------------------------------------------------------------
 
 
-class Recording(TorchDispatchMode):
+class Recording(LightMode):
     """Knows of each memory that is made of the sources, or written to, what its elements are.
 
     Args:

@@ -48,7 +48,7 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
     """
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(GENERATOR, MOVES):
         recording = Recording(sources, of=GENERATOR)
-        with recording:
+        with recording, dispatch_modes.eagerly():
             results: Any = generator(Given(zip(sources, recording.given)))
             if isinstance(results, Iterator):  # pairs of name and tensor, as engines take them
                 results = dict(results)

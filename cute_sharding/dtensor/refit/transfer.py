@@ -510,7 +510,11 @@ def record_load(
     given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(_LOADER, MOVES):
         recording = Recording(given, into, _LOADER)
-        with recording, SeesAutocast(recording) if computes else nullcontext():
+        with (
+            recording,
+            dispatch_modes.eagerly(),
+            SeesAutocast(recording) if computes else nullcontext(),
+        ):
             load(Given(zip(given, recording.given), of=_LOADER))
         made, unwritten = {}, {}
         computed: dict[str, tuple[OfCall, ...]] = {}

@@ -6,6 +6,7 @@ Modes are read and entered here; the program's own modes are not changed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = [
     "active_debug_mode",
     "all_ranks",
     "below_autograd",
+    "eagerly",
     "fake_mode",
     "is_tracing",
     "keep_while_traced",
@@ -132,3 +134,9 @@ def all_ranks(world: int) -> Iterator[None]:
     finally:
         if made:
             dist.destroy_process_group()
+
+
+def eagerly() -> Any:
+    """A context in which compiled functions run op by op."""
+    has_compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()

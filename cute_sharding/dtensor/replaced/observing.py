@@ -36,6 +36,7 @@ __all__ = [
     "TAKING_APART",
     "Asked",
     "FrameKind",
+    "LightMode",
     "Observer",
     "TorchDispatchMode",
     "Watcher",
@@ -138,6 +139,16 @@ def is_not_compiled(function: Any) -> None:
     """
     skipped = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     set_code_exec_strategy(function.__code__, skipped)
+
+
+class LightMode(TorchDispatchMode):
+    """A mode for code that no compiler traces. (torch wraps the function of other modes for its
+    compiler, which it imports for that.)
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class Observer(TorchDispatchMode):
