@@ -195,7 +195,7 @@ def _some(names: Sequence[str]) -> str:
 # -- joining ---------------------------------------------------------------------------------------
 
 
-class Joined(NamedTuple):
+class JoinedNeeds(NamedTuple):
     """The needs of all ranks as members of one plan.
 
     Attributes:
@@ -209,7 +209,7 @@ class Joined(NamedTuple):
     of_need: tuple[dict[str, int], ...]
 
 
-def join_needs(operands: Sequence[PlacedTensor], needs: Needs) -> Joined:
+def join_needs(operands: Sequence[PlacedTensor], needs: Needs) -> JoinedNeeds:
     """What ranks need of the operands, as the members of one plan. Ranks whose results have the
     same names share members, so that what several need is sent by all who have it.
 
@@ -249,7 +249,7 @@ def join_needs(operands: Sequence[PlacedTensor], needs: Needs) -> Joined:
             )
             for each in known[key].members
         ]
-    return Joined(tuple(results), tuple(members), tuple(of_need))
+    return JoinedNeeds(tuple(results), tuple(members), tuple(of_need))
 
 
 def _first(parts: Sequence[tuple[int, Made]]) -> int:

@@ -1,4 +1,4 @@
-"""Memory that is written to: of each element what it is, as pieces from operands.
+"""WrittenMemory that is written to: of each element what it is, as pieces from operands.
 
 A write covers elements with pieces; what earlier ones say of these elements is gone. Reading is
 composition: what a view has of the memory is met with the pieces that are left.
@@ -23,7 +23,7 @@ from cute_sharding.sharding.rows import Run, count_rows
 NOTHING = -1
 
 
-class Memory:
+class WrittenMemory:
     """Elements, of each of which it is known what was written there last.
 
     Args:
@@ -32,7 +32,7 @@ class Memory:
             memory without values.
 
     >>> from cute_sharding.relations.relation import join_pieces
-    >>> memory = Memory(8)
+    >>> memory = WrittenMemory(8)
     >>> memory.write(view_of(0, (8,), (1,)), [piece(5, 0, 0, 0, [(8, 0, 1)])])
     >>> memory.write(view_of(2, (3,), (2,)), [piece(1, 0, 0, 0, [(3, 1, 1)])])  # [2:8:2]
     >>> for each in join_pieces(memory.read(view_of(0, (4, 2), (2, 1)))):

@@ -9,20 +9,32 @@ an error only where it reaches a result.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cute_sharding.dtensor.refit.operands import (
+    AsBits,
+    Computed,
+    Constant,
+    Held,
+    OfSource,
+    Operand,
+    Operands,
+    RecordedCall,
+    Taken,
+    at,
+    calling_line,
+    filled_with,
+    is_own,
+)
 from cute_sharding.dtensor.refit.ops import (
     ALLOCATES,
     ASKS,
@@ -40,7 +52,7 @@ from cute_sharding.dtensor.replaced.local_tensors import leaves, storage_of, tre
 from cute_sharding.dtensor.replaced.observing import LightMode
 from cute_sharding.dtensor.replaced.op_schemas import decomposition
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose
-from cute_sharding.relations.memory import Memory, in_parts, of_parts, view_of
+from cute_sharding.relations.memory import WrittenMemory, in_parts, of_parts, view_of
 from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join_pieces, piece
 
 # Arguments that do not change which elements there are.
@@ -54,99 +66,10 @@ _NO_VALUES = (
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-# -- operands --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Source:
-    """A tensor that is given, by its number."""
-
-    number: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Constant:
-    """One value."""
-
-    value: Any
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Cast:
-    """Another operand, by its number, as another dtype has its values."""
-
-    of: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Bits:
-    """Another operand, by its number, whose memory is seen as another dtype."""
-
-    of: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a tensor holds that is written to, before the first write."""
-
-    name: str
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A tensor that an op takes: from operands to its row-major positions, and how it lies."""
-
-    pieces: tuple[Piece, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """An op that computes.
-
-    Attributes:
-        op, args, kwargs: as the program calls it, with a :class:`Taken` for each tensor that is
-            made of operands.
-        line: where.
-    """
-
-    op: Any
-    args: Any
-    kwargs: Any
-    line: str
-
-
-@dataclass(frozen=True, eq=False)
-class Computed:
-    """What is no element of another operand.
-
-    Attributes:
-        why: what made it, and in what it is no movement.
-        operands: the numbers of what it is made of.
-        line: where the program does that; empty if that is not known.
-        call: what computes it, if that can be done again; None: it cannot.
-        result: which of the tensors that the call gives, whose elements are numbered row-major.
-    """
-
-    why: str
-    operands: frozenset[int]
-    dtype: torch.dtype
-    line: str = ""
-    call: Call | None = None
-    result: int = 0
-
-
 class SeesAutocast(TorchFunctionMode):
     """Notes for a recording that code stands in autocast: ops do not see that any more."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: MemoryRecording) -> None:
         super().__init__()
         self._recording = recording
 
@@ -157,20 +80,10 @@ class SeesAutocast(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class NotMoved(NamedTuple):
-    """What is no element of a source: the names of the sources that it is made of, and why."""
-
-    sources: str
-    why: str
-
-
-Operand: TypeAlias = "Source | Constant | Cast | Bits | Held | Computed"
-
-
 # -- recording -------------------------------------------------------------------------------------
 
 
-class Recording(LightMode):
+class MemoryRecording(LightMode):
     """Knows of each memory that is made of the sources, or written to, what its elements are.
 
     Args:
@@ -196,38 +109,27 @@ class Recording(LightMode):
         self.names, self.of, self.in_autocast = tuple(sources), of, False
         self.shapes = tuple([tuple(map(int, shape)) for shape, _ in sources.values()])
         self.dtypes = [dtype for _, dtype in sources.values()]
-        self.operands: list[Operand] = []
-        self._numbers: dict[Any, int] = {}
-        self._memories: dict[int, tuple[Any, Memory, int]] = {}
+        self.operands = Operands(self.names)
+        self._memories: dict[int, tuple[Any, WrittenMemory, int]] = {}
         self.given = [
             torch.empty(shape, dtype=dtype, device="meta")
             for shape, dtype in zip(self.shapes, self.dtypes)
         ]
         for k, tensor in enumerate(self.given):
-            self._begin(tensor, Source(k, tensor.dtype))
+            self._begin(tensor, OfSource(k, tensor.dtype))
         # What each memory that is written to held before, and the memory, so that it stays.
         self._held: dict[int, int] = {}
         self._kept: list[torch.UntypedStorage] = []
         for name, tensor in (into or {}).items():
             storage, held = storage_of(tensor), Held(name, tensor.dtype)
             if id(storage) not in self._held:
-                self._held[id(storage)] = self.number(held)
+                self._held[id(storage)] = self.operands.number(held)
                 self._kept.append(storage)
                 self._begin(tensor, held)
 
-    def number(self, operand: Operand) -> int:
-        """The number of an operand."""
-        is_value = isinstance(operand, Constant)  # of which 0.0 and -0.0 are two
-        key = (operand, repr(operand)) if is_value else operand
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.operands)
-            self.operands.append(operand)
-        return found
-
     # -- memories ----------------------------------------------------------------------------------
 
-    def _begin(self, tensor: torch.Tensor, operand: Operand | None) -> Memory:
+    def _begin(self, tensor: torch.Tensor, operand: Operand | None) -> WrittenMemory:
         """The memory of a tensor, all of which is an operand, element by element: each of a source,
         the same one of a constant. None: it has no value.
         """
@@ -235,14 +137,14 @@ class Recording(LightMode):
         width = 1 if nbytes % tensor.itemsize else tensor.itemsize
         size, pieces = nbytes // width, list[Piece]()
         if operand is not None and size:
-            number = self.number(operand)
+            number = self.operands.number(operand)
             if width < tensor.itemsize:
-                number = self._as_bits(number, _WORDS[width])
+                number = self.operands.as_bits(number, _WORDS[width])
             step = 0 if isinstance(operand, Constant) else 1
             pieces = [piece(number, 0, 0, 0, [(size, step, 1)])]
-        return self._keep(tensor, Memory(size, pieces), width)
+        return self._keep(tensor, WrittenMemory(size, pieces), width)
 
-    def _keep(self, tensor: torch.Tensor, memory: Memory, width: int = 0) -> Memory:
+    def _keep(self, tensor: torch.Tensor, memory: WrittenMemory, width: int = 0) -> WrittenMemory:
         """Know of a tensor's memory, counted in ``width`` bytes; by default in its elements."""
         storage = storage_of(tensor)
         key, memories = id(storage), self._memories
@@ -253,7 +155,7 @@ class Recording(LightMode):
         self._memories[key] = weakref.ref(storage, ended), memory, width or tensor.itemsize
         return memory
 
-    def _memory(self, tensor: torch.Tensor) -> Memory | None:
+    def _memory(self, tensor: torch.Tensor) -> WrittenMemory | None:
         """What is known of a tensor's memory, which is counted in its elements from now on, or in
         parts of them.
         """
@@ -264,7 +166,7 @@ class Recording(LightMode):
         if width > tensor.itemsize:
             factor = width // tensor.itemsize
             operands = {each.source: 0 for each in memory.pieces}
-            operands = {k: self._as_bits(k, _WORDS[tensor.itemsize]) for k in operands}
+            operands = {k: self.operands.as_bits(k, _WORDS[tensor.itemsize]) for k in operands}
             memory.refine(factor, operands)
             self._memories[id(storage_of(tensor))] = storage, memory, tensor.itemsize
         return memory
@@ -292,7 +194,7 @@ class Recording(LightMode):
 
     def _of_bits(self, number: int) -> int:
         operand = self.operands[number]
-        return operand.of if isinstance(operand, Bits) else number
+        return operand.of if isinstance(operand, AsBits) else number
 
     # -- reading and writing -----------------------------------------------------------------------
 
@@ -307,7 +209,7 @@ class Recording(LightMode):
             return self._own(tensor)
         if tensor.is_conj() or tensor.is_neg():
             why = "the tensor is a lazy conjugate or negative"
-            return self._all(tensor.shape, self._computed(why, [], tensor.dtype))
+            return self._all(tensor.shape, self.operands.computed_here(why, [], tensor.dtype))
         factor = tensor.itemsize // self._width(tensor)
         found: Sequence[Piece]
         if factor == 1:
@@ -322,12 +224,14 @@ class Recording(LightMode):
             whole = [self._of_parts(one, factor, tensor) for one in some]
             if None in whole:
                 why = f"elements of {tensor.dtype} are put together of parts of other elements"
-                number = self._computed(why, [one.source for one in some], tensor.dtype)
+                number = self.operands.computed_here(
+                    why, [one.source for one in some], tensor.dtype
+                )
                 return self._all(tensor.shape, number)
             found = [one for one in whole if one is not None]
         wrong = {each.source for each in found if self.operands[each.source].dtype != tensor.dtype}
         if wrong:
-            numbers = {k: self._as_bits(k, tensor.dtype) for k in wrong}
+            numbers = {k: self.operands.as_bits(k, tensor.dtype) for k in wrong}
             found = [each._replace(source=numbers.get(each.source, each.source)) for each in found]
         return list(found)
 
@@ -341,13 +245,13 @@ class Recording(LightMode):
         view, factor = _view(tensor), tensor.itemsize // self._width(tensor)
         if factor > 1:
             words = _WORDS[self._width(tensor)]
-            numbers = {each.source: self._as_bits(each.source, words) for each in pieces}
+            numbers = {each.source: self.operands.as_bits(each.source, words) for each in pieces}
             pieces = [in_parts(each, factor, numbers) for each in pieces]
             view = in_parts(view, factor, {0: 0})
         memory.write(view, pieces)
 
     def _of_parts(self, one: Piece, factor: int, tensor: torch.Tensor) -> Piece | None:
-        return of_parts(one, factor, {one.source: self._as_bits(one.source, tensor.dtype)})
+        return of_parts(one, factor, {one.source: self.operands.as_bits(one.source, tensor.dtype)})
 
     def _own(self, tensor: torch.Tensor, func: Any = None) -> list[Piece]:
         """Of a tensor of the program's own, in which its values are: one all over, or no constant.
@@ -362,20 +266,20 @@ class Recording(LightMode):
         if func is not None and _is_random(func):
             why = f"{func} {_DRAWS}"
         elif is_one:
-            return self._all(tensor.shape, self.number(Constant(value, tensor.dtype)))
+            return self._all(tensor.shape, self.operands.number(Constant(value, tensor.dtype)))
         else:
             why = (
                 f"{self.of} makes a tensor of shape {tuple(tensor.shape)} with different values, "
                 "which must be a source instead"
             )
-        return self._all(tensor.shape, self._computed(why, [], tensor.dtype))
+        return self._all(tensor.shape, self.operands.computed_here(why, [], tensor.dtype))
 
-    def _begin_own(self, tensor: torch.Tensor) -> Memory:
+    def _begin_own(self, tensor: torch.Tensor) -> WrittenMemory:
         """The memory of a tensor of the program's own, which is about to be written to."""
         with dispatch_modes.no_modes():
             size = storage_of(tensor).nbytes() // tensor.itemsize
             whole = tensor.detach().as_strided((size,), (1,), 0)
-        return self._keep(tensor, Memory(size, self._own(whole)))
+        return self._keep(tensor, WrittenMemory(size, self._own(whole)))
 
     def _all(self, shape: Sequence[int], number: int) -> list[Piece]:
         """All elements of a tensor, each the first of an operand."""
@@ -386,93 +290,6 @@ class Recording(LightMode):
         if id(storage_of(tensor)) not in self._memories:
             self._begin(tensor, None)
         self.write(tensor, pieces)
-
-    # -- dtypes ------------------------------------------------------------------------------------
-
-    def cast(self, pieces: Sequence[Piece], dtype: torch.dtype) -> list[Piece]:
-        """The pieces as a tensor of that dtype has their values."""
-        numbers = {}
-        for each in pieces:
-            if each.source not in numbers:
-                numbers[each.source] = self._cast(each.source, dtype)
-        return [each._replace(source=numbers[each.source]) for each in pieces]
-
-    def _cast(self, number: int, dtype: torch.dtype) -> int:
-        operand = self.operands[number]
-        if operand.dtype == dtype:
-            return number
-        if isinstance(operand, Constant):
-            return self.number(Constant(_cast(operand.value, operand.dtype, dtype), dtype))
-        if operand.dtype.is_complex and not dtype.is_complex:
-            return self._computed("the program takes complex numbers apart", [number], dtype)
-        if isinstance(operand, Cast) and holds(operand.dtype, self.operands[operand.of].dtype):
-            return self._cast(operand.of, dtype)
-        return self.number(Cast(number, dtype))
-
-    def final(self, number: int) -> Source | Constant | Held | Computed:
-        """What arrives where an operand does: with one cast at the most, to the dtype there."""
-        operand = self.operands[number]
-        if isinstance(operand, (Source, Constant, Held, Computed)):
-            return operand
-        of = self.final(operand.of)
-        inner = self.operands[operand.of]
-        if isinstance(of, Computed):
-            return of
-        whose = self.names_of([number])
-        if isinstance(operand, Bits):
-            why = f"the bits of {whose} are read as {operand.dtype}, but not as {inner.dtype} again"
-        elif isinstance(inner, Cast):
-            why = f"{whose} is cast twice, to {inner.dtype} and then to {operand.dtype}"
-        else:
-            return of
-        return Computed(why, frozenset([number]), operand.dtype)
-
-    def computed(self, number: int) -> Computed | None:
-        """What an operand is of the result of a call, which can be called again."""
-        operand = self.operands[number]
-        found = self.operands[operand.of] if isinstance(operand, Cast) else operand
-        return found if isinstance(found, Computed) and found.call is not None else None
-
-    def not_moved(self, pieces: Sequence[Piece], *, computes: bool = False) -> NotMoved | None:
-        """What of the pieces is no element of a source, and no constant; None: all is.
-        ``computes``: they may be of the result of a call.
-        """
-        for number in dict.fromkeys(each.source for each in pieces):
-            if computes and self.computed(number) is not None:
-                continue
-            found = self.final(number)
-            if isinstance(found, Computed):
-                return NotMoved(self.names_of([number]), f"{found.why}{_at(found.line)}")
-            if isinstance(found, Held):
-                return NotMoved("none", f"it is what {found.name!r} held before")
-        return None
-
-    def of_sources(self, pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], tuple[Any, ...]]:
-        """Pieces from the sources, by their numbers; from constants as below 0, and their values.
-        All must be.
-        """
-        numbers: dict[int, int] = {}
-        constants: list[Any] = []
-        for number in dict.fromkeys(each.source for each in pieces):
-            found = self.final(number)
-            if isinstance(found, Source):
-                numbers[number] = found.number
-            else:
-                assert isinstance(found, Constant), "as asked before"
-                constants.append(found.value)
-                numbers[number] = -len(constants)
-        some = [each._replace(source=numbers[each.source]) for each in pieces]
-        return join_pieces(some), tuple(constants)
-
-    def _as_bits(self, number: int, dtype: torch.dtype) -> int:
-        operand = self.operands[number]
-        if operand.dtype == dtype:
-            return number
-        if isinstance(operand, Constant) and _is_zero(operand):
-            return self.number(Constant(0, dtype))
-        if isinstance(operand, Bits):
-            return self._as_bits(operand.of, dtype)
-        return self.number(Bits(number, dtype))
 
     # -- an op -------------------------------------------------------------------------------------
 
@@ -508,9 +325,9 @@ class Recording(LightMode):
         """
         for x in leaves(out):
             if isinstance(x, torch.Tensor) and x.numel():
-                number = self._computed(f"{func} {_DRAWS}", [], x.dtype)
+                number = self.operands.computed_here(f"{func} {_DRAWS}", [], x.dtype)
                 size = storage_of(x).nbytes() // x.itemsize
-                self._keep(x, Memory(size, [piece(number, 0, 0, 0, [(size, 0, 1)])]))
+                self._keep(x, WrittenMemory(size, [piece(number, 0, 0, 0, [(size, 0, 1)])]))
 
     def _draws(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has random numbers."""
@@ -523,7 +340,7 @@ class Recording(LightMode):
         if value is None:
             self._begin(out, None)
         elif out.is_meta:
-            self._begin(out, Constant(_rounded(value, out.dtype), out.dtype))
+            self._begin(out, Constant(filled_with(value, out.dtype), out.dtype))
         return out
 
     def _read_by(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
@@ -532,9 +349,10 @@ class Recording(LightMode):
         if values is None:
             lacking = [(self.lacks(x), x.shape) for x in tensors if self.lacks(x)]
             why = without_value(*lacking[0]) if lacking else _NO_VALUES
-            of, name, line = self._named(tensors), func.__name__, _at(_line())
+            of, name = self._named(tensors), func.__name__
+            where = at(calling_line())
             raise NotOnlyMoved(
-                f"{self.of} reads the values of {of} with aten.{name}{line}, but {why}"
+                f"{self.of} reads the values of {of} with aten.{name}{where}, but {why}"
             )
         return func(*_replaced(args, values), **_replaced(kwargs, values))
 
@@ -572,9 +390,11 @@ class Recording(LightMode):
     def _fill(self, onto: torch.Tensor, value: Any = 0) -> None:
         """Write one value all over."""
         if isinstance(value, torch.Tensor):
-            found = self.cast(self.read(value), onto.dtype)
+            found = self.operands.cast(self.read(value), onto.dtype)
         else:
-            found = self._all((1,), self.number(Constant(_rounded(value, onto.dtype), onto.dtype)))
+            found = self._all(
+                (1,), self.operands.number(Constant(filled_with(value, onto.dtype), onto.dtype))
+            )
         many = onto.numel()
         self.write(onto, [piece(e.source, 0, e.x, 0, [(many, 0, 1)]) for e in found if many])
 
@@ -583,7 +403,7 @@ class Recording(LightMode):
         if x.shape != onto.shape:
             x = x.expand(onto.shape)
         if not self._copy_of_source(onto, x):
-            self.write(onto, self.cast(self.read(x), onto.dtype))
+            self.write(onto, self.operands.cast(self.read(x), onto.dtype))
 
     def _copy_of_source(self, onto: torch.Tensor, x: torch.Tensor) -> bool:
         """:meth:`_copy` of a part of one operand, as most of what loaders copy is: a piece whose
@@ -598,7 +418,7 @@ class Recording(LightMode):
         one = pieces[0]
         if one.modes != ((size, 1, 1),) or self.operands[one.source].dtype != x.dtype:
             return False
-        number = self._cast(one.source, onto.dtype)
+        number = self.operands.cast_one(one.source, onto.dtype)
         modes = [*zip(onto.shape, x.stride(), onto.stride())]
         first = one.x - one.y + int(x.storage_offset())
         written[1].write_piece(piece(number, 0, first, int(onto.storage_offset()), modes))
@@ -631,7 +451,7 @@ class Recording(LightMode):
                         x.resize_(found[k].shape)
                 self._copy(x, found[k])
             else:
-                number = self._computed(_computes(func), self._of(written), x.dtype)
+                number = self.operands.computed_here(_computes(func), self._of(written), x.dtype)
                 self.write(x, self._all(x.shape, number))
 
     def _resize(self, func: Any, written: Sequence[Any], args: Any, kwargs: Any) -> Any:
@@ -640,7 +460,7 @@ class Recording(LightMode):
         if self._is_into(x):
             raise NotOnlyMoved(
                 f"{self.of} gives a tensor that it writes to other memory with aten."
-                f"{func.__name__}{_at(_line())}. Write to the tensor as it lies"
+                f"{func.__name__}{at(calling_line())}. Write to the tensor as it lies"
             )
         had = storage_of(x).nbytes() // x.itemsize
         if self._memory(x) is None:
@@ -648,7 +468,7 @@ class Recording(LightMode):
         pieces = list(self._memories[id(storage_of(x))][1].pieces)
         out, size = func(*args, **kwargs), storage_of(x).nbytes() // x.itemsize
         if size > had:
-            self._keep(x, Memory(size, pieces))
+            self._keep(x, WrittenMemory(size, pieces))
         return out
 
     def _is_into(self, tensor: torch.Tensor) -> bool:
@@ -678,15 +498,19 @@ class Recording(LightMode):
                 self._note_random(func, out)
             return out
         out = func(*at_meta[0], **at_meta[1])
-        call, of, line = self._call(func, tensors, args, kwargs), self._of(tensors), _line()
+        call, of, where = self._call(func, tensors, args, kwargs), self._of(tensors), calling_line()
         for k, x in enumerate(leaves(out)):
             if isinstance(x, torch.Tensor):
                 said = why or _computes(func)
-                number = self.number(Computed(said, frozenset(of), x.dtype, line, call, k))
+                number = self.operands.number(
+                    Computed(said, frozenset(of), x.dtype, where, call, k)
+                )
                 self._made(x, identity_pieces(number, 0, x.numel()))
         return out
 
-    def _call(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Call | None:
+    def _call(
+        self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any
+    ) -> RecordedCall | None:
         """The op, to be called again where its operands are; None: it cannot be, since it draws
         random numbers, or an operand has elements without a value, or that are not known here.
         """
@@ -703,12 +527,14 @@ class Recording(LightMode):
             return taken[id(x)] if id(x) in taken else x.clone()  # it may be written to later
 
         with dispatch_modes.no_modes():
-            return Call(func, tree_map(as_taken, args), tree_map(as_taken, kwargs), _line())
+            return RecordedCall(
+                func, tree_map(as_taken, args), tree_map(as_taken, kwargs), calling_line()
+            )
 
     def _taken(self, tensor: torch.Tensor) -> Taken | None:
         pieces = tuple(self.read(tensor))
         for number in {each.source for each in pieces}:
-            found = self.final(number)
+            found = self.operands.final(number)
             if isinstance(found, Held) or (isinstance(found, Computed) and found.call is None):
                 return None
         return Taken(pieces, tuple(tensor.shape), tensor.stride(), tensor.dtype)
@@ -763,7 +589,7 @@ class Recording(LightMode):
         before = self._relation([self.read(x) for x in moved[: len(said.inputs)]], said.inputs)
         found = compose(before, said)
         constants = [
-            self.number(Constant(_rounded(value, results[0].dtype), results[0].dtype))
+            self.operands.number(Constant(filled_with(value, results[0].dtype), results[0].dtype))
             for value in found.constants
         ]
         for k, x in enumerate(results):
@@ -774,7 +600,7 @@ class Recording(LightMode):
                 )
                 for each in found.by_target.get(k, ())
             ]
-            self._made(x, self.cast(pieces, x.dtype))
+            self._made(x, self.operands.cast(pieces, x.dtype))
         return out, ""
 
     def _relation(self, pieces: Sequence[Sequence[Piece]], shapes: Sequence[Shape]) -> Relation:
@@ -829,7 +655,7 @@ class Recording(LightMode):
                     return None
                 with dispatch_modes.no_modes():
                     found[id(x)] = self._filled(x, pieces)
-            elif not all(map(_is_own, operands.values())):
+            elif not all(map(is_own, operands.values())):
                 return None
         return found
 
@@ -844,45 +670,19 @@ class Recording(LightMode):
 
     # -- what computes -----------------------------------------------------------------------------
 
-    def _computed(self, why: str, operands: Sequence[int], dtype: torch.dtype) -> int:
-        return self.number(Computed(why, frozenset(operands), dtype, _line()))
-
     def _of(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """The operands that tensors are made of."""
         found = {each.source: None for x in tensors if self.is_known(x) for each in self.read(x)}
         return [*found]
 
-    def sources_of(self, numbers: Sequence[int] | frozenset[int]) -> set[int]:
-        """The sources that operands are made of."""
-        found: set[int] = set()
-        for number in numbers:
-            operand = self.operands[number]
-            if isinstance(operand, Source):
-                found.add(operand.number)
-            elif isinstance(operand, (Cast, Bits)):
-                found |= self.sources_of([operand.of])
-            elif isinstance(operand, Computed):
-                found |= self.sources_of(operand.operands)
-        return found
-
     def _named(self, tensors: Sequence[torch.Tensor]) -> str:
-        return self.names_of(self._of(tensors))
-
-    def names_of(self, numbers: Sequence[int] | frozenset[int]) -> str:
-        """The names of the sources that operands are made of."""
-        names = [repr(self.names[k]) for k in sorted(self.sources_of(numbers))]
-        return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "no source"
+        return self.operands.names_of(self._of(tensors))
 
     def lacks(self, tensor: torch.Tensor) -> int:
         """How many elements of a tensor have no value."""
         if not self.is_known(tensor):
             return 0
         return tensor.numel() - sum(each.size for each in self.read(tensor))
-
-
-def _is_own(operand: Operand) -> bool:
-    """Whether the program's own tensors have its values in their memory."""
-    return isinstance(operand, Constant) or (isinstance(operand, Computed) and not operand.operands)
 
 
 @contextmanager
@@ -917,30 +717,6 @@ def without_value(left: int, shape: Sequence[int]) -> str:
         "because they come from torch.empty (or new_empty, resize_) and nothing has been written "
         "to them. Use torch.zeros or torch.full, or write to all elements"
     )
-
-
-@cache
-def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether a dtype has every value of another one.
-
-    >>> holds(torch.float32, torch.bfloat16), holds(torch.float16, torch.bfloat16)
-    (True, False)
-    """
-    if wide.is_complex or narrow.is_complex:
-        return wide == narrow
-    if wide.is_floating_point != narrow.is_floating_point:
-        return False
-    if torch.bool in (wide, narrow):
-        return narrow == torch.bool
-    if wide.is_floating_point:
-        one, other = torch.finfo(wide), torch.finfo(narrow)
-        return (
-            one.eps <= other.eps
-            and one.max >= other.max
-            and one.tiny * one.eps <= other.tiny * other.eps
-        )
-    low, high = torch.iinfo(wide), torch.iinfo(narrow)
-    return low.min <= high.min and high.max <= low.max
 
 
 # -- ops -------------------------------------------------------------------------------------------
@@ -1030,41 +806,3 @@ def _view(tensor: torch.Tensor) -> Piece:
 
 def _computes(func: Any) -> str:
     return f"{func} computes new values, or is an op that is not known to move elements"
-
-
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    """A number as a tensor of that dtype has it that is filled with it."""
-    with dispatch_modes.no_modes():
-        return torch.zeros((), dtype=dtype).fill_(value).item()
-
-
-def _cast(value: Any, dtype: torch.dtype, to: torch.dtype) -> Any:
-    """A number of a tensor as one of another dtype has it."""
-    with dispatch_modes.no_modes():
-        return torch.zeros((), dtype=dtype).fill_(value).to(to).item()
-
-
-def _is_zero(constant: Constant) -> bool:
-    """Whether all bits are 0."""
-    with dispatch_modes.no_modes():
-        whole = torch.zeros(1, dtype=constant.dtype).fill_(constant.value)
-        return not whole.view(torch.uint8).any()
-
-
-def _line() -> str:
-    """Where the program calls: the innermost line that is neither torch's nor this package's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((*_THEIRS, "<")):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-def _at(line: str) -> str:
-    return f" ({line})" if line else ""
-
-
-# The folders of this package and of torch.
-_THEIRS = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)

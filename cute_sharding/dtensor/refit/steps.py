@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.refit.record import Call, Recording, Taken
+from cute_sharding.dtensor.refit.operands import RecordedCall, Taken
+from cute_sharding.dtensor.refit.record import MemoryRecording
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.relations.relation import Piece
 
@@ -21,13 +22,13 @@ class OfCall:
     row-major positions to those of another tensor.
     """
 
-    call: Call
+    call: RecordedCall
     result: int
     piece: Piece
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LocalStep:
     """A call, and what it takes.
 
     Attributes:
@@ -37,7 +38,7 @@ class Step:
         computed: of each tensor that it takes, the elements that other calls give.
     """
 
-    call: Call
+    call: RecordedCall
     names: tuple[str | None, ...]
     computed: tuple[tuple[OfCall, ...], ...]
 
@@ -47,16 +48,18 @@ class Step:
         return taken_by(self.call)
 
 
-def taken_by(call: Call) -> list[Taken]:
+def taken_by(call: RecordedCall) -> list[Taken]:
     """The tensors that a call takes, in order."""
     return [x for x in leaves(call.args, call.kwargs) if isinstance(x, Taken)]
 
 
-def of_calls(recording: Recording, pieces: Iterable[Piece]) -> tuple[list[Piece], list[OfCall]]:
+def of_calls(
+    recording: MemoryRecording, pieces: Iterable[Piece]
+) -> tuple[list[Piece], list[OfCall]]:
     """Those of the pieces that are moved, and those that calls give."""
     moved, computed = [], []
     for each in pieces:
-        found = recording.computed(each.source)
+        found = recording.operands.computed(each.source)
         if found is None:
             moved.append(each)
         else:
@@ -66,15 +69,15 @@ def of_calls(recording: Recording, pieces: Iterable[Piece]) -> tuple[list[Piece]
 
 
 def steps_of(
-    recording: Recording, computed: Iterable[OfCall]
-) -> tuple[list[Step], dict[str, tuple[Taken, list[Piece]]]]:
+    recording: MemoryRecording, computed: Iterable[OfCall]
+) -> tuple[list[LocalStep], dict[str, tuple[Taken, list[Piece]]]]:
     """The calls that give some elements, each after those that it takes from; and by name, what is
     brought for them: the tensor, and its pieces from weights and constants.
     """
-    steps: dict[Call, Step] = {}
+    steps: dict[RecordedCall, LocalStep] = {}
     brought: dict[str, tuple[Taken, list[Piece]]] = {}
 
-    def add(call: Call) -> None:
+    def add(call: RecordedCall) -> None:
         if call in steps:
             return
         names: list[str | None] = []
@@ -87,7 +90,7 @@ def steps_of(
             names.append(f"{call.op} {call.line} {len(brought)}" if moved else None)
             if names[-1] is not None:
                 brought[names[-1]] = taken, moved
-        steps[call] = Step(call, tuple(names), tuple(given))
+        steps[call] = LocalStep(call, tuple(names), tuple(given))
 
     for each in computed:
         add(each.call)
@@ -102,10 +105,10 @@ class Results:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._found: dict[Call, list[torch.Tensor]] = {}
+        self._found: dict[RecordedCall, list[torch.Tensor]] = {}
 
-    def run(self, step: Step, brought: Mapping[str, torch.Tensor]) -> None:
-        """Call a step again, on what was brought and what other calls have given."""
+    def run(self, step: LocalStep, brought: Mapping[str, torch.Tensor]) -> None:
+        """RecordedCall a step again, on what was brought and what other calls have given."""
         made = iter(
             [
                 self._tensor(taken, None if name is None else brought[name], computed)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from cute_sharding._words import counted
-from cute_sharding.dtensor.refit.record import Recording, at_meta_only, without_value
+from cute_sharding.dtensor.refit.record import MemoryRecording, at_meta_only, without_value
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.relations import NotOnlyMoved, Relation, beside
 
@@ -47,9 +47,9 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
         ValueError: it gives nothing.
     """
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(GENERATOR, MOVES):
-        recording = Recording(sources, of=GENERATOR)
+        recording = MemoryRecording(sources, of=GENERATOR)
         with recording, dispatch_modes.eagerly():
-            results: Any = generator(Given(zip(sources, recording.given)))
+            results: Any = generator(GivenTensors(zip(sources, recording.given)))
             if isinstance(results, Iterator):  # pairs of name and tensor, as engines take them
                 results = dict(results)
     if isinstance(results, Mapping):
@@ -80,7 +80,7 @@ class UnknownSource(KeyError):
         self.name = name
 
 
-class Given(dict[str, torch.Tensor]):
+class GivenTensors(dict[str, torch.Tensor]):
     """The sources by name, which say what they are if a name is not among them."""
 
     def __init__(self, sources: Any, of: str = "") -> None:
@@ -106,7 +106,7 @@ def _kind(results: Any) -> str:
 # -- results ---------------------------------------------------------------------------------------
 
 
-def relation_to(recording: Recording, name: str, tensor: torch.Tensor) -> Relation:
+def relation_to(recording: MemoryRecording, name: str, tensor: torch.Tensor) -> Relation:
     """What a result is, of the sources.
 
     Raises:
@@ -118,12 +118,12 @@ def relation_to(recording: Recording, name: str, tensor: torch.Tensor) -> Relati
         raise NotOnlyMoved(
             f"a refit cannot make result {name!r}: {without_value(left, tensor.shape)}"
         )
-    wrong = recording.not_moved(pieces)
+    wrong = recording.operands.not_moved(pieces)
     if wrong is not None:
         raise NotOnlyMoved(
             f"a refit cannot make result {name!r} from its sources ({wrong.sources}): {wrong.why}. "
             f"A refit only moves elements ({MOVES}). Remove the op from the generator (the "
             "function that makes the results), and apply the op before or after the refit"
         )
-    some, constants = recording.of_sources(pieces)
+    some, constants = recording.operands.of_sources(pieces)
     return Relation(recording.shapes, (tuple(tensor.shape),), some, constants)

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
-from cute_sharding.dtensor.refit.record import Recording, SeesAutocast, at_meta_only
-from cute_sharding.dtensor.refit.steps import OfCall, Results, Step, of_calls, steps_of
-from cute_sharding.dtensor.refit.trace import MOVES, Given
+from cute_sharding.dtensor.refit.record import MemoryRecording, SeesAutocast, at_meta_only
+from cute_sharding.dtensor.refit.steps import LocalStep, OfCall, Results, of_calls, steps_of
+from cute_sharding.dtensor.refit.trace import MOVES, GivenTensors
 from cute_sharding.dtensor.replaced import communication, dispatch_modes
 from cute_sharding.dtensor.replaced.local_tensors import is_wrapper
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
@@ -41,7 +41,7 @@ from cute_sharding.models.buckets import Load, buckets
 from cute_sharding.models.transfer import (
     AgreedBundle,
     Form,
-    Joined,
+    JoinedNeeds,
     Made,
     Need,
     Transfer,
@@ -88,7 +88,7 @@ class TransferPlan(OfThisProcess, Transfer):
     into: Mapping[str, torch.Tensor] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LocalStep, ...] = ()
     computed: Mapping[str, tuple[OfCall, ...]] = field(default_factory=dict)
     computes: bool = False
 
@@ -99,7 +99,7 @@ class TransferPlan(OfThisProcess, Transfer):
         into: Mapping[str, torch.Tensor] | None = None,
         since: Mapping[str, Weight] | bool = False,
     ) -> None:
-        """Bring the weights into the engine's tensors. Call it on every rank of the group.
+        """Bring the weights into the engine's tensors. RecordedCall it on every rank of the group.
 
         Args:
             source: this rank's weights, by name, which lie as they did when it was planned.
@@ -490,7 +490,7 @@ class _Recorded(NamedTuple):
 
     need: Need = Need((), ())
     unwritten: Mapping[str, int] = MappingProxyType({})
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LocalStep, ...] = ()
     computed: Mapping[str, tuple[OfCall, ...]] = MappingProxyType({})
 
 
@@ -509,13 +509,13 @@ def record_load(
     """
     given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(_LOADER, MOVES):
-        recording = Recording(given, into, _LOADER)
+        recording = MemoryRecording(given, into, _LOADER)
         with (
             recording,
             dispatch_modes.eagerly(),
             SeesAutocast(recording) if computes else nullcontext(),
         ):
-            load(Given(zip(given, recording.given), of=_LOADER))
+            load(GivenTensors(zip(given, recording.given), of=_LOADER))
         made, unwritten = {}, {}
         computed: dict[str, tuple[OfCall, ...]] = {}
         for name, tensor in into.items():
@@ -544,8 +544,10 @@ class _Result(NamedTuple):
     constants: tuple[Any, ...]
 
 
-def _check_moved(recording: Recording, name: str, pieces: Sequence[Piece], computes: bool) -> None:
-    wrong = recording.not_moved(pieces, computes=computes)
+def _check_moved(
+    recording: MemoryRecording, name: str, pieces: Sequence[Piece], computes: bool
+) -> None:
+    wrong = recording.operands.not_moved(pieces, computes=computes)
     if wrong is not None:
         raise NotOnlyMoved(
             f"{_LOADER} writes to {name!r} what is no element of the weights ({wrong.sources}): "
@@ -557,9 +559,9 @@ def _check_moved(recording: Recording, name: str, pieces: Sequence[Piece], compu
 
 
 def _result(
-    recording: Recording, shape: tuple[int, ...], dtype: torch.dtype, pieces: Sequence[Piece]
+    recording: MemoryRecording, shape: tuple[int, ...], dtype: torch.dtype, pieces: Sequence[Piece]
 ) -> _Result:
-    return _Result(shape, name_of(dtype), *recording.of_sources(pieces))
+    return _Result(shape, name_of(dtype), *recording.operands.of_sources(pieces))
 
 
 def _need(made: Mapping[str, _Result]) -> Need:
@@ -759,7 +761,7 @@ def _check_in_place(into: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _packed(
-    plan: TransferPlan, joined: Joined, ranks: Ranks, memory_limit: int | None
+    plan: TransferPlan, joined: JoinedNeeds, ranks: Ranks, memory_limit: int | None
 ) -> tuple[Any, ...]:
     """Which members go together, by what the busiest ranks send and receive of each."""
     mine = [member.item.moved(ranks.this) for member in joined.members]

@@ -20,14 +20,14 @@ from torch.utils.flop_counter import flop_registry
 from cute_sharding.dtensor.replaced.communication import WAIT, communicates
 from cute_sharding.dtensor.replaced.symints import numbers_at_hand
 
-__all__ = ["Kind", "Op", "compiled_anew", "held_bytes", "ops_of"]
+__all__ = ["Kind", "TimedOp", "compiled_anew", "held_bytes", "ops_of"]
 
 T = TypeVar("T")
 # What a node is: "input", "view" (takes no time), "compute", "collective", "wait" or "output".
 Kind = str
 
 
-class Op(NamedTuple):
+class TimedOp(NamedTuple):
     """A node of a graph.
 
     Attributes:
@@ -53,10 +53,10 @@ class Op(NamedTuple):
     traffic: int = 0
 
 
-def ops_of(graph: Any) -> tuple[Op, ...]:
+def ops_of(graph: Any) -> tuple[TimedOp, ...]:
     """The nodes of a graph, in its order."""
     at = {node: i for i, node in enumerate(graph.nodes)}
-    found: list[Op] = []
+    found: list[TimedOp] = []
     for i, node in enumerate(graph.nodes):
         kind = _kind(node)
         needs = tuple([at[each] for each in node.all_input_nodes])
@@ -64,7 +64,7 @@ def ops_of(graph: Any) -> tuple[Op, ...]:
         if kind in ("view", "wait") and needs:
             memory = found[needs[0]].memory
         held = _bytes(node) if memory == i and kind != "output" else 0
-        op = Op(node.name, kind, node, needs, memory, held, itemsize=_itemsize(node))
+        op = TimedOp(node.name, kind, node, needs, memory, held, itemsize=_itemsize(node))
         if kind == "compute":
             op = op._replace(flops=_flops(node), traffic=_traffic(node))
         found.append(op)
@@ -148,7 +148,7 @@ def _has_tag(node: Any, tag: Any) -> bool:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def held_bytes(ops: Sequence[Op]) -> list[int]:
+def held_bytes(ops: Sequence[TimedOp]) -> list[int]:
     """The bytes that a graph holds while each of its ops runs. Weights and other inputs that
     outlive the graph are not counted. What a collective reads is held until it has been waited for.
     """
@@ -159,7 +159,7 @@ def held_bytes(ops: Sequence[Op]) -> list[int]:
     return [*accumulate(change[:-1])]
 
 
-def _lives(ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
+def _lives(ops: Sequence[TimedOp]) -> dict[int, tuple[int, int]]:
     """For each op that makes memory, the first and the last op that hold it."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -176,7 +176,7 @@ def _lives(ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
     return {i: (first[i], last[i]) for i in first}
 
 
-def _held_by(ops: Sequence[Op], op: Op) -> Iterator[int]:
+def _held_by(ops: Sequence[TimedOp], op: TimedOp) -> Iterator[int]:
     for needed in op.needs:
         yield ops[needed].memory
     if op.kind == "wait":
@@ -185,7 +185,7 @@ def _held_by(ops: Sequence[Op], op: Op) -> Iterator[int]:
             yield ops[needed].memory
 
 
-def _outlives(op: Op) -> bool:
+def _outlives(op: TimedOp) -> bool:
     """Whether an input is there after the graph: weights, and what the program holds. Saved tensors
     and gradients are freed after their last use.
     """

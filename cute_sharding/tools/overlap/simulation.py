@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from cute_sharding._words import seconds_text
 from cute_sharding.dtensor.replaced import collective_order, communication, observing
-from cute_sharding.dtensor.replaced.timeline import Op, held_bytes, ops_of
+from cute_sharding.dtensor.replaced.timeline import TimedOp, held_bytes, ops_of
 from cute_sharding.dtensor.run import in_graphs
 from cute_sharding.dtensor.run.groups import ranks_beside
 from cute_sharding.exchange.network import Chosen
@@ -44,7 +44,7 @@ def timeline(name: str, graph: Any, device: Device, network: Chosen) -> Timeline
     )
 
 
-def _is_alike(ops: Sequence[Op]) -> bool:
+def _is_alike(ops: Sequence[TimedOp]) -> bool:
     numbered = [op.node.meta for op in ops if collective_order.NUMBER in op.node.meta]
     return bool(numbered) and not any(meta[collective_order.RANKS_DIFFER] for meta in numbered)
 
@@ -70,7 +70,7 @@ class _Run:
         waited: by the positions of collectives, (when the program waits, when it goes on).
     """
 
-    def __init__(self, ops: Sequence[Op], device: Device, network: Chosen) -> None:
+    def __init__(self, ops: Sequence[TimedOp], device: Device, network: Chosen) -> None:
         self._ops, self._device, self._network = ops, device, network
         self._groups: dict[Any, tuple[list[int], int]] = {}
         self.now = self._free = 0.0
@@ -80,7 +80,7 @@ class _Run:
         self.waited: dict[int, tuple[float, float]] = {}
         self._times: list[float] = []  # of what computes in front of each node
 
-    def meet(self, i: int, op: Op) -> None:
+    def meet(self, i: int, op: TimedOp) -> None:
         """Run the next node."""
         self._times.append(self.now - sum(after - at for at, after in self.waited.values()))
         if op.kind == "compute":
@@ -95,7 +95,7 @@ class _Run:
             self.waited[op.memory] = self.now, arrived
             self.now = arrived
 
-    def _start(self, i: int, op: Op) -> None:
+    def _start(self, i: int, op: TimedOp) -> None:
         what = collective_at(op, self._groups)
         seconds = modelled(what, in_graphs.known_meshes(), self._network)
         begun = max(self.now, self._free)
@@ -168,7 +168,7 @@ class _Run:
 # -- collectives -----------------------------------------------------------------------------------
 
 
-def collective_at(op: Op, groups: dict[Any, tuple[list[int], int]]) -> Collective:
+def collective_at(op: TimedOp, groups: dict[Any, tuple[list[int], int]]) -> Collective:
     """The collective of a node."""
     target = op.node.target
 
