@@ -1,9 +1,12 @@
-"""Refits: weights of one program's names and shapes from those of another's, on any meshes.
+"""Refits and loads: one program's weights from those of another one, on any meshes.
 
-A generator is a program's own code, on tensors without data: it is run here once, and nothing of it
-is kept but the relation that it says. Tensors of the program are read, and only those that it hands
-over are written to.
+A conversion or a loader is a program's own code, on tensors without data: it is run here once, and
+nothing of it is kept but what it makes of which elements. Tensors of the program are read, and only
+those that it hands over are written to.
 
-- :mod:`.ops`, :mod:`.trace`: what each op says; the whole of a generator
-- :mod:`.plan`: ``plan_refit``; one rank's part, from local tensors to local tensors
+- :mod:`.ops`, :mod:`.operands`, :mod:`.record`: what each op says, what elements are, and what code
+  leaves in each memory
+- :mod:`.trace`, :mod:`.plan`: a conversion as one relation; ``plan_refit``
+- :mod:`.weights`, :mod:`.steps`, :mod:`.transfer`: what ranks have, what a loader computes;
+  ``plan_load``
 """

@@ -18,24 +18,26 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding._memory import remembered
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.refit.record import MemoryRecording, SeesAutocast, at_meta_only
 from cute_sharding.dtensor.refit.steps import LocalStep, OfCall, Results, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, GivenTensors
+from cute_sharding.dtensor.refit.weights import (
+    Weight,
+    WeightPlacement,
+    described,
+    joined_weights,
+    lies,
+    listed,
+    local_part,
+)
 from cute_sharding.dtensor.replaced import communication, dispatch_modes
-from cute_sharding.dtensor.replaced.local_tensors import is_wrapper
-from cute_sharding.dtensor.replaced.tensor_specs import Partial
-from cute_sharding.dtensor.run.groups import slice_with
 from cute_sharding.dtensor.run.packing import in_shape
-from cute_sharding.dtensor.run.placements import chains_of_spec, text
 from cute_sharding.dtensor.run.ranks import Ranks
 from cute_sharding.dtensor.run.runner import Land, PlanRunner
-from cute_sharding.dtensor.run.specs import Spec, dtype_of, name_of
+from cute_sharding.dtensor.run.specs import dtype_of, name_of
 from cute_sharding.dtensor.run.this_process import OfThisProcess, ReshardError
-from cute_sharding.exchange import Mesh
-from cute_sharding.exchange.placed import Placed, several
 from cute_sharding.models import PlacedTensor
 from cute_sharding.models.buckets import Load, buckets
 from cute_sharding.models.transfer import (
@@ -52,7 +54,6 @@ from cute_sharding.relations.relation import Piece
 
 # The engine's own code, which is called with whole tensors by name.
 Loader: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], Any]"
-Weight: TypeAlias = "torch.Tensor | Spec | None"
 
 _LOADER = "the loader"
 
@@ -84,7 +85,7 @@ class TransferPlan(OfThisProcess, Transfer):
 
     group: Any = None
     rank: int = 0
-    source: Mapping[str, Placement] = field(default_factory=dict)
+    source: Mapping[str, WeightPlacement] = field(default_factory=dict)
     into: Mapping[str, torch.Tensor] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
@@ -333,153 +334,15 @@ class TransferPlan(OfThisProcess, Transfer):
         )
 
 
+def _true(said: Mapping[int, bool], value: bool) -> str:
+    """The ranks that say so."""
+    return listed([rank for rank, each in said.items() if each is value])
+
+
 class _Kind(NamedTuple):
     """What says a kind of device in place of a mesh."""
 
     device_type: str
-
-
-# -- what there is ---------------------------------------------------------------------------------
-
-
-class Placement(NamedTuple):
-    """How one rank sees that a weight lies.
-
-    Attributes:
-        shape, dtype: of the whole.
-        sizes, ranks, chains: the mesh and what cuts the weight. No ranks: this rank has all of it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    sizes: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-    chains: tuple[tuple[tuple[int, int], ...], ...] = ()
-
-    @property
-    def placed(self) -> Placed:
-        """On the mesh."""
-        return Placed(self.shape, Mesh(self.sizes, self.ranks), self.chains)
-
-    def __str__(self) -> str:
-        how = f"as {self.placed.placements_text()}" if self.ranks else "on each rank that has it"
-        mesh = f" on {Mesh(self.sizes, self.ranks)}" if self.ranks else ""
-        return f"{self.shape} {self.dtype} {how}{mesh}"
-
-
-def lies(name: str, weight: torch.Tensor | Spec) -> Placement:
-    """How a weight lies.
-
-    Raises:
-        ValueError: something is pending.
-        TypeError: it is not a tensor of elements.
-    """
-    placements: Any = weight.placements if isinstance(weight, (DTensor, Spec)) else ()
-    if any(isinstance(placement, Partial) for placement in placements):
-        raise ValueError(
-            f"{name!r} has placements {text(placements)}, but must not have a Partial: "
-            "redistribute the tensor to Shard or Replicate first"
-        )
-    if isinstance(weight, Spec):
-        placed = weight.placed(name)
-        mesh, chains = placed.placed.mesh, placed.placed.chains
-        return Placement(placed.placed.shape, placed.dtype, mesh.sizes, tuple(mesh.ranks), chains)
-    is_tensor = isinstance(weight, torch.Tensor) and not is_wrapper(local_part(weight))
-    if not is_tensor or local_part(weight).layout is not torch.strided:
-        raise TypeError(
-            f"{name!r} is a {type(weight).__name__}: give a DTensor, a plain tensor that is whole, "
-            "or a cute_sharding.Spec of its shape, mesh, placements and dtype"
-        )
-    if isinstance(weight, DTensor):
-        return _lies(weight._spec, weight.dtype, communication.this_rank())
-    return Placement(tuple(weight.shape), name_of(weight.dtype))
-
-
-@remembered
-def _lies(spec: Any, dtype: torch.dtype, rank: int) -> Placement:
-    mesh, shape = slice_with(spec.mesh, rank), tuple(spec.shape)
-    return Placement(shape, name_of(dtype), mesh.sizes, tuple(mesh.ranks), chains_of_spec(spec))
-
-
-def local_part(weight: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a weight."""
-    return weight._local_tensor if isinstance(weight, DTensor) else weight
-
-
-def _described(source: Mapping[str, Weight] | None, rank: int) -> dict[str, Placement]:
-    """How this rank's weights lie; without those of meshes on which it is not."""
-    found = {}
-    for name, weight in (source or {}).items():
-        if weight is None or (isinstance(weight, DTensor) and not _is_on(weight, rank)):
-            continue
-        found[name] = lies(name, weight)
-    return found
-
-
-def _is_on(weight: DTensor, rank: int) -> bool:
-    return any(rank in ranks for ranks in communication.rank_lists(weight.device_mesh))
-
-
-def _together(said: Iterable[tuple[Sequence[int], Mapping[str, Placement]]]) -> list[PlacedTensor]:
-    """The weights as all ranks together have them.
-
-    Raises:
-        ValueError: ranks have weights of one name that are not the same.
-    """
-    by_name: dict[str, list[tuple[Sequence[int], Placement]]] = {}
-    for ranks, weights in said:
-        for name, placement in weights.items():
-            by_name.setdefault(name, []).append((ranks, placement))
-    known: dict[Any, PlacedTensor] = {}
-    found = []
-    for name, some in by_name.items():
-        key = tuple([(tuple(ranks), placement) for ranks, placement in some])
-        if key not in known:
-            known[key] = _placed(name, some)
-        found.append(replace(known[key], name=name))
-    return found
-
-
-def _placed(name: str, said: Sequence[tuple[Sequence[int], Placement]]) -> PlacedTensor:
-    (ranks, first), *_ = said
-    for others, placement in said:
-        alike = placement.shape == first.shape and placement.dtype == first.dtype
-        if not alike or bool(placement.ranks) != bool(first.ranks):
-            raise ValueError(
-                f"the ranks {_listed(ranks)} have {name!r} as {first}, but the ranks "
-                f"{_listed(others)} have {name!r} as {placement}: give the same tensor on all ranks"
-            )
-    if not first.ranks:
-        every = tuple(sorted(rank for some, _ in said for rank in some))
-        placed = Placed(first.shape, Mesh((len(every),), every), ((),) * len(first.shape))
-        return PlacedTensor(placed, first.dtype)
-    having = {rank for some, _ in said for rank in some}
-    lacking = sorted({rank for _, each in said for rank in each.ranks} - having)
-    if lacking:
-        raise ValueError(
-            f"{name!r} is {first}, but the ranks {_listed(lacking)} of its mesh give no {name!r}, "
-            "or are not in the group: give the weight on all ranks of its mesh"
-        )
-    meshes = [*dict.fromkeys(placement for _, placement in said)]
-    if len(meshes) == 1:
-        return PlacedTensor(first.placed, first.dtype)
-    try:
-        placed = several(first.placed, [each.placed for each in meshes[1:]])
-    except ValueError as error:
-        raise ValueError(
-            f"ranks have {name!r} as {first} and as {meshes[1]}, which are not replicas of one "
-            "tensor: give the tensor on one mesh"
-        ) from error
-    return PlacedTensor(placed, first.dtype)
-
-
-def _true(said: Mapping[int, bool], value: bool) -> str:
-    """The ranks that say so."""
-    return _listed([rank for rank, each in said.items() if each is value])
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 # -- what is needed --------------------------------------------------------------------------------
@@ -675,8 +538,8 @@ def _planned(
         raise ValueError(
             f"memory_limit of plan_load differs between ranks: {limits}. Pass the same on all ranks"
         )
-    mine, said = ranks.in_common(what, lambda: _described(source, ranks.this))
-    operands, _ = ranks.on_each(what, lambda: _together(said), lambda _: None)
+    mine, said = ranks.in_common(what, lambda: described(source, ranks.this))
+    operands, _ = ranks.on_each(what, lambda: joined_weights(said), lambda _: None)
     tensors, _ = ranks.on_each(what, lambda: _tensors(load, into), lambda _: None)
 
     def record() -> _Recorded:
