@@ -28,7 +28,7 @@ class OfCall:
 
 
 @dataclass(frozen=True, eq=False)
-class LocalStep:
+class LoaderStep:
     """A call, and what it takes.
 
     Attributes:
@@ -70,11 +70,11 @@ def of_calls(
 
 def steps_of(
     recording: MemoryRecording, computed: Iterable[OfCall]
-) -> tuple[list[LocalStep], dict[str, tuple[Taken, list[Piece]]]]:
+) -> tuple[list[LoaderStep], dict[str, tuple[Taken, list[Piece]]]]:
     """The calls that give some elements, each after those that it takes from; and by name, what is
     brought for them: the tensor, and its pieces from weights and constants.
     """
-    steps: dict[RecordedCall, LocalStep] = {}
+    steps: dict[RecordedCall, LoaderStep] = {}
     brought: dict[str, tuple[Taken, list[Piece]]] = {}
 
     def add(call: RecordedCall) -> None:
@@ -90,7 +90,7 @@ def steps_of(
             names.append(f"{call.op} {call.line} {len(brought)}" if moved else None)
             if names[-1] is not None:
                 brought[names[-1]] = taken, moved
-        steps[call] = LocalStep(call, tuple(names), tuple(given))
+        steps[call] = LoaderStep(call, tuple(names), tuple(given))
 
     for each in computed:
         add(each.call)
@@ -107,7 +107,7 @@ class Results:
         self._device = device
         self._found: dict[RecordedCall, list[torch.Tensor]] = {}
 
-    def run(self, step: LocalStep, brought: Mapping[str, torch.Tensor]) -> None:
+    def run(self, step: LoaderStep, brought: Mapping[str, torch.Tensor]) -> None:
         """RecordedCall a step again, on what was brought and what other calls have given."""
         made = iter(
             [

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.refit.record import MemoryRecording, SeesAutocast, at_meta_only
-from cute_sharding.dtensor.refit.steps import LocalStep, OfCall, Results, of_calls, steps_of
+from cute_sharding.dtensor.refit.steps import LoaderStep, OfCall, Results, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, GivenTensors
 from cute_sharding.dtensor.refit.weights import (
     Weight,
@@ -89,7 +89,7 @@ class TransferPlan(OfThisProcess, Transfer):
     into: Mapping[str, torch.Tensor] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
-    steps: tuple[LocalStep, ...] = ()
+    steps: tuple[LoaderStep, ...] = ()
     computed: Mapping[str, tuple[OfCall, ...]] = field(default_factory=dict)
     computes: bool = False
 
@@ -353,7 +353,7 @@ class _Recorded(NamedTuple):
 
     need: Need = Need((), ())
     unwritten: Mapping[str, int] = MappingProxyType({})
-    steps: tuple[LocalStep, ...] = ()
+    steps: tuple[LoaderStep, ...] = ()
     computed: Mapping[str, tuple[OfCall, ...]] = MappingProxyType({})
 
 
