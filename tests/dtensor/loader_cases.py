@@ -88,6 +88,11 @@ def functional(i, w):
     i["u"].copy_(torch.select_scatter(w["a"], w["s"], 0, 3))
 
 
+def own_values(i, w):
+    rows = torch.zeros(2, dtype=torch.int64).add_(2).tolist()
+    i["v"].narrow(0, 0, rows[0]).copy_(w["a"][torch.tensor([3, 1]).tolist()[1] :][:2])
+
+
 MOVED = [
     pairs,
     rows,
@@ -100,6 +105,7 @@ MOVED = [
     inferred,
     foreach,
     functional,
+    own_values,
 ]
 
 
@@ -175,9 +181,22 @@ def in_autocast(i, w):
         i["m"][:4, :].copy_(w["b"] @ w["b"].T[:, :3])
 
 
+def listed(i, w):
+    own = torch.zeros(4)
+    own.copy_(w["a"])
+    i["v"][int(own.tolist()[0])].copy_(w["s"])
+
+
+def by_numpy(i, w):
+    i["v"].copy_(w["a"])
+    i["v"].numpy()[0] = 9
+
+
 REFUSED = {
+    "tolist": (listed, "reads the values of 'a' with Tensor.tolist"),
+    "numpy of its own": (by_numpy, "with Tensor.numpy"),
     "if": (lambda i, w: i["v"].copy_(w["a"] if w["a"].max() > 0 else w["a"] * 2), "reads the valu"),
-    "numpy": (lambda i, w: torch.from_numpy(w["a"].numpy()), "reads values"),
+    "numpy": (lambda i, w: torch.from_numpy(w["a"].numpy()), "of 'a' with Tensor.numpy"),
     "set_": (lambda i, w: i["v"].set_(w["a"]), "writes to other memory"),
     "data": (lambda i, w: setattr(i["v"], "data", w["a"]), "param.data.copy_"),
     "its own": (lambda i, w: i["v"].add_(w["a"]), "no element of the weights"),

@@ -183,3 +183,12 @@ OVERWRITES = frozenset({COPY, "fill_", "zero_"})
 SHARES = ("detach.default", "alias.default", "lift_fresh.default")
 # Ops that ask how a tensor lies, and not for its values.
 ASKS = frozenset({"is_pinned.default", "is_same_size.default", "is_contiguous.default"})
+# Functions that read memory, or hand it out, without an op.
+READS = frozenset(
+    {
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+    }
+)

@@ -41,6 +41,7 @@ from cute_sharding.dtensor.refit.ops import (
     COPY,
     FILLS,
     OVERWRITES,
+    READS,
     RESIZES,
     SHARES,
     TAKES_NUMBERS,
@@ -66,20 +67,6 @@ _NO_VALUES = (
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class SeesAutocast(TorchFunctionMode):
-    """Notes for a recording that code stands in autocast: ops do not see that any more."""
-
-    def __init__(self, recording: MemoryRecording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        return func(*args, **(kwargs or {}))
-
-
 # -- recording -------------------------------------------------------------------------------------
 
 
@@ -96,7 +83,7 @@ class MemoryRecording(LightMode):
         given: a tensor without data for each source, in order.
         operands: by number.
         in_autocast: whether the code computes in another dtype than it says, which does not happen
-            to tensors without data; set by :class:`SeesAutocast`.
+            to tensors without data; set by :class:`Calls`.
     """
 
     def __init__(
@@ -355,6 +342,19 @@ class MemoryRecording(LightMode):
                 f"{self.of} reads the values of {of} with aten.{name}{where}, but {why}"
             )
         return func(*_replaced(args, values), **_replaced(kwargs, values))
+
+    def check_own(self, tensor: torch.Tensor, func: Any) -> None:
+        """Raises:
+        NotOnlyMoved: memory is read, or handed out, that has or is to have others' elements.
+        """
+        if not self.is_known(tensor) or not tensor.numel():
+            return
+        operands = [self.operands[each.source] for each in self.read(tensor)]
+        if self._is_into(tensor) or not all(map(is_own, operands)):
+            of, name, where = self._named([tensor]), func.__name__, at(calling_line())
+            raise NotOnlyMoved(
+                f"{self.of} reads the values of {of} with Tensor.{name}{where}, but {_NO_VALUES}"
+            )
 
     def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An op that writes to operands: what it would give otherwise is written to them."""
@@ -683,6 +683,31 @@ class MemoryRecording(LightMode):
         if not self.is_known(tensor):
             return 0
         return tensor.numel() - sum(each.size for each in self.read(tensor))
+
+
+class Calls(TorchFunctionMode):
+    """Sees what a recording's ops do not: whether code stands in autocast, and functions that read
+    or hand out memory.
+    """
+
+    def __init__(self, recording: MemoryRecording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if func in READS:
+            self._recording.check_own(args[0], func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def seen_by(recording: MemoryRecording) -> Iterator[None]:
+    """What runs inside is recorded."""
+    with recording, dispatch_modes.eagerly(), Calls(recording):
+        yield
 
 
 @contextmanager

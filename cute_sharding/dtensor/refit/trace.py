@@ -9,7 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from cute_sharding._words import counted
-from cute_sharding.dtensor.refit.record import MemoryRecording, at_meta_only, without_value
+from cute_sharding.dtensor.refit.record import (
+    MemoryRecording,
+    at_meta_only,
+    seen_by,
+    without_value,
+)
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.relations import NotOnlyMoved, Relation, beside
 
@@ -48,7 +53,7 @@ def trace(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]]) 
     """
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(GENERATOR, MOVES):
         recording = MemoryRecording(sources, of=GENERATOR)
-        with recording, dispatch_modes.eagerly():
+        with seen_by(recording):
             results: Any = generator(GivenTensors(zip(sources, recording.given)))
             if isinstance(results, Iterator):  # pairs of name and tensor, as engines take them
                 results = dict(results)

@@ -9,7 +9,7 @@ data, and each plans from the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
-from cute_sharding.dtensor.refit.record import MemoryRecording, SeesAutocast, at_meta_only
+from cute_sharding.dtensor.refit.record import MemoryRecording, at_meta_only, seen_by
 from cute_sharding.dtensor.refit.steps import LoaderStep, OfCall, Results, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, GivenTensors
 from cute_sharding.dtensor.refit.weights import (
@@ -373,11 +373,7 @@ def record_load(
     given = {x.name: (x.placed.shape, dtype_of(x.dtype)) for x in sources}
     with dispatch_modes.no_modes(), torch.no_grad(), at_meta_only(_LOADER, MOVES):
         recording = MemoryRecording(given, into, _LOADER)
-        with (
-            recording,
-            dispatch_modes.eagerly(),
-            SeesAutocast(recording) if computes else nullcontext(),
-        ):
+        with seen_by(recording):
             load(GivenTensors(zip(given, recording.given), of=_LOADER))
         made, unwritten = {}, {}
         computed: dict[str, tuple[OfCall, ...]] = {}
