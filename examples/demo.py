@@ -4,9 +4,10 @@
 
 Runs transformer_block.py twice on four CPU processes, as it stands: with USE_CUTE_SHARDING=0 in the
 environment, which leaves torch's own rules in force, and with USE_CUTE_SHARDING=1. Prints what each
-run measured, side by side: views, slices, a cache, a chunk and training steps. Takes a minute or
-two on two cores, and exits with code 1 if the run with the flag has wrong data, misses a view that
-can be free, or has a training step that is not as on a single device.
+run measured, side by side: views, slices, a cache, a chunk, training steps, and what a step of a
+language model costs. A page with a picture of the latter is saved. Takes about a minute on two
+cores, and exits with code 1 if the run with the flag has wrong data, misses a view that can be
+free, or has a training step that is not as on a single device.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 FLAG = "USE_CUTE_SHARDING"
 PROGRAM = Path(__file__).with_name("transformer_block.py")
+PICTURE = Path("demo.html")
 WORKERS = 4
 TIMEOUT = 600  # seconds a run, on a machine that has other work
 TAIL = 40  # lines of output shown of a run that fails and leaves no traceback
@@ -124,7 +126,7 @@ def complaints(record: Record) -> list[str]:
         found.append(
             f"wrong data ({', '.join(record['wrong'])})" if record.get("wrong") else "wrong data"
         )
-    if record["kind"] == "step" and record["outcome"] == "raises":
+    if record["kind"] != "view" and record["outcome"] == "raises":
         found.append(f"raises {record['error']}")
     if record.get("free_exists") and record["outcome"] != "free":
         found.append(
@@ -132,6 +134,67 @@ def complaints(record: Record) -> list[str]:
             + (f": {record['error']}" if "error" in record else "")
         )
     return [f"{record['name']}: {what}" for what in found]
+
+
+def patterns(stock: list[Record], flagged: list[Record]) -> str:
+    """What views, slices and training steps do in both runs."""
+    rows = [
+        (
+            "pattern",
+            "PyTorch",
+            "with the flag",
+            "placements with the flag",
+            "against a single device",
+        )
+    ]
+    rows += [
+        (b["name"], cell(a), cell(b), b.get("placements", "-"), checked(b))
+        for a, b in zip(stock, flagged, strict=True)
+        if b["kind"] != "model"
+    ]
+    return table(rows)
+
+
+def costs(stock: Record, flagged: Record) -> str:
+    """What a step of the language model costs in both runs."""
+    from cute_sharding._words import bytes_text, seconds_text
+
+    rows: list[tuple[str, ...]] = [("a step of a language model", "PyTorch", "with the flag")]
+    for name, key, text in (
+        ("received by the busiest rank", "received", bytes_text),
+        ("collectives", "collectives", str),
+        ("time of the fastest step", "seconds", seconds_text),
+        ("memory for training, at most", "memory", bytes_text),
+    ):
+        rows.append(
+            (name, *(text(run[key]) if key in run else run["outcome"] for run in (stock, flagged)))
+        )
+    rows.append(("losses, against a single device", checked(stock), checked(flagged)))
+    return table(rows)
+
+
+def save_picture(stock: Record, flagged: Record, path: Path) -> None:
+    """A page with the bytes that each line of the language model receives in both runs."""
+    from cute_sharding import _html
+    from cute_sharding._words import bytes_text
+    from cute_sharding.tools.drawing.charts import Bar, BarGroup, bar_chart
+
+    kinds = ("PyTorch", "with the flag")
+    runs = [run.get("lines", {}) for run in (stock, flagged)]
+    most = sorted({*runs[0], *runs[1]}, key=lambda line: -max(run.get(line, 0) for run in runs))
+    groups = [
+        BarGroup(
+            "",
+            [
+                Bar(kind, bytes_text(run.get(line, 0)), {kind: run.get(line, 0)})
+                for kind, run in zip(kinds, runs)
+            ],
+            line,
+        )
+        for line in most
+    ]
+    title = "Received for each line of the language model, with its gradient"
+    path.write_text(_html.page("A step of a language model", bar_chart(title, groups, kinds)))
 
 
 def count(records: list[Record]) -> tuple[int, int, int]:
@@ -144,7 +207,7 @@ def count(records: list[Record]) -> tuple[int, int, int]:
     return (
         free,
         sum(r["right"] is False for r in records),
-        sum(bool(r["kind"] == "step" and r["right"]) for r in records),
+        sum(bool(r["kind"] != "view" and r["right"]) for r in records),
     )
 
 
@@ -158,39 +221,29 @@ def main() -> int:
     from cute_sharding.tools.progress import progress
 
     start = time.perf_counter()
-    what = f"views, slices, a cache and training steps on {WORKERS} processes"
+    what = f"views, slices, a cache and a language model on {WORKERS} processes"
     with progress(f"1 of 2: {what}, with PyTorch alone"):
         stock = run("0")
     with progress(f"2 of 2: {what}, with the flag"):
         flagged = run("1")
     seconds = time.perf_counter() - start
 
-    rows = [
-        (
-            "pattern",
-            "PyTorch",
-            "with the flag",
-            "placements with the flag",
-            "against a single device",
-        )
-    ]
-    rows += [
-        (b["name"], cell(a), cell(b), b.get("placements", "-"), checked(b))
-        for a, b in zip(stock, flagged, strict=True)
-    ]
-    print(table(rows))
+    print(patterns(stock, flagged))
     print(
         "\n(n, m): collectives, and the elements that they give rank 0. S(d): Shard. _S(d, f): "
         "_StridedShard, split factor f. R: Replicate. "
-        "Training steps count forward and backward."
+        "Training steps count forward and backward.\n"
     )
+    print(costs(stock[-1], flagged[-1]))
+    save_picture(stock[-1], flagged[-1], PICTURE)
+    print(f"\nSaved {PICTURE}: the bytes of each line of the model.")
 
     problems = [line for record in flagged for line in complaints(record)]
     for line in problems:
         print(f"FAILED  {line}")
     can, steps = (
         sum(bool(r.get("free_exists")) for r in flagged),
-        sum(r["kind"] == "step" for r in flagged),
+        sum(r["kind"] != "view" for r in flagged),
     )
     (free, wrong, match), (stock_free, stock_wrong, stock_match) = count(flagged), count(stock)
     print(
@@ -198,6 +251,11 @@ def main() -> int:
         f"free are (PyTorch {stock_free}), "
         f"{wrong} results are wrong data (PyTorch {stock_wrong}), {match} of {steps} training "
         f"steps match (PyTorch {stock_match}); {seconds:.0f} s."
+    )
+    folder = os.path.relpath(Path(sys.executable).parent)
+    print(
+        "Next, which lines of a program communicate, with the flag or without: "
+        f"{FLAG}=1 {folder}/torchrun --nproc-per-node=4 -m cute_sharding profile examples/train.py"
     )
     return 1 if problems else 0
 

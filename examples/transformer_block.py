@@ -5,7 +5,8 @@
 Part one is a list of views, slices and cats that models take of sharded tensors. Part two is three
 training steps, forward, backward and update: a transformer block with a dense MLP, one with a
 mixture of experts, and the patch embedding of a vision model. Everything is also computed on full
-tensors in one process, and compared with what each rank really holds.
+tensors in one process, and compared with what each rank really holds. Part three is the language
+model of train.py: its losses, and what a step costs.
 
 Nothing here knows how DTensor propagates placements through ops: examples/demo.py runs this file
 twice, once with each set of rules.
@@ -16,14 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import resource
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from linecache import getline
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import train
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -31,6 +35,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+import cute_sharding
 
 R = Replicate()
 S = Shard
@@ -406,6 +412,54 @@ def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
     return {"name": step.name, "kind": "step", **agreed(attempt)}
 
 
+# Part three: a language model.
+
+TRAINED = 4  # steps
+
+
+def run_model(mesh: DeviceMesh) -> dict[str, Any]:
+    """The step of train.py, with the parts of fused weights divided one by one: losses as on one
+    device; bytes of the busiest rank, also for each line of the program, and collectives; seconds
+    of the fastest step; bytes of memory that this process has taken for all of it, at most.
+    """
+
+    def attempt() -> dict[str, Any]:
+        before = taken()
+        step, losses, seconds = train.training_step(mesh), [], []
+        for _ in range(TRAINED - 1):
+            dist.barrier()
+            start = time.perf_counter()
+            losses.append(step())
+            seconds.append(time.perf_counter() - start)
+        memory = taken() - before
+        with cute_sharding.profile() as sent:
+            losses.append(step())
+        lines: dict[str, int] = {}
+        for line in sent.lines:
+            place = line.cause.place
+            text = getline(place.file, place.line).strip() if place else "unknown line"
+            lines[text] = lines.get(text, 0) + line.received
+        found = torch.stack([loss.full_tensor() for loss in losses])
+        on_one = train.training_step()
+        expected = torch.stack([on_one() for _ in losses])
+        return {
+            "received": sum(lines.values()),
+            "lines": lines,
+            "collectives": len(sent.collectives),
+            "seconds": min(seconds),
+            "memory": memory,
+            "right": torch.allclose(found, expected, rtol=1e-5),
+        }
+
+    train.PLACES |= {"qkv": S_(0, 3), "gate_up": S_(0, 2)}
+    return {"name": "language model", "kind": "model", **agreed(attempt)}
+
+
+def taken() -> int:
+    """The most bytes of memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 # The records.
 
 
@@ -450,6 +504,7 @@ def main() -> None:
     records = [run_pattern(pattern, meshes) for pattern in PATTERNS] + [
         run_step(step, grid) for step in STEPS
     ]
+    records.append(run_model(grid))
     if dist.get_rank() == 0:
         if out:
             with open(out, "w") as file:

@@ -42,3 +42,9 @@ def test_programs_are_written_before_they_run():
             names = [name for name in pages.programs("docs/tutorial.md") if name in source]
             assert all(f"%%writefile {name}\n" in seen for name in names), source
         seen += source + "\n"
+
+
+def test_the_demo_runs_its_model():
+    """examples/train.py is the program of the page, as it stands."""
+    program = pages.programs("docs/tutorial.md")["train.py"]
+    assert (pages.ROOT / "examples/train.py").read_text() == program

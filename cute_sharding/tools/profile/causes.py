@@ -67,7 +67,8 @@ def recorded(recorder: Recorder, network: Chosen) -> dict[str, Any]:
 def _whole(meshes: Sequence[Any]) -> list[Any]:
     """The meshes without those that are a part of another, such as ``mesh["tp"]``."""
     dims = [{*zip(_names(mesh), mesh.shape)} for mesh in meshes]
-    ranks = [{*mesh.mesh.flatten().tolist()} for mesh in meshes]
+    # Of all slices, since which is this rank's is unknown once the program has ended its groups.
+    ranks = [{rank for on in communication.slices(mesh) for rank in on.ranks} for mesh in meshes]
     every = list(zip(meshes, dims, ranks))
     return [
         mesh

@@ -396,8 +396,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-mesh = init_device_mesh("cpu", (2,))
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
 x = DTensor.from_local(torch.zeros(2, 6, 2), mesh, [Shard(2)])
 x.view(2, 2, 12).redistribute(placements=[Replicate()])
 x[:, :, 1:]
@@ -415,7 +415,7 @@ def test_a_profile_of_a_program(tmp_path):
     code = "import sys; from cute_sharding.tools.cli import main; sys.exit(main())"
     found = python(code, "profile", str(program), "3")
     assert found.returncode == 3, found.stderr
-    assert "Rank 0 of 2, mesh 2, torch" in found.stdout, found.stdout
+    assert "Rank 0 of 4, mesh tp=2, torch" in found.stdout, found.stdout
     assert "program.py:13\n    x[:, :, 1:]\n    slice redistributes" in found.stdout
     page = tmp_path / "page.html"
     silent = python(code, "profile", "--save", str(page), str(program), RANK="1")
