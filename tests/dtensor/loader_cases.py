@@ -4,7 +4,9 @@ loader on whole ones.
 
 import copy
 
+import numpy
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from cute_sharding import plan_load
@@ -15,6 +17,7 @@ WEIGHTS = {
     "b": torch.rand(4, 3),
     "s": torch.tensor(5.0),
     "q": torch.rand(4, 4).to(torch.float8_e4m3fn),
+    "c": torch.rand(4, dtype=torch.complex64),
 }
 
 
@@ -25,6 +28,7 @@ def engine():
         "m": torch.zeros(6, 3, dtype=torch.bfloat16),
         "s": torch.zeros(()),
         "q": torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+        "c": torch.zeros(4, dtype=torch.complex64),
     }
 
 
@@ -93,7 +97,16 @@ def own_values(i, w):
     i["v"].narrow(0, 0, rows[0]).copy_(w["a"][torch.tensor([3, 1]).tolist()[1] :][:2])
 
 
+def onto_itself(i, w):
+    i["v"].copy_(w["a"])
+    try:
+        i["v"][1:] = i["v"][:-1]
+    except RuntimeError:  # torch copies to no memory that it reads
+        i["v"][1:] = i["v"][:-1].clone()
+
+
 MOVED = [
+    onto_itself,
     pairs,
     rows,
     masks,
@@ -139,17 +152,35 @@ def compiled(i, w):
     i["m"].narrow(0, 0, 4).copy_(compiled_function(w["b"]).mT)
 
 
-COMPUTED = [added, compiled, with_own, chosen, scaled]
+def in_another_default_dtype(i, w):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        i["v"].copy_((w["a"] * 10).int() / 7)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def strided(i, w):
+    wide = w["b"].t().repeat(1, 50)
+    i["u"][:3].copy_(wide[:, ::2].sum(1))
+    i["v"][:3].copy_(wide[:, :1].expand(3, 200).sum(1))
+
+
+COMPUTED = [added, compiled, with_own, chosen, scaled, in_another_default_dtype, strided]
 
 
 def assert_loads(load, **how):
     mine, by_hand = engine(), engine()
     plan = plan_load(lambda w: load(mine, w), mine, WEIGHTS, **how)
-    assert all(torch.equal(x.float(), y.float()) for x, y in zip(mine.values(), engine().values()))
+    assert all(torch.equal(bits(x), bits(y)) for x, y in zip(mine.values(), engine().values()))
     plan.run(WEIGHTS)
     load(by_hand, WEIGHTS)
     for name, x in mine.items():
-        assert torch.equal(x.float(), by_hand[name].float()), (name, x, by_hand[name])
+        assert torch.equal(bits(x), bits(by_hand[name])), (name, x, by_hand[name])
+
+
+def bits(x):
+    return x.reshape(-1).view(torch.uint8)
 
 
 def write():
@@ -192,7 +223,72 @@ def by_numpy(i, w):
     i["v"].numpy()[0] = 9
 
 
+def caught(i, w):
+    """With values, it would go on another way than without."""
+    try:
+        scale = w["s"].item()
+    except Exception:
+        scale = 1.0
+    i["v"].fill_(scale)
+
+
+def staged(i, w):
+    memory = numpy.zeros(4, dtype=numpy.float32)
+    torch.from_numpy(memory).copy_(w["a"])
+    i["v"].copy_(torch.from_numpy(memory))
+
+
+def handed_out(i, w):
+    own = torch.zeros(4)
+    memory = own.numpy()
+    own[:2].copy_(w["a"][:2])
+    memory[2:] = 7
+    i["v"].copy_(own)
+
+
+def once(i, w):
+    seen = {}
+    for name in ("a", "b"):
+        seen.setdefault(w[name].data_ptr(), name)
+    i["v"].copy_(w["a"])
+    if len(seen) > 1:
+        i["m"][:3].copy_(w["b"])
+
+
+KEPT = {}
+
+
+def kept(i, w):
+    KEPT["a"] = torch.zeros(4)
+    KEPT["a"].copy_(w["a"])
+
+
+def before_it(i, w, own=torch.zeros(4)):  # noqa: B008
+    own.copy_(w["a"])
+
+
+def summed_in_bfloat16(i, w):
+    torch.sum(w["b"], 0, out=i["m"][0])
+
+
+def sent(i, w):
+    own = w["a"].clone()
+    dist.all_reduce(own)
+    i["v"].copy_(own)
+
+
 REFUSED = {
+    "caught": (caught, "reads the values of 's'"),
+    "numpy's memory": (staged, "writes 'a' to a tensor of shape (4,)"),
+    "handed out": (handed_out, "shares its memory with another library"),
+    "pointers": (once, "with Tensor.data_ptr"),
+    "kept": (kept, "keeps elements of 'a' in a tensor of its own"),
+    "made before": (before_it, "since it was made before"),
+    "turned": (lambda i, w: (i["q"].t_(), i["q"].copy_(w["q"].t())), "memory or shape as 'q'"),
+    "out": (summed_in_bfloat16, "no element of the weights ('b')"),
+    "collective": (sent, "which communicates"),
+    "conjugate": (lambda i, w: i["c"].copy_(w["c"].conj()), "lazy conjugate"),
+    "onto conjugate": (lambda i, w: i["c"].conj().copy_(w["c"]), "lazy conjugate"),
     "tolist": (listed, "reads the values of 'a' with Tensor.tolist"),
     "numpy of its own": (by_numpy, "with Tensor.numpy"),
     "if": (lambda i, w: i["v"].copy_(w["a"] if w["a"].max() > 0 else w["a"] * 2), "reads the valu"),
@@ -215,6 +311,8 @@ def refuse():
             plan_load(lambda w: load(mine, w), mine, WEIGHTS, computes=True)
 
         raises([words], planned)
+        assert all(torch.equal(bits(x), bits(y)) for x, y in zip(mine.values(), engine().values()))
+        assert [x.shape for x in mine.values()] == [x.shape for x in engine().values()]
 
 
 def modules():
@@ -299,11 +397,23 @@ def put_back():
             else:
                 model.weight = nn.Parameter(w["weight"])
 
-        words = ["another tensor as 'weight'"]
+        words = ["another tensor, memory or shape as 'weight'"]
         raises(
             words, lambda load=load, model=model, weights=weights: plan_load(load, model, weights)
         )
         assert model.weight is weight and model.bias is bias and not weight.is_meta
 
 
-CASES = (write, compute, refuse, modules, one_memory, exactly, put_back)
+def one_memory_of_numpy():
+    """Of which torch does not know that it is one."""
+    memory = numpy.zeros(6, dtype=numpy.float32)
+    into = {"x": torch.from_numpy(memory[:4]), "y": torch.from_numpy(memory[2:])}
+    try:
+        plan_load(lambda w: into["x"].copy_(w["a"]), into, WEIGHTS)
+    except ValueError as error:
+        assert "'x' and 'y' of into share memory" in str(error)
+    else:
+        raise AssertionError("two tensors share memory")
+
+
+CASES = (write, compute, refuse, modules, one_memory, one_memory_of_numpy, exactly, put_back)

@@ -76,12 +76,14 @@ class RecordedCall:
         op, args, kwargs: as the program calls it, with a :class:`Taken` for each tensor that is
             made of operands.
         line: where.
+        default: the dtype of numbers there.
     """
 
     op: Any
     args: Any
     kwargs: Any
     line: str
+    default: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)

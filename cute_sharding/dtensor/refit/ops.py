@@ -180,15 +180,31 @@ RESIZES = frozenset({"resize_", "resize_as_", "set_"})
 COPY = "copy_"
 OVERWRITES = frozenset({COPY, "fill_", "zero_"})
 # Ops beside views whose result shares memory with their operand.
-SHARES = ("detach.default", "alias.default", "lift_fresh.default")
+LIFTS = "lift_fresh.default"  # what torch.tensor() has just made
+SHARES = ("detach.default", "alias.default", LIFTS)
 # Ops that ask how a tensor lies, and not for its values.
 ASKS = frozenset({"is_pinned.default", "is_same_size.default", "is_contiguous.default"})
-# Functions that read memory, or hand it out, without an op.
+# Functions that read memory, or copy it, without an op.
 READS = frozenset(
     {
         torch.Tensor.tolist,
+        torch.Tensor.apply_,
+        torch.Tensor.map_,
+        torch.Tensor.map2_,
+        torch.Tensor.__deepcopy__,
+        torch.Tensor.__reduce_ex__,
+    }
+)
+# Functions that hand memory out, to be read and written without an op.
+HANDS_OUT = frozenset(
+    {
         torch.Tensor.numpy,
         torch.Tensor.__array__,
         torch.Tensor.__dlpack__,
+        torch.Tensor.storage,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.share_memory_,
     }
 )
+# Functions that say where memory is.
+LOCATES = frozenset({torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage})

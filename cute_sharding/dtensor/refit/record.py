@@ -9,6 +9,7 @@ an error only where it reaches a result.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ from cute_sharding.dtensor.refit.ops import (
     ASKS,
     COPY,
     FILLS,
+    HANDS_OUT,
+    LIFTS,
+    LOCATES,
     OVERWRITES,
     READS,
     RESIZES,
@@ -58,6 +62,9 @@ from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join
 
 # Arguments that do not change which elements there are.
 _HOW_IT_LIES = ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "copy")
+_DEEP_COPY = torch.Tensor.__deepcopy__  # of a tensor without data: an op
+_SEEN = READS | HANDS_OUT | LOCATES
+_EACH = "_foreach_"
 _DRAWS = "draws random numbers"
 _NO_VALUES = (
     "tensors have no values while it is planned what moves where. Use only shapes, or read the "
@@ -84,6 +91,8 @@ class MemoryRecording(LightMode):
         operands: by number.
         in_autocast: whether the code computes in another dtype than it says, which does not happen
             to tensors without data; set by :class:`Calls`.
+        refused: what the code may not do, in order, also where it has caught the error: with data
+            it would have gone another way.
     """
 
     def __init__(
@@ -94,10 +103,13 @@ class MemoryRecording(LightMode):
     ) -> None:
         super().__init__()
         self.names, self.of, self.in_autocast = tuple(sources), of, False
+        self.refused: list[Exception] = []
         self.shapes = tuple([tuple(map(int, shape)) for shape, _ in sources.values()])
         self.dtypes = [dtype for _, dtype in sources.values()]
         self.operands = Operands(self.names)
         self._memories: dict[int, tuple[Any, WrittenMemory, int]] = {}
+        # Memory with data that the code itself has made, and nothing else writes to, by id.
+        self._made_here = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
         self.given = [
             torch.empty(shape, dtype=dtype, device="meta")
             for shape, dtype in zip(self.shapes, self.dtypes)
@@ -226,8 +238,16 @@ class MemoryRecording(LightMode):
         """Write what is given by pieces, from operands to the row-major positions of a tensor."""
         if not tensor.numel():
             return
+        if tensor.is_conj() or tensor.is_neg():
+            raise NotOnlyMoved(
+                f"{self.of} writes to a lazy conjugate or negative{at(calling_line())}. Write what "
+                "it is of: x.copy_(y.conj())"
+            )
         memory = self._memory(tensor)
         if memory is None:
+            if self._is_elsewhere(tensor):
+                self._check_elsewhere(tensor, pieces)
+                return
             memory = self._begin_own(tensor)
         view, factor = _view(tensor), tensor.itemsize // self._width(tensor)
         if factor > 1:
@@ -249,7 +269,9 @@ class MemoryRecording(LightMode):
             flat = flat.clone(memory_format=torch.contiguous_format)
             bits = flat.view(torch.uint8).view(len(flat), -1)  # 0.0 and -0.0 are two
             is_one = not tensor.is_meta and not bool((bits != bits[0]).any())
-            value = flat[0].item() if is_one else None
+            value: Any = flat[0].item() if is_one else None
+            if is_one and value != value:  # one of several NaNs
+                is_one = torch.equal(torch.full_like(flat[:1], value).view(torch.uint8), bits[0])
         if func is not None and _is_random(func):
             why = f"{func} {_DRAWS}"
         elif is_one:
@@ -268,6 +290,33 @@ class MemoryRecording(LightMode):
             whole = tensor.detach().as_strided((size,), (1,), 0)
         return self._keep(tensor, WrittenMemory(size, self._own(whole)))
 
+    def _is_elsewhere(self, tensor: torch.Tensor) -> bool:
+        """Whether others may read and write a tensor's memory, which has its values."""
+        key = id(storage_of(tensor))
+        return key not in self._memories and key not in self._made_here
+
+    def _check_elsewhere(self, tensor: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Raises:
+        NotOnlyMoved: elements of sources are written to such memory.
+        """
+        if not all(is_own(self.operands[each.source]) for each in pieces):
+            of = self.operands.names_of([each.source for each in pieces])
+            raise NotOnlyMoved(
+                f"{self.of} writes {of} to a tensor of shape {tuple(tensor.shape)}"
+                f"{at(calling_line())} that is not one of those to be written to, and that others "
+                "may read, since it was made before, or shares its memory with another library. "
+                "Make the tensor in the function itself, or add it to those to be written to"
+            )
+
+    def _make_here(self, made: Any) -> Any:
+        """Know that an op has made these tensors with data."""
+        for x in leaves(made):
+            if isinstance(x, torch.Tensor) and not x.is_meta:
+                storage = storage_of(x)
+                if storage.resizable():  # others' memory is not, such as numpy's
+                    self._made_here[id(storage)] = storage
+        return made
+
     def _all(self, shape: Sequence[int], number: int) -> list[Piece]:
         """All elements of a tensor, each the first of an operand."""
         return [piece(number, 0, 0, 0, [(prod(shape), 0, 1)])] if prod(shape) else []
@@ -283,10 +332,28 @@ class MemoryRecording(LightMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with self.refusing():
+            return self._record(func, args, kwargs or {})
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """What is refused inside stays refused."""
+        try:
+            yield
+        except (NotOnlyMoved, NotImplementedError) as error:
+            self.refused.append(error)
+            raise
+
+    def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kind = _kind(func)
+        if kind.communicates:
+            raise NotOnlyMoved(
+                f"{self.of} calls {func}{at(calling_line())}, which communicates, but each rank "
+                "plans by itself. Communicate before or after it"
+            )
         if kind.is_view and not kind.resizes:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return self._make_here(out) if _name(func) == LIFTS else out
         if kind.copies and (args[0].is_meta or self._is_into(args[0])):  # most of what loaders do
             self._copy(args[0], args[1])
             return args[0]
@@ -297,6 +364,8 @@ class MemoryRecording(LightMode):
             return self._allocate(func, args, kwargs)
         if not kind.resizes and not any(map(self.is_known, tensors)):
             out = func(*args, **kwargs)
+            if not kind.writes:
+                self._make_here(out)
             if _is_random(func):
                 self._note_random(func, out)
             return out
@@ -323,7 +392,7 @@ class MemoryRecording(LightMode):
 
     def _allocate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A new tensor, without values or one value all over."""
-        out, value = func(*args, **kwargs), value_of(func.__name__, args)
+        out, value = self._make_here(func(*args, **kwargs)), value_of(_name(func), args)
         if value is None:
             self._begin(out, None)
         elif out.is_meta:
@@ -343,25 +412,52 @@ class MemoryRecording(LightMode):
             )
         return func(*_replaced(args, values), **_replaced(kwargs, values))
 
-    def check_own(self, tensor: torch.Tensor, func: Any) -> None:
-        """Raises:
-        NotOnlyMoved: memory is read, or handed out, that has or is to have others' elements.
+    def check_call(self, func: Any, tensor: Any) -> None:
+        """A function that reads memory, hands it out, or says where it is.
+
+        Raises:
+            NotOnlyMoved: the memory has, or is to have, elements of sources.
         """
-        if not self.is_known(tensor) or not tensor.numel():
+        if not isinstance(tensor, torch.Tensor) or (func is _DEEP_COPY and tensor.is_meta):
             return
-        operands = [self.operands[each.source] for each in self.read(tensor)]
-        if self._is_into(tensor) or not all(map(is_own, operands)):
+        is_own = self._has_own(tensor)
+        if not is_own and (func not in LOCATES or not self._is_into(tensor)):
             of, name, where = self._named([tensor]), func.__name__, at(calling_line())
             raise NotOnlyMoved(
                 f"{self.of} reads the values of {of} with Tensor.{name}{where}, but {_NO_VALUES}"
             )
+        if is_own and func in HANDS_OUT and not tensor.is_meta and not self._draws(tensor):
+            for known in (self._memories, self._made_here):
+                known.pop(id(storage_of(tensor)), None)
+
+    def stays(self) -> str:
+        """The sources of which memory has elements that the code has made itself, and that is still
+        there at its end; empty without any.
+        """
+        for collected in (False, True):
+            found = [x for storage in self._made_here.values() for x in self._others_in(storage)]
+            if found and not collected:
+                gc.collect()
+        return self.operands.names_of(found) if found else ""
+
+    def _others_in(self, storage: torch.UntypedStorage) -> list[int]:
+        """The operands of a memory that are of sources."""
+        _, memory, _ = self._memories.get(id(storage), (None, None, 0))
+        numbers = {each.source for each in memory.pieces} if memory is not None else ()
+        return [k for k in numbers if not is_own(self.operands[k])]
+
+    def _has_own(self, tensor: torch.Tensor) -> bool:
+        """Whether all values of a tensor are in its memory."""
+        if self._is_into(tensor):
+            return False
+        return all(is_own(self.operands[each.source]) for each in self.read(tensor))
 
     def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An op that writes to operands: what it would give otherwise is written to them."""
-        name, written = func.__name__.partition(".")[0], _written(func, args, kwargs)
+        name, written = _packet_of(func), _written(func, args, kwargs)
         if _kind(func).resizes:
             return self._resize(func, written, args, kwargs)
-        if name.startswith("_foreach_"):
+        if name.startswith(_EACH) and name.removeprefix(_EACH) in OVERWRITES:
             return self._each(name, args, kwargs)
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         onto = {id(x) for x in written}
@@ -402,6 +498,11 @@ class MemoryRecording(LightMode):
         """Write a tensor's elements to another one."""
         if x.shape != onto.shape:
             x = x.expand(onto.shape)
+        if _overlap(onto, x):
+            raise RuntimeError(
+                f"{self.of} copies elements to memory that some of them lie in"
+                f"{at(calling_line())}: clone() the tensor first"
+            )
         if not self._copy_of_source(onto, x):
             self.write(onto, self.operands.cast(self.read(x), onto.dtype))
 
@@ -415,6 +516,8 @@ class MemoryRecording(LightMode):
         pieces, size = read[1].pieces, read[1].size
         if onto.itemsize != x.itemsize or not onto.numel() or len(pieces) != 1:
             return False
+        if any(y.is_conj() or y.is_neg() for y in (onto, x)):
+            return False
         one = pieces[0]
         if one.modes != ((size, 1, 1),) or self.operands[one.source].dtype != x.dtype:
             return False
@@ -425,8 +528,8 @@ class MemoryRecording(LightMode):
         return True
 
     def _each(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
-        """An op of lists: the same op of each of their tensors."""
-        packet, many = getattr(torch.ops.aten, name.removeprefix("_foreach_")), len(args[0])
+        """An op that writes over lists: the same op of each of their tensors."""
+        packet, many = getattr(torch.ops.aten, name.removeprefix(_EACH)), len(args[0])
         for k in range(many):
             some = [x[k] if isinstance(x, (list, tuple)) and len(x) == many else x for x in args]
             with self:
@@ -437,21 +540,28 @@ class MemoryRecording(LightMode):
     ) -> None:
         """What an op would give if it did not write, written to its operands."""
         given = {key: x for key, x in kwargs.items() if not any(x is y for y in written)}
-        packet = getattr(torch.ops.aten, func.__name__.partition(".")[0].removesuffix("_"), None)
-        found: list[Any] = []
+        packet = getattr(torch.ops.aten, _packet_of(func).removesuffix("_"), None)
+        found, refused = list[Any](), len(self.refused)
         try:
             with self:
                 found = leaves(packet(*args, **given)) if packet is not None else []
         except (NotImplementedError, RuntimeError, TypeError):
-            pass  # it has no such form
+            del self.refused[refused:]  # it has no such form
+        if any(x.dtype != y.dtype for x, y in zip(found, written)) and not _is_pointwise(func):
+            found = []  # it may compute in the dtype of what it writes to
         for k, x in enumerate(written):
             if len(found) == len(written):
+                if not torch.can_cast(found[k].dtype, x.dtype):
+                    raise RuntimeError(
+                        f"{func} gives {found[k].dtype}, which cannot be cast to {x.dtype}"
+                    )
                 if x.shape != found[k].shape:  # as out= allows
                     with self:
                         x.resize_(found[k].shape)
                 self._copy(x, found[k])
             else:
-                number = self.operands.computed_here(_computes(func), self._of(written), x.dtype)
+                read = [y for y in leaves((args, kwargs)) if isinstance(y, torch.Tensor)]
+                number = self.operands.computed_here(_computes(func), self._of(read), x.dtype)
                 self.write(x, self._all(x.shape, number))
 
     def _resize(self, func: Any, written: Sequence[Any], args: Any, kwargs: Any) -> Any:
@@ -493,7 +603,7 @@ class MemoryRecording(LightMode):
             return apart
         values = self._values_of(tensors)
         if values is not None:
-            out = func(*_replaced(args, values), **_replaced(kwargs, values))
+            out = self._make_here(func(*_replaced(args, values), **_replaced(kwargs, values)))
             if _is_random(func) or any(map(self._draws, tensors)):
                 self._note_random(func, out)
             return out
@@ -524,18 +634,22 @@ class MemoryRecording(LightMode):
         def as_taken(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
                 return x
-            return taken[id(x)] if id(x) in taken else x.clone()  # it may be written to later
+            return taken[id(x)] if id(x) in taken else _as_it_lies(x)  # it may be written to later
 
         with dispatch_modes.no_modes():
             return RecordedCall(
-                func, tree_map(as_taken, args), tree_map(as_taken, kwargs), calling_line()
+                func,
+                tree_map(as_taken, args),
+                tree_map(as_taken, kwargs),
+                calling_line(),
+                torch.get_default_dtype(),
             )
 
     def _taken(self, tensor: torch.Tensor) -> Taken | None:
         pieces = tuple(self.read(tensor))
         for number in {each.source for each in pieces}:
-            found = self.operands.final(number)
-            if isinstance(found, Held) or (isinstance(found, Computed) and found.call is None):
+            is_moved = isinstance(self.operands.final(number), (OfSource, Constant))
+            if not is_moved and self.operands.computed(number) is None:
                 return None
         return Taken(pieces, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
@@ -548,7 +662,7 @@ class MemoryRecording(LightMode):
 
     def _rows_by_number(self, func: Any, args: Sequence[Any]) -> dict[int, Any]:
         """By id, the operands that are numbers of rows, with their values."""
-        place = TAKES_NUMBERS.get(func.__name__)
+        place = TAKES_NUMBERS.get(_name(func))
         given = leaves(args[place]) if place is not None and place < len(args) else []
         found = {}
         for x in [x for x in given if isinstance(x, torch.Tensor)]:
@@ -568,8 +682,6 @@ class MemoryRecording(LightMode):
         at_meta: tuple[Any, Any],
     ) -> tuple[Any, str]:
         """The results of an op that a table says to move, made known; else None, and why not."""
-        if func.namespace != "aten":
-            return None, ""
 
         def shape_of(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
@@ -579,7 +691,7 @@ class MemoryRecording(LightMode):
         args, kwargs = tree_map(shape_of, given)
         kwargs = {key: value for key, value in kwargs.items() if key not in _HOW_IT_LIES}
         try:
-            said = relation_of(func.__name__, args, kwargs)
+            said = relation_of(_name(func), args, kwargs)
         except (NotOnlyMoved, ValueError, TypeError, IndexError) as error:
             return None, f"{func} does not fit here with these arguments ({error})"
         if said is None:
@@ -618,11 +730,12 @@ class MemoryRecording(LightMode):
         if apart is None:
             return None
         args, kwargs = given
-        before = len(self.operands)
+        before, refused = len(self.operands), len(self.refused)
         try:
             with self:
                 out = apart(*args, **kwargs)
         except (NotOnlyMoved, NotImplementedError):
+            del self.refused[refused:]
             return None
         results = [x for x in leaves(out) if isinstance(x, torch.Tensor)]
         new = {
@@ -698,16 +811,25 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        if func in READS:
-            self._recording.check_own(args[0], func)
+        if func in _SEEN:
+            with self._recording.refusing():
+                self._recording.check_call(func, args[0])
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def seen_by(recording: MemoryRecording) -> Iterator[None]:
-    """What runs inside is recorded."""
-    with recording, dispatch_modes.eagerly(), Calls(recording):
-        yield
+    """What runs inside is recorded.
+
+    Raises:
+        NotOnlyMoved, NotImplementedError: what the code may not do, also if it has caught that.
+    """
+    try:
+        with recording, dispatch_modes.eagerly(), Calls(recording):
+            yield
+    finally:
+        if recording.refused:
+            raise recording.refused[0]
 
 
 @contextmanager
@@ -758,22 +880,35 @@ class _Kind:
     resizes: bool
     asks: bool
     gives_tensors: bool
+    communicates: bool
+
+
+def _name(func: Any) -> str:
+    """The name of an op's overload, by which tables know those of PyTorch; of an op of another
+    library with that.
+    """
+    return str(func.__name__ if func.namespace == "aten" else func)
+
+
+def _packet_of(func: Any) -> str:
+    return str(func.__name__.partition(".")[0] if func.namespace == "aten" else func)
 
 
 @cache
 def _kind(func: Any) -> _Kind:
-    schema, name = func._schema, func.__name__
+    schema, name, packet = func._schema, _name(func), _packet_of(func)
     writes = schema.is_mutable
     return _Kind(
         is_view=torch.Tag.inplace_view in func.tags
         if writes
         else schema._is_view_op() or name in SHARES,
-        is_new=not writes and name.partition(".")[0] in {*ALLOCATES, *FILLS},
+        is_new=not writes and packet in {*ALLOCATES, *FILLS},
         writes=writes,
-        copies=name.partition(".")[0] == COPY,
-        resizes=name.partition(".")[0] in RESIZES,
+        copies=packet == COPY,
+        resizes=packet in RESIZES,
         asks=name in ASKS,
         gives_tensors=any("Tensor" in str(x.type) for x in schema.returns),
+        communicates="c10d" in func.namespace,
     )
 
 
@@ -783,12 +918,17 @@ def _is_random(func: Any) -> bool:
 
 
 @cache
+def _is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags
+
+
+@cache
 def _scattered(func: Any) -> Callable[..., Any] | None:
     """Of an op that gives a copy with a view written over, that view; None for other ops."""
-    name = func.__name__.partition(".")[0]
+    name = _packet_of(func)
     if name == COPY.removesuffix("_"):
         return lambda x: x
-    if func.namespace != "aten" or not name.endswith("_scatter") or len(func._schema.arguments) < 3:
+    if not name.endswith("_scatter") or len(func._schema.arguments) < 3:
         return None
     packet = getattr(torch.ops.aten, name.removesuffix("_scatter"), None)
     taken = [x.name for x in func._schema.arguments[:2]]
@@ -823,6 +963,25 @@ def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
 def _device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Nothing leaves the memory that has no data."""
     return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+
+
+def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors, each without gaps, share a part of their memory. torch refuses to copy
+    one to the other, where it has data.
+    """
+    if storage_of(x) is not storage_of(y) or not (x.is_contiguous() and y.is_contiguous()):
+        return False
+    (first, size), (second, _) = sorted(
+        (int(z.storage_offset()) * z.itemsize, z.nbytes) for z in (x, y)
+    )
+    return first < second < first + size
+
+
+def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides."""
+    size = storage_of(tensor).nbytes() // tensor.itemsize
+    whole = tensor.detach().as_strided((size,), (1,), 0).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 def _view(tensor: torch.Tensor) -> Piece:

@@ -124,18 +124,28 @@ class Results:
             return x.to(self._device) if isinstance(x, torch.Tensor) else x
 
         args, kwargs = tree_map(filled, step.call.args), tree_map(filled, step.call.kwargs)
-        self._found[step.call] = leaves(step.call.op(*args, **kwargs))
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(step.call.default)
+        try:
+            self._found[step.call] = leaves(step.call.op(*args, **kwargs))
+        finally:
+            torch.set_default_dtype(default)
 
     def _tensor(
         self, taken: Taken, moved: torch.Tensor | None, computed: Sequence[OfCall]
     ) -> torch.Tensor:
         """A tensor that a call takes, which lies as it did when the call was recorded."""
-        like = torch.empty_strided(taken.shape, taken.strides, dtype=taken.dtype, device="meta")
-        tensor = torch.empty_like(like, device=self._device)
+        tensor = torch.empty(taken.shape, dtype=taken.dtype, device=self._device)
         if moved is not None:
             tensor.copy_(moved)
         self.write(computed, tensor)
-        return tensor
+        if tensor.stride() == taken.strides or not tensor.numel():
+            return tensor
+        size = 1 + sum((n - 1) * step for n, step in zip(taken.shape, taken.strides))
+        at = torch.arange(size, device=self._device).as_strided(taken.shape, taken.strides)
+        memory = torch.empty(size, dtype=taken.dtype, device=self._device)
+        memory[at.reshape(-1)] = tensor.view(-1)  # elements that lie at one place are equal
+        return memory.as_strided(taken.shape, taken.strides)
 
     def write(self, computed: Iterable[OfCall], tensor: torch.Tensor) -> None:
         """Write elements that calls have given."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -375,6 +376,12 @@ def record_load(
         recording = MemoryRecording(given, into, _LOADER)
         with seen_by(recording):
             load(GivenTensors(zip(given, recording.given), of=_LOADER))
+        stays = recording.stays()
+        if stays:
+            raise NotOnlyMoved(
+                f"{_LOADER} keeps elements of {stays} in a tensor of its own, which is still there "
+                "at its end, but only those of into are written: add the tensor to into"
+            )
         made, unwritten = {}, {}
         computed: dict[str, tuple[OfCall, ...]] = {}
         for name, tensor in into.items():
@@ -541,9 +548,8 @@ def _planned(
     def record() -> _Recorded:
         if load is None:
             return _Recorded()
-        recorded = record_load(load, tensors, operands, computes=computes)
-        _check_in_place(into, tensors)
-        return recorded
+        with _in_place(into, tensors):
+            return record_load(load, tensors, operands, computes=computes)
 
     recorded, _ = ranks.on_each(what, record, lambda _: None)
     need, needs = ranks.in_common(what, lambda: recorded.need)
@@ -583,6 +589,7 @@ def _tensors(
 
     Raises:
         TypeError: there is no loader for them, or they are DTensors.
+        ValueError: two share memory, which torch does not know.
     """
     named = _named(into)
     if (load is None) != (into is None):
@@ -596,27 +603,60 @@ def _tensors(
                 f"{name!r} of into is a {type(tensor).__name__}: give the plain tensors of this "
                 "rank, such as tensor.to_local()"
             )
+    memories = {id(x.untyped_storage()): (name, x) for name, x in named.items() if not x.is_meta}
+    spans = sorted(
+        (str(x.device), x.untyped_storage().data_ptr(), x.untyped_storage().nbytes(), name)
+        for name, x in memories.values()
+    )
+    for (device, first, size, name), (at, second, _, other) in pairwise(spans):
+        if device == at and first + size > second:
+            raise ValueError(
+                f"{name!r} and {other!r} of into share memory, but no storage of torch: make one a "
+                "view of the other, with torch"
+            )
     return named
 
 
-def _check_in_place(into: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises:
-    NotOnlyMoved: a loader has put other tensors into a module. They are put back.
+@contextmanager
+def _in_place(into: Any, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The engine's tensors stay inside, with their memory and shapes; others are put back.
+
+    Raises:
+        NotOnlyMoved: the loader has put others in their place.
     """
-    if not isinstance(into, torch.nn.Module):
-        return
-    found = _named(into)
-    other = [name for name, x in tensors.items() if found.get(name) is not x]
-    new = [name for name, x in found.items() if name not in tensors and x.is_meta]
-    for name in other:
-        module, _, attribute = name.rpartition(".")
-        setattr(into.get_submodule(module), attribute, tensors[name])
+    before = {name: x.detach() for name, x in tensors.items()}
+    try:
+        yield
+    finally:
+        is_module = isinstance(into, torch.nn.Module)
+        found = _named(into) if is_module else tensors
+        other = [name for name, x in tensors.items() if found.get(name) is not x]
+        new = [name for name in found if name not in tensors]
+        for name in other:
+            module, _, attribute = name.rpartition(".")
+            setattr(into.get_submodule(module), attribute, tensors[name])
+        for name in new:
+            module, _, attribute = name.rpartition(".")
+            delattr(into.get_submodule(module), attribute)
+        for name, x in tensors.items():
+            if not _lies_as(x, before[name]):
+                x.data = before[name]
+                other.append(name)
     if other or new:
         raise NotOnlyMoved(
-            f"{_LOADER} gives the module another tensor as {(other + new)[0]!r}, which has no "
-            "values while it is planned what moves where. Write to the tensor that is there: "
+            f"{_LOADER} gives the engine another tensor, memory or shape as {(other + new)[0]!r}, "
+            "but only values of those that are there are written. Write to the tensor as it is: "
             "param.data.copy_(weight)"
         )
+
+
+def _lies_as(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of one memory."""
+    return (
+        x.untyped_storage() is y.untyped_storage()
+        and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        and x.storage_offset() == y.storage_offset()
+    )
 
 
 def _packed(
