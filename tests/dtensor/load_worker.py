@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding import Spec, plan_load, plan_refit, plan_reshard
 from cute_sharding.dtensor.run.specs import name_of
+from cute_sharding.dtensor.run.this_process import ReshardError
 from cute_sharding.models.tensor import itemsize_of, wire_of
 from cute_sharding.relations import NotOnlyMoved
 
@@ -296,6 +297,9 @@ def arguments():
     raises(["'w'", "give the same tensor"], lambda: plan_load(source=other if rank < 4 else None))
     other = state if rank != 2 else {"w": [1]}
     raises(["'w' is a list"], lambda: plan_load(source=other if rank < 4 else None))
+    if rank < 4:
+        other = torch.nn.Linear(6, 4) if rank == 3 else state
+    raises(["source is a Linear"], lambda: plan_load(source=other if rank < 4 else None))
     raises(
         ["pass the missing one"],
         lambda: plan_load(source=state) if rank < 4 else plan_load(None, {"p": torch.ones(1)}),
@@ -314,6 +318,8 @@ def arguments():
         (2, "'w' is (4, 6)", lambda: plan.run({"w": rows})),
         (4, "into has no tensor 'p'", lambda: plan.run(into={})),
         (5, "'p' of into has shape", lambda: plan.run(into={"p": torch.ones(2)})),
+        (5, "is expanded, so nothing", lambda: plan.run(into={"p": torch.zeros(6).expand(4, 6)})),
+        (4, "made in inference mode", lambda: plan.run(into={"p": inference_tensor()})),
         (5, "on the meta device", lambda: plan.run(into={"p": torch.ones(4, 6, device="meta")})),
         (0, "was called on the ranks 0 and not", lambda: plan.run(state, since=state)),
     ):
@@ -325,6 +331,69 @@ def arguments():
     plan.run(state if rank < 4 else None)
     assert rank < 4 or bool((into["p"] == 1).all())
     assert plan.parts(4)[0].receives == tuple([24] * 4), plan.parts(4)
+
+
+def inference_tensor():
+    with torch.inference_mode():
+        return torch.zeros(4, 6)
+
+
+class WithoutText(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def one_rank_alone():
+    """What fails on one rank in a loader, in a step, or in memory, is raised by all; after a run
+    that failed, since= is refused.
+    """
+    rank, whole = dist.get_rank(), {"w": torch.ones(4, 6), "rows": torch.tensor([0, 3])}
+    into = {"p": torch.zeros(4, 6)}
+
+    def planned(load, **how):
+        return plan_load(load, into, **how) if rank > 3 else plan_load(source=whole, **how)
+
+    for error in (WithoutText(), SystemExit(1)):
+
+        def fails(w, error=error):
+            if rank == 5:
+                raise error
+
+        try:
+            planned(fails)
+        except type(error):
+            assert rank == 5
+        except RuntimeError as said:
+            assert rank != 5 and f"rank 5: {type(error).__name__}" in str(said)
+        else:
+            raise AssertionError("nothing is raised")
+    plan = planned(
+        lambda w: into["p"].copy_(w["w"].index_select(0, w["rows"] * 1)[:1]), computes=True
+    )
+    plan.run(whole if rank < 4 else None)
+    past = {"w": whole["w"], "rows": torch.tensor([0, 9])}
+    raised(lambda: plan.run(past if rank < 4 else None), ReshardError, ["index"])
+    plan = planned(lambda w: into["p"].copy_(w["w"]))
+    plan.run(whole if rank < 4 else None)
+    plan.unfinished.update([rank] if rank == 4 else [])  # as if that had failed
+    raised(
+        lambda: plan.run(whole if rank < 4 else None, since=whole if rank < 4 else True),
+        (ValueError, RuntimeError),
+        ["the run before failed"],
+    )
+    plan.run(whole if rank < 4 else None)
+    plan.run(whole if rank < 4 else None, since=whole if rank < 4 else True)
+    # A tensor of the engine in the memory of a weight of this rank.
+    mine = {"d": torch.rand(4, 6)}
+    given = whole if rank < 4 else mine if rank == 5 else None
+    onto = {"p": mine["d"] if rank == 5 else into["p"], "q": torch.zeros(4, 6)}
+
+    def load(w):
+        onto["p"].copy_(w["w"])
+        onto["q"].copy_(w["d"])
+
+    plan = plan_load(load, onto, given) if rank > 3 else plan_load(source=given)
+    raised(lambda: plan.run(given), (ValueError, RuntimeError), ["shares memory with the source"])
 
 
 def one_process_is_both():
@@ -373,4 +442,4 @@ def on_slices():
         assert moved["c"] is c
 
 
-PROGRAMS = (computed, quantizes, arguments, one_process_is_both, on_slices)
+PROGRAMS = (computed, quantizes, arguments, one_rank_alone, one_process_is_both, on_slices)

@@ -29,6 +29,7 @@ def engine():
         "s": torch.zeros(()),
         "q": torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
         "c": torch.zeros(4, dtype=torch.complex64),
+        "map": torch.tensor([-1, 2]),
     }
 
 
@@ -105,7 +106,27 @@ def onto_itself(i, w):
         i["v"][1:] = i["v"][:-1].clone()
 
 
+def filled(i, w):
+    """As vLLM loads tensors of one element."""
+    i["s"].data.fill_(w["s"].item())
+    i["v"][:1] = w["a"][2:3].item()
+    torch.split_copy(w["a"], 2, out=[i["u"][:2], i["u"][2:]])
+
+
+def own_on_the_weights_device(i, w):
+    device = w["a"].device
+    i["v"].copy_(w["a"][torch.arange(3, -1, -1, device=device)])
+    i["u"].copy_(w["a"][[2, 0, 1, 3]] if torch.tensor(1, device=device) else w["a"])
+    i["s"].copy_(w["s"].new_tensor(4.0))
+    i["m"][[0, 2]] = w["b"][numpy.array([1, 3])].to(torch.bfloat16)
+    for k in range(2):  # a table of the engine
+        if i["map"][k].item() >= 0:
+            i["m"][3 + k].copy_(w["b"][i["map"]][k])
+
+
 MOVED = [
+    filled,
+    own_on_the_weights_device,
     onto_itself,
     pairs,
     rows,
@@ -226,7 +247,7 @@ def by_numpy(i, w):
 def caught(i, w):
     """With values, it would go on another way than without."""
     try:
-        scale = w["s"].item()
+        scale = float(w["s"])
     except Exception:
         scale = 1.0
     i["v"].fill_(scale)
@@ -277,7 +298,22 @@ def sent(i, w):
     i["v"].copy_(own)
 
 
+def without_a_value(i, w):
+    padded = torch.empty(6)
+    padded[:4] = w["a"]
+    i["v"].copy_(padded[1:5])
+
+
+def table_written(i, w):
+    i["v"][i["map"][1].item()].copy_(w["s"])
+    i["map"].fill_(0)
+
+
 REFUSED = {
+    "no value": (without_a_value, "1 of the 4 elements of a tensor of shape (4,) have no value"),
+    "a number": (lambda i, w: i["v"].fill_(w["s"].item() * 2), "reads the values of 's'"),
+    "a number in if": (lambda i, w: w["s"].item() > 2 and i["v"].zero_(), "reads the values of"),
+    "table": (table_written, "reads values of 'map', which it also writes to"),
     "caught": (caught, "reads the values of 's'"),
     "numpy's memory": (staged, "writes 'a' to a tensor of shape (4,)"),
     "handed out": (handed_out, "shares its memory with another library"),

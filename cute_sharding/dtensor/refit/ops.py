@@ -208,3 +208,8 @@ HANDS_OUT = frozenset(
 )
 # Functions that say where memory is.
 LOCATES = frozenset({torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage})
+# Functions that make tensors of numbers, arrays and lists; that take these as rows; and that write
+# one number to a tensor.
+TAKES_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
+INDEXES = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
+TAKES_ONE = frozenset({torch.Tensor.fill_, torch.Tensor.__setitem__})

@@ -42,13 +42,16 @@ from cute_sharding.dtensor.refit.ops import (
     COPY,
     FILLS,
     HANDS_OUT,
+    INDEXES,
     LIFTS,
     LOCATES,
     OVERWRITES,
     READS,
     RESIZES,
     SHARES,
+    TAKES_DATA,
     TAKES_NUMBERS,
+    TAKES_ONE,
     relation_of,
     value_of,
 )
@@ -119,6 +122,7 @@ class MemoryRecording(LightMode):
         # What each memory that is written to held before, and the memory, so that it stays.
         self._held: dict[int, int] = {}
         self._kept: list[torch.UntypedStorage] = []
+        self._looked_at: dict[int, torch.Tensor] = {}
         for name, tensor in (into or {}).items():
             storage, held = storage_of(tensor), Held(name, tensor.dtype)
             if id(storage) not in self._held:
@@ -363,7 +367,7 @@ class MemoryRecording(LightMode):
         if kind.is_new:
             return self._allocate(func, args, kwargs)
         if not kind.resizes and not any(map(self.is_known, tensors)):
-            out = func(*args, **kwargs)
+            out = func(*args, **_with_data(kwargs))
             if not kind.writes:
                 self._make_here(out)
             if _is_random(func):
@@ -401,7 +405,7 @@ class MemoryRecording(LightMode):
 
     def _read_by(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """An op that gives no tensor: it reads values, which only constants have."""
-        values = self._values_of(tensors)
+        values = self._values_of(tensors, tables=True)
         if values is None:
             lacking = [(self.lacks(x), x.shape) for x in tensors if self.lacks(x)]
             why = without_value(*lacking[0]) if lacking else _NO_VALUES
@@ -429,6 +433,37 @@ class MemoryRecording(LightMode):
         if is_own and func in HANDS_OUT and not tensor.is_meta and not self._draws(tensor):
             for known in (self._memories, self._made_here):
                 known.pop(id(storage_of(tensor)), None)
+
+    def _is_table(self, tensor: torch.Tensor) -> bool:
+        """Whether these are integers that the engine holds, and that nothing is written to."""
+        found = self._memories.get(id(storage_of(tensor)))
+        held = self._held.get(id(storage_of(tensor)))
+        if found is None or held is None or tensor.is_meta or tensor.dtype.is_floating_point:
+            return False
+        return all(
+            self._of_bits(each.source) == held
+            and (each.x, each.modes) == (each.y, tuple([(n, dy, dy) for n, _, dy in each.modes]))
+            for each in found[1].pieces
+        )
+
+    def is_of_sources(self, tensor: torch.Tensor) -> bool:
+        """Whether it has one element, which is of a source."""
+        is_one = tensor.numel() == 1 and self.is_known(tensor)
+        return is_one and self._values_of([tensor], tables=True) is None
+
+    def check_looked_at(self) -> None:
+        """
+        Raises:
+            NotOnlyMoved: the code has read values of a tensor that it also writes to.
+        """
+        for tensor in self._looked_at.values():
+            if not self._is_table(tensor):
+                held = self.operands[self._held[id(storage_of(tensor))]]
+                assert isinstance(held, Held)
+                raise NotOnlyMoved(
+                    f"{self.of} reads values of {held.name!r}, which it also writes to, but "
+                    f"{_NO_VALUES}"
+                )
 
     def stays(self) -> str:
         """The sources of which memory has elements that the code has made itself, and that is still
@@ -481,6 +516,8 @@ class MemoryRecording(LightMode):
             self._fill(args[0], *args[1:], **kwargs)
         else:
             self._as_functional(func, written, args, kwargs)
+        if not func._schema.returns:
+            return None
         return written[0] if len(written) == 1 else written
 
     def _fill(self, onto: torch.Tensor, value: Any = 0) -> None:
@@ -539,7 +576,8 @@ class MemoryRecording(LightMode):
         self, func: Any, written: Sequence[torch.Tensor], args: Any, kwargs: dict[str, Any]
     ) -> None:
         """What an op would give if it did not write, written to its operands."""
-        given = {key: x for key, x in kwargs.items() if not any(x is y for y in written)}
+        onto = {x.name for x in func._schema.arguments if x.is_write}
+        given = {key: x for key, x in kwargs.items() if key not in onto}
         packet = getattr(torch.ops.aten, _packet_of(func).removesuffix("_"), None)
         found, refused = list[Any](), len(self.refused)
         try:
@@ -573,6 +611,8 @@ class MemoryRecording(LightMode):
                 f"{func.__name__}{at(calling_line())}. Write to the tensor as it lies"
             )
         had = storage_of(x).nbytes() // x.itemsize
+        if had and self._is_elsewhere(x):
+            return func(*args, **kwargs)
         if self._memory(x) is None:
             self._begin_own(x) if had else self._begin(x, None)
         pieces = list(self._memories[id(storage_of(x))][1].pieces)
@@ -666,7 +706,7 @@ class MemoryRecording(LightMode):
         given = leaves(args[place]) if place is not None and place < len(args) else []
         found = {}
         for x in [x for x in given if isinstance(x, torch.Tensor)]:
-            values = self._values_of([x])
+            values = self._values_of([x], tables=True)
             if values is not None:
                 rows = values.get(id(x), x)
                 is_mask = rows.dtype is torch.bool and rows.ndim == 1
@@ -749,15 +789,18 @@ class MemoryRecording(LightMode):
     # -- constants ---------------------------------------------------------------------------------
 
     def _values_of(
-        self, tensors: Sequence[torch.Tensor], *, any_memory: bool = False
+        self, tensors: Sequence[torch.Tensor], *, any_memory: bool = False, tables: bool = False
     ) -> dict[int, torch.Tensor] | None:
         """By id, those of the tensors that have no data and are constants, with their values; None:
         some are made of what is not known here. ``any_memory``: elements without a value are what
-        the memory holds.
+        the memory holds. ``tables``: integers that the engine holds count as constants.
         """
         found = {}
         for x in tensors:
             if not self.is_known(x):
+                continue
+            if tables and self._is_table(x):
+                self._looked_at[id(storage_of(x))] = x
                 continue
             pieces = self.read(x)
             if not any_memory and sum(each.size for each in pieces) < x.numel():
@@ -798,9 +841,15 @@ class MemoryRecording(LightMode):
         return tensor.numel() - sum(each.size for each in self.read(tensor))
 
 
+class Number(torch.Tensor):
+    """The one element of a tensor without data, as ``item()`` gives it. Tensors may be filled with
+    it, and all else reads its value.
+    """
+
+
 class Calls(TorchFunctionMode):
-    """Sees what a recording's ops do not: whether code stands in autocast, and functions that read
-    or hand out memory.
+    """Sees what a recording's ops do not: whether code stands in autocast, functions that read or
+    hand out memory, and what has values as no tensor.
     """
 
     def __init__(self, recording: MemoryRecording) -> None:
@@ -811,10 +860,38 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        kwargs = kwargs or {}
         if func in _SEEN:
             with self._recording.refusing():
                 self._recording.check_call(func, args[0])
-        return func(*args, **(kwargs or {}))
+        elif func is torch.Tensor.item and self._recording.is_of_sources(args[0]):
+            return args[0].reshape(()).as_subclass(Number)
+        elif func in TAKES_DATA:
+            kwargs = _with_data(kwargs)
+        elif func in INDEXES:
+            args = (args[0], _as_index(args[1]), *args[2:])
+        elif func is torch.Tensor.new_tensor:
+            args, kwargs = args[1:], _with_data({**_like(args[0]), **kwargs})
+            func = torch.tensor
+        numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, Number)]
+        if numbers:
+            plain = {id(x): x.as_subclass(torch.Tensor) for x in numbers}
+            if func not in TAKES_ONE:
+                return plain[id(numbers[0])].item()
+            args, kwargs = _replaced(args, plain), _replaced(kwargs, plain)
+        return func(*args, **kwargs)
+
+
+def _as_index(x: Any) -> Any:
+    """Lists and arrays of rows as tensors of their numbers, with data."""
+    if isinstance(x, tuple):
+        return tuple(map(_as_index, x))
+    is_array = hasattr(x, "__array__") and not isinstance(x, torch.Tensor)
+    return torch.as_tensor(x) if is_array or isinstance(x, (list, range)) else x
+
+
+def _like(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.device}
 
 
 @contextmanager
@@ -827,6 +904,7 @@ def seen_by(recording: MemoryRecording) -> Iterator[None]:
     try:
         with recording, dispatch_modes.eagerly(), Calls(recording):
             yield
+        recording.check_looked_at()
     finally:
         if recording.refused:
             raise recording.refused[0]
@@ -958,6 +1036,12 @@ def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
         return numbers.get(id(x), x).to("meta")
 
     return tree_map(without_data, given)
+
+
+def _with_data(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What is made beside a weight has its values."""
+    is_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
+    return {**kwargs, "device": "cpu"} if is_meta else kwargs
 
 
 def _device(kwargs: Mapping[str, Any]) -> dict[str, Any]:

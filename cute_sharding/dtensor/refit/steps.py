@@ -108,7 +108,7 @@ class Results:
         self._found: dict[RecordedCall, list[torch.Tensor]] = {}
 
     def run(self, step: LoaderStep, brought: Mapping[str, torch.Tensor]) -> None:
-        """RecordedCall a step again, on what was brought and what other calls have given."""
+        """Call a step again, on what was brought and what other calls have given."""
         made = iter(
             [
                 self._tensor(taken, None if name is None else brought[name], computed)

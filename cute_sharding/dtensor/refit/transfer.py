@@ -21,7 +21,12 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
-from cute_sharding.dtensor.refit.record import MemoryRecording, at_meta_only, seen_by
+from cute_sharding.dtensor.refit.record import (
+    MemoryRecording,
+    at_meta_only,
+    seen_by,
+    without_value,
+)
 from cute_sharding.dtensor.refit.steps import LoaderStep, OfCall, Results, of_calls, steps_of
 from cute_sharding.dtensor.refit.trace import MOVES, GivenTensors
 from cute_sharding.dtensor.refit.weights import (
@@ -69,6 +74,7 @@ class TransferPlan(OfThisProcess, Transfer):
         steps: what the loader of this rank computes, called again when its weights are there.
         computed: by name of an engine's tensor, the elements that the steps give.
         computes: whether some rank has steps.
+        unfinished: this rank, if its last run failed after it had begun to send.
 
     A plan also has ``unread`` (elements of weights that no rank reads), ``received_bytes`` and
     ``sent_bytes`` (of this rank), ``received_by(rank)``, ``parts(rank)`` and ``to_dict()``.
@@ -93,6 +99,7 @@ class TransferPlan(OfThisProcess, Transfer):
     steps: tuple[LoaderStep, ...] = ()
     computed: Mapping[str, tuple[OfCall, ...]] = field(default_factory=dict)
     computes: bool = False
+    unfinished: set[int] = field(default_factory=set, repr=False)
 
     def run(
         self,
@@ -101,7 +108,7 @@ class TransferPlan(OfThisProcess, Transfer):
         into: Mapping[str, torch.Tensor] | None = None,
         since: Mapping[str, Weight] | bool = False,
     ) -> None:
-        """Bring the weights into the engine's tensors. RecordedCall it on every rank of the group.
+        """Bring the weights into the engine's tensors. Call it on every rank of the group.
 
         Args:
             source: this rank's weights, by name, which lie as they did when it was planned.
@@ -117,22 +124,10 @@ class TransferPlan(OfThisProcess, Transfer):
                 completely written, and ``left`` names all others.
         """
         ranks, is_update = Ranks(self.group, "plan.run"), since is not False
-
-        def checked() -> tuple[list[torch.Tensor], Any, dict[str, torch.Tensor]]:
-            if is_update and self.computes:
-                raise ValueError(
-                    "run(since=...) sends only changed elements, but the loader computes from "
-                    "whole weights, which are not kept: run without since="
-                )
-            before = None if not is_update else {} if isinstance(since, bool) else since
-            return (
-                self._given(source or {}),
-                before if before is None else self._given(before),
-                self._onto(self.into if into is None else into),
-            )
-
         with communication.numbered_as(self.rank):
-            found, updates = ranks.on_each("plan.run", checked, lambda _: is_update)
+            found, updates = ranks.on_each(
+                "plan.run", lambda: self._checked(source or {}, into, since), lambda _: is_update
+            )
         if len({*updates.values()}) > 1:
             raise ValueError(
                 f"run(since=...) was called on the ranks {_true(updates, True)} and not on the "
@@ -140,13 +135,42 @@ class TransferPlan(OfThisProcess, Transfer):
             )
         operands, before, onto = found
         with torch.no_grad(), communication.numbered_as(self.rank):
-            held = {k: x for k, x in enumerate(operands) if x.numel()}
             moved = {self.numbers[name]: x for name, x in onto.items() if name in self.numbers}
-            self._check_apart(held, {k: [x] for k, x in moved.items()})
             written: set[str] = set()
+            self.unfinished.add(self.rank)
             with self._said_by_name(onto, written):
                 brought = self._write(operands, moved, written, before)
-                self._compute(brought, onto, written)
+                if self.computes:
+                    ranks.on_each(
+                        "plan.run", lambda: self._compute(brought, onto, written), lambda _: None
+                    )
+            self.unfinished.clear()
+
+    def _checked(
+        self,
+        source: Mapping[str, Weight],
+        into: Mapping[str, torch.Tensor] | None,
+        since: Mapping[str, Weight] | bool,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, dict[str, torch.Tensor]]:
+        """What :meth:`run` moves, the same as it was the run before, and what it writes to."""
+        if since is not False and self.computes:
+            raise ValueError(
+                "run(since=...) sends only changed elements, but the loader computes from "
+                "whole weights, which are not kept: run without since="
+            )
+        if since is not False and self.unfinished:
+            raise ValueError(
+                "the run before failed, so the engine's tensors are not what since= says: run "
+                "without since= once"
+            )
+        before = {} if isinstance(since, bool) else since
+        operands = self._given(source)
+        onto = self._onto(self.into if into is None else into)
+        self._check_apart(
+            {k: x for k, x in enumerate(operands) if x.numel()},
+            {self.numbers[name]: [x] for name, x in onto.items() if name in self.numbers},
+        )
+        return operands, None if since is False else self._given(before), onto
 
     @contextmanager
     def _said_by_name(self, onto: Iterable[str], written: Collection[str]) -> Iterator[None]:
@@ -221,6 +245,15 @@ class TransferPlan(OfThisProcess, Transfer):
                 raise ValueError(
                     f"{name!r} of into is on the meta device, so nothing can be written to it: "
                     "give into= tensors with memory"
+                )
+            is_frozen = tensor.is_inference() and not torch.is_inference_mode_enabled()
+            if is_frozen or any(
+                step == 0 < n - 1 for n, step in zip(tensor.shape, tensor.stride())
+            ):
+                why = "was made in inference mode" if is_frozen else "is expanded"
+                raise ValueError(
+                    f"{name!r} of into {why}, so nothing can be written to it: give into= tensors "
+                    "that can be written in place"
                 )
             found[name] = tensor.detach()
         return found
@@ -387,6 +420,10 @@ def record_load(
         for name, tensor in into.items():
             pieces = recording.written(tensor)
             left = tensor.numel() - sum(each.size for each in pieces)
+            lacking = recording.lacks(tensor)
+            if lacking:
+                said = without_value(lacking, tensor.shape)
+                raise NotOnlyMoved(f"{_LOADER} writes to {name!r} what has no value: {said}")
             if left:
                 unwritten[name] = left
             _check_moved(recording, name, pieces, computes)

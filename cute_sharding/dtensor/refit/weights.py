@@ -94,7 +94,16 @@ def local_part(weight: torch.Tensor) -> torch.Tensor:
 
 
 def described(source: Mapping[str, Weight] | None, rank: int) -> dict[str, WeightPlacement]:
-    """How this rank's weights lie; without those of meshes on which it is not."""
+    """How this rank's weights lie; without those of meshes on which it is not.
+
+    Raises:
+        TypeError: they are no mapping.
+    """
+    if source is not None and not isinstance(source, Mapping):
+        raise TypeError(
+            f"source is a {type(source).__name__}, not a mapping: give tensors by name, such as "
+            "model.state_dict()"
+        )
     found = {}
     for name, weight in (source or {}).items():
         if weight is None or (isinstance(weight, DTensor) and not _is_on(weight, rank)):

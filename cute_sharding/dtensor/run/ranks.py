@@ -98,19 +98,25 @@ class Ranks:
         return [*map(int, every.tolist())]
 
 
-def _tried(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def _tried(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     """What is made, or why not."""
     try:
         return make(), None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, error
 
 
-def _text(error: Exception | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
+def _text(error: BaseException | None) -> str | None:
+    """What another rank says of an error, whose own text may fail."""
+    if error is None:
+        return None
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
-def _raise(what: str, error: Exception | None, said: Mapping[int, str | None]) -> None:
+def _raise(what: str, error: BaseException | None, said: Mapping[int, str | None]) -> None:
     """Raise this rank's error; else one that says the first that another rank has had."""
     if error is not None:
         raise error

@@ -196,6 +196,8 @@ class PlanRunner:
         if k < 0 or not self._is_mine(number):
             return None
         member = self.members(number)[k]
+        if not {*member.operands} <= {*given}:  # this rank has nothing of one
+            return None
         operands = [*(given[i] for i in member.operands), *map(constant, member.constants)]
         return own_view(self.part(number).parts[k], member.results.index(result), operands)
 

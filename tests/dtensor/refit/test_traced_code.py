@@ -55,6 +55,8 @@ MOVES = {
     "block_diag": lambda x: torch.block_diag(x, x),
     "narrow": lambda x: x.narrow(1, 2, 3),
     "index": lambda x: x[torch.tensor([2, 0, -1])],
+    "list of rows": lambda x: x[[0, 2]],
+    "range of columns": lambda x: x[:, range(5, 0, -2)],
     "index, columns": lambda x: x[:, torch.tensor([0, 2, 4, 1, 3, 5])],
     "index, of two dims": lambda x: x[torch.tensor([[2, 0], [1, 3]])],
     "index_select": lambda x: x.index_select(1, torch.tensor([5, 3, 1])),
@@ -216,7 +218,6 @@ COMPUTED = {
     "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "adds up"),
     "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "which must be a source"),
     "numbers": (lambda x: torch.complex(x, x), "aten.complex.default computes"),
-    "list of rows": (lambda x: x[[0, 2]], "torch.tensor"),
 }
 
 
