@@ -314,6 +314,7 @@ def arguments():
     rows = state["w"].redistribute(mesh, [Shard(0), Replicate()]) if rank < 4 else None
     given = state if rank < 4 else None
     for wrong, words, call in (
+        (0, "was called on the ranks 0 and not", lambda: plan.run(state, since=state)),
         (1, "no tensor 'w'", lambda: plan.run({})),
         (2, "'w' is (4, 6)", lambda: plan.run({"w": rows})),
         (4, "into has no tensor 'p'", lambda: plan.run(into={})),
@@ -321,7 +322,6 @@ def arguments():
         (5, "is expanded, so nothing", lambda: plan.run(into={"p": torch.zeros(6).expand(4, 6)})),
         (4, "made in inference mode", lambda: plan.run(into={"p": inference_tensor()})),
         (5, "on the meta device", lambda: plan.run(into={"p": torch.ones(4, 6, device="meta")})),
-        (0, "was called on the ranks 0 and not", lambda: plan.run(state, since=state)),
     ):
         raises([words], call if rank == wrong else lambda: plan.run(given))
     of_engine, lacking = (load, into) if rank > 3 else (), {} if rank == 3 else given
@@ -375,7 +375,7 @@ def one_rank_alone():
     raised(lambda: plan.run(past if rank < 4 else None), ReshardError, ["index"])
     plan = planned(lambda w: into["p"].copy_(w["w"]))
     plan.run(whole if rank < 4 else None)
-    plan.unfinished.update([rank] if rank == 4 else [])  # as if that had failed
+    raised(lambda: plan.run({} if rank < 4 else None), (ValueError, RuntimeError), ["no tensor"])
     raised(
         lambda: plan.run(whole if rank < 4 else None, since=whole if rank < 4 else True),
         (ValueError, RuntimeError),

@@ -74,7 +74,7 @@ class TransferPlan(OfThisProcess, Transfer):
         steps: what the loader of this rank computes, called again when its weights are there.
         computed: by name of an engine's tensor, the elements that the steps give.
         computes: whether some rank has steps.
-        unfinished: this rank, if its last run failed after it had begun to send.
+        unfinished: this rank, if its last run failed.
 
     A plan also has ``unread`` (elements of weights that no rank reads), ``received_bytes`` and
     ``sent_bytes`` (of this rank), ``received_by(rank)``, ``parts(rank)`` and ``to_dict()``.
@@ -137,7 +137,6 @@ class TransferPlan(OfThisProcess, Transfer):
         with torch.no_grad(), communication.numbered_as(self.rank):
             moved = {self.numbers[name]: x for name, x in onto.items() if name in self.numbers}
             written: set[str] = set()
-            self.unfinished.add(self.rank)
             with self._said_by_name(onto, written):
                 brought = self._write(operands, moved, written, before)
                 if self.computes:
@@ -153,15 +152,17 @@ class TransferPlan(OfThisProcess, Transfer):
         since: Mapping[str, Weight] | bool,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, dict[str, torch.Tensor]]:
         """What :meth:`run` moves, the same as it was the run before, and what it writes to."""
+        is_unfinished = bool(self.unfinished)
+        self.unfinished.add(self.rank)
+        if since is not False and is_unfinished:
+            raise ValueError(
+                "the run before failed, so the engine's tensors are not what since= says: run "
+                "without since= once"
+            )
         if since is not False and self.computes:
             raise ValueError(
                 "run(since=...) sends only changed elements, but the loader computes from "
                 "whole weights, which are not kept: run without since="
-            )
-        if since is not False and self.unfinished:
-            raise ValueError(
-                "the run before failed, so the engine's tensors are not what since= says: run "
-                "without since= once"
             )
         before = {} if isinstance(since, bool) else since
         operands = self._given(source)
