@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
@@ -231,7 +231,7 @@ def _assign(asked: _Asked) -> Assignment:
         if (
             row.shares == "elements"
             and reduce == "avg"
-            and (not _are_blocks_equal(specs, found.operands) if is_symbolic else found.differ)
+            and (not _are_blocks_equal(specs, found) if is_symbolic else found.differ)
         ):
             # Each device scales its mean by its share of all elements (by_shares), and a sum of
             # these is left pending.
@@ -249,7 +249,7 @@ def _assign(asked: _Asked) -> Assignment:
     for assume_rows in (True, False):
         others: list[Assignment] = []
         other = decide(reduce, spare, assume_rows=assume_rows, compared=others)
-        if other == always or _have_rows(specs, other.operands):
+        if other == always or _have_rows(asked, other):
             found, compared = other, others
             break
     for other in compared:
@@ -257,14 +257,27 @@ def _assign(asked: _Asked) -> Assignment:
     return found
 
 
-def _are_blocks_equal(specs: Sequence[DTensorSpec], operands: Sequence[tuple[Part, ...]]) -> bool:
-    """Whether the cuts divide the dims of operands, with guards that they do."""
+def _are_blocks_equal(specs: Sequence[DTensorSpec], found: Assignment) -> bool:
+    """Whether what is reduced comes from blocks of equal sizes, with guards that it does."""
     parts: dict[tuple[int, int], int] = {}
-    for i, (spec, cuts) in enumerate(zip(specs, operands)):
+    for i, (spec, cuts) in enumerate(zip(specs, found.operands)):
         for m, cut in enumerate(cuts):
             if isinstance(cut, tuple):
                 parts[i, cut[0]] = parts.get((i, cut[0]), 1) * cut[1] * spec.mesh.size(m)
-    return all(symints.is_truly(specs[i].shape[d] % n == 0) for (i, d), n in parts.items())
+    for m in _reduced_on(found):
+        for i, cut in enumerate(cuts[m] for cuts in found.operands):
+            if isinstance(cut, tuple) and not symints.is_truly(
+                specs[i].shape[cut[0]] % parts[i, cut[0]] == 0
+            ):
+                return False
+    return True
+
+
+def _reduced_on(found: Assignment) -> list[int]:
+    """The mesh dims on which a result is pending."""
+    return [
+        m for m, parts in enumerate(zip(*found.results)) if any(isinstance(p, str) for p in parts)
+    ]
 
 
 def _may_fold(folding: Folding, specs: Sequence[DTensorSpec]) -> bool:
@@ -304,8 +317,10 @@ def _keep_choice(
     chosen: Assignment,
 ) -> None:
     """Add guards that in every call of the graph ``chosen`` compares with ``other`` as now: in what
-    is received, and in that together with what is received later for what is left pending. (Of each
-    tensor the share that is received is taken to be the same.)
+    is received, and in that together with what is received later for what is left pending.
+
+    Of a tensor with even shards the share that is received is the same for all sizes. Of one with
+    uneven shards it is not: then the guards are that sizes are those of now.
     """
     mesh, network = tuple(specs[0].mesh.shape), network_in_force()
     now = [
@@ -329,9 +344,35 @@ def _keep_choice(
             later.append(_itemsize(meta) * owed)
             shapes.append(tuple(meta.shape))
             numbers.append(number)
-    _keep_order(now, numbers, shapes)
+    spared = [now]
     if chosen.received:  # what is free is taken whatever it leaves pending
-        _keep_order([*now, *later], numbers, shapes)
+        spared.append([*now, *later])
+    contested = [some for some in spared if min(some) < 0 < max(some)]
+    if contested:
+        held = [operand.parts for operand in operands]
+        for spec, *some in zip(specs, held, chosen.operands, other.operands):
+            _keep_blocks(tuple(spec.shape), some, mesh)
+        for meta, *some in zip(made, chosen.results, other.results):
+            if meta is not None:
+                _keep_blocks(tuple(meta.shape), some, mesh)
+    for each in contested:
+        _keep_order(each, numbers, shapes)
+
+
+def _keep_blocks(
+    shape: tuple[Any, ...], cuts: Iterable[Sequence[Part]], mesh: tuple[int, ...]
+) -> None:
+    """Add guards that the blocks into which mesh dims cut a tensor stay equal; of dims with unequal
+    blocks, that sizes are those of now.
+    """
+    for some in cuts:
+        parts: dict[int, int] = {}
+        for part, size in zip(some, mesh):
+            if isinstance(part, tuple):
+                parts[part[0]] = parts.get(part[0], 1) * part[1] * size
+        for d, many in parts.items():
+            if symints.is_symbolic(shape[d]) and not symints.is_truly(shape[d] % many == 0):
+                symints.number_of(shape[d])
 
 
 def _shape_of_state(
@@ -358,8 +399,6 @@ def _keep_order(
     """Add a guard that the sum of what is spared keeps its sign in every call of the graph.
     ``numbers``, ``shapes``: of each tensor, in numbers and in symbols.
     """
-    if not min(spared) < 0 < max(spared):
-        return
     shares = [
         Fraction(some, max(prod(number), 1)).limit_denominator(1 << 10)
         for some, number in zip(spared, numbers)
@@ -370,19 +409,27 @@ def _keep_order(
     symints.is_truly(total > 0 if now > 0 else total < 0 if now < 0 else total <= 0)
 
 
-def _have_rows(specs: Sequence[DTensorSpec], operands: Sequence[Sequence[Part]]) -> bool:
-    """Whether every device has rows of every dim that ``operands`` cut, in every call of the graph
-    that is being compiled: guards are added that the last device has some. False if a dim is cut by
-    a split factor, for which there is no such short condition.
+def _have_rows(asked: _Asked, found: Assignment) -> bool:
+    """Whether every device has rows of each dim over which mesh dims reduce, or to which a shard
+    moves, or of all that they cut, in every call of the graph that is being compiled: guards are
+    added that the last device has some. False if such a dim is cut by a split factor and has other
+    rows than these divide evenly, for which there is no such short condition.
     """
-    rows = {(i, d): n for i, spec in enumerate(specs) for d, n in enumerate(spec.shape)}
-    for i, (spec, some) in enumerate(zip(specs, operands)):
+    reduced, of_all = _reduced_on(found), bool(asked.how["filled"])
+    for spec, operand, some in zip(asked.specs, asked.operands, found.operands):
+        dims = {
+            part[0]
+            for m, (part, held) in enumerate(zip(some, operand.parts))
+            if isinstance(part, tuple) and (of_all or m in reduced or part != held)
+        }
+        rows = list(spec.shape)
         for part, parts in zip(some, spec.mesh.shape):
-            if isinstance(part, tuple):
+            if isinstance(part, tuple) and part[0] in dims:
                 d, factor = part
-                n = rows[i, d]
-                rows[i, d] = n - (parts - 1) * ((n + parts - 1) // parts)
-                if factor > 1 or not symints.is_truly(rows[i, d] > 0):
+                if factor > 1 and not symints.is_truly(rows[d] % (factor * parts) == 0):
+                    return False
+                rows[d] -= (parts - 1) * ((rows[d] + parts - 1) // parts)
+                if not symints.is_truly(rows[d] > 0):
                     return False
     return True
 

@@ -29,6 +29,8 @@ PROGRAMS = {
     "mean": lambda x, w: x.mean(0) * 2,
     "cumsum": lambda x, w: x.cumsum(1),
     "matmul": lambda x, w: x @ x.t(),
+    "mean of rows": lambda x, w: x.mean(-1) * 2,
+    "sort": lambda x, w: x.sort(-1)[0],
 }
 PLACEMENTS = {
     (4,): [(S(0),), (S(1),)],
@@ -66,4 +68,23 @@ def test_an_op_takes_the_steps_of_an_eager_program(sizes, placements, name, mesh
     program, mesh = PROGRAMS[name], meshes[sizes]
     graph = torch.compile(program, backend="aot_eager", dynamic=True, fullgraph=True)
     for n in SIZES:
+        assert outcome(graph, n, mesh, placements) == outcome(program, n, mesh, placements), n
+
+
+GUARDED = {
+    "costs of uneven blocks and of even ones": ("matmul", (S(0), S(0)), (8, 13, 20, 12, 21)),
+    "costs of uneven blocks": ("layer_norm", (S(1), S(1)), (13, 5)),
+    "means over even blocks of uneven rows": ("mean of rows", (S(0), S(1)), (9, 1, 7)),
+    "maxima on devices without rows": ("amax", (S(1), S(0)), (1, 9, 1)),
+    "a shard moves to rows that all devices have": ("sort", (S(1), S(1)), (16, 3, 9)),
+}
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("kind", GUARDED)
+def test_what_is_compared_is_guarded(kind, meshes):
+    name, placements, sizes = GUARDED[kind]
+    program, mesh = PROGRAMS[name], meshes[2, 2]
+    graph = torch.compile(program, backend="aot_eager", dynamic=True, fullgraph=True)
+    for n in sizes:
         assert outcome(graph, n, mesh, placements) == outcome(program, n, mesh, placements), n
