@@ -110,7 +110,7 @@ Raises:
             ("is_even = True", ""),
             ("if is_even or before is None:", ""),
         ],
-        "View.__init__": [("self.rank =", "")],
+        "View.__init__": [("self.rank =", ""), ("self.repeats =", "")],
         "View.position": [("try:", "return self.source.index(dim)")],
         "reshape": [("if Size in map(type, shape)", "")],
         "cut_of": [
