@@ -124,7 +124,17 @@ def own_on_the_weights_device(i, w):
             i["m"][3 + k].copy_(w["b"][i["map"]][k])
 
 
+def retyped(i, w):
+    """Casts of casts, and bits of the same width."""
+    i["v"].copy_(w["a"].half().float().flip(0))
+    i["u"][1:3] = w["a"].to(torch.bfloat16)[::2]
+    i["m"][:4].copy_(w["b"].to(torch.float8_e4m3fn).float()[:, [2, 0, 1]])
+    i["q"].view(torch.uint8).T.copy_(w["q"].view(torch.uint8))
+    i["s"].copy_(w["s"].to(torch.float8_e5m2).view(torch.uint8))
+
+
 MOVED = [
+    retyped,
     filled,
     own_on_the_weights_device,
     onto_itself,
@@ -187,7 +197,13 @@ def strided(i, w):
     i["v"][:3].copy_(wide[:, :1].expand(3, 200).sum(1))
 
 
-COMPUTED = [added, compiled, with_own, chosen, scaled, in_another_default_dtype, strided]
+def quantized(i, w):
+    narrow = (w["b"] * 100).round().to(torch.int8)
+    i["m"][:4].copy_(narrow.float() * 0.01)
+    i["u"][:3].copy_((w["b"][0] * 2).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+COMPUTED = [quantized, added, compiled, with_own, chosen, scaled, in_another_default_dtype, strided]
 
 
 def assert_loads(load, **how):
@@ -335,7 +351,6 @@ REFUSED = {
     "noise": (lambda i, w: i["v"].copy_(w["a"] + torch.rand(4) * 2), "no element of the weights"),
     "autocast": (lambda i, w: in_autocast(i, w), "no element of the weights"),
     "random": (lambda i, w: i["v"].copy_(torch.rand_like(w["a"])), "no element of the weights"),
-    "twice": (lambda i, w: i["v"].copy_(w["a"].half().float()), "cast twice"),
 }
 
 

@@ -193,12 +193,42 @@ class Operands:
         found = self[operand.of] if isinstance(operand, Cast) else operand
         return found if isinstance(found, Computed) and found.call is not None else None
 
-    def not_moved(self, pieces: Sequence[Piece], *, computes: bool = False) -> NotMoved | None:
+    def retyped(self, number: int) -> Cast | AsBits | None:
+        """An operand that is the cast of a cast, or whose bits are seen as a dtype of the same
+        width: no movement, but known of what arrives. None: it is not.
+        """
+        operand = self[number]
+        if not isinstance(operand, (Cast, AsBits)) or self.arrives(number, retyped=False):
+            return None
+        is_wide = operand.dtype.itemsize != self[operand.of].dtype.itemsize
+        if (isinstance(operand, AsBits) and is_wide) or not self.arrives(operand.of):
+            return None
+        return operand
+
+    def arrives(self, number: int, *, retyped: bool = True) -> bool:
+        """Whether an operand is moved, or of the result of a call, or known of one that is."""
+        if isinstance(self.final(number), (OfSource, Constant)):
+            return True
+        return self.computed(number) is not None or (retyped and self.retyped(number) is not None)
+
+    def _is_of_call(self, number: int) -> bool:
+        operand = self[number]
+        while isinstance(operand, (Cast, AsBits)):
+            operand = self[operand.of]
+        return isinstance(operand, Computed)
+
+    def not_moved(
+        self, pieces: Sequence[Piece], *, computes: bool = False, retypes: bool = False
+    ) -> NotMoved | None:
         """What of the pieces is no element of a source, and no constant; None: all is.
-        ``computes``: they may be of the result of a call.
+        ``computes``: they may be of the result of a call. ``retypes``: they may be known of what
+        arrives.
         """
         for number in dict.fromkeys(each.source for each in pieces):
             if computes and self.computed(number) is not None:
+                continue
+            is_known = retypes and self.retyped(number) is not None
+            if is_known and (computes or not self._is_of_call(number)):
                 continue
             found = self.final(number)
             if isinstance(found, Computed):

@@ -688,8 +688,7 @@ class MemoryRecording(LightMode):
     def _taken(self, tensor: torch.Tensor) -> Taken | None:
         pieces = tuple(self.read(tensor))
         for number in {each.source for each in pieces}:
-            is_moved = isinstance(self.operands.final(number), (OfSource, Constant))
-            if not is_moved and self.operands.computed(number) is None:
+            if not self.operands.arrives(number):
                 return None
         return Taken(pieces, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 

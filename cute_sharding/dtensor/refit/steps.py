@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.refit.operands import RecordedCall, Taken
+from cute_sharding.dtensor.refit.operands import AsBits, Cast, RecordedCall, Taken
 from cute_sharding.dtensor.refit.record import MemoryRecording
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
-from cute_sharding.relations.relation import Piece
+from cute_sharding.relations.relation import Piece, piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +61,30 @@ def of_calls(
     moved, computed = [], []
     for each in pieces:
         found = recording.operands.computed(each.source)
-        if found is None:
-            moved.append(each)
-        else:
+        again = recording.operands.retyped(each.source)
+        if found is not None:
             assert found.call is not None, "as recording.computed says"
             computed.append(OfCall(found.call, found.result, each))
+        elif again is not None:
+            computed.append(_retyped(each, again, recording.operands[again.of].dtype))
+        else:
+            moved.append(each)
     return moved, computed
+
+
+def _retyped(one: Piece, operand: Cast | AsBits, dtype: torch.dtype) -> OfCall:
+    """The elements of a piece, which are those of another operand in ``dtype``: a call that takes
+    these alone, in a row.
+    """
+    in_a_row = [prod([n for n, _, _ in one.modes[k + 1 :]]) for k in range(len(one.modes))]
+    modes = [*zip(one.modes, in_a_row)]
+    given = piece(operand.of, 0, one.x, 0, [(n, dx, step) for (n, dx, _), step in modes])
+    taken = Taken((given,), (one.size,), (1,), dtype)
+    aten = torch.ops.aten
+    op = aten.to.dtype if isinstance(operand, Cast) else aten.view.dtype
+    call = RecordedCall(op, (taken, operand.dtype), {}, "", torch.get_default_dtype())
+    found = [(n, step, dy) for (n, _, dy), step in modes]
+    return OfCall(call, 0, piece(one.source, one.target, 0, one.y, found))
 
 
 def steps_of(

@@ -451,7 +451,7 @@ class _Result(NamedTuple):
 def _check_moved(
     recording: MemoryRecording, name: str, pieces: Sequence[Piece], computes: bool
 ) -> None:
-    wrong = recording.operands.not_moved(pieces, computes=computes)
+    wrong = recording.operands.not_moved(pieces, computes=computes, retypes=True)
     if wrong is not None:
         raise NotOnlyMoved(
             f"{_LOADER} writes to {name!r} what is no element of the weights ({wrong.sources}): "
