@@ -336,14 +336,8 @@ class MemoryRecording(LightMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with self.refusing():
-            return self._record(func, args, kwargs or {})
-
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """What is refused inside stays refused."""
         try:
-            yield
+            return self._record(func, args, kwargs or {})
         except (NotOnlyMoved, NotImplementedError) as error:
             self.refused.append(error)
             raise
@@ -861,8 +855,11 @@ class Calls(TorchFunctionMode):
         self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         kwargs = kwargs or {}
         if func in _SEEN:
-            with self._recording.refusing():
+            try:
                 self._recording.check_call(func, args[0])
+            except NotOnlyMoved as error:
+                self._recording.refused.append(error)
+                raise
         elif func is torch.Tensor.item and self._recording.is_of_sources(args[0]):
             return args[0].reshape(()).as_subclass(Number)
         elif func in TAKES_DATA:
