@@ -8,6 +8,7 @@ losses are compared with one device.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -213,6 +214,10 @@ def only_as_written(mesh: DeviceMesh) -> None:
 
 
 def main() -> None:
+    if cute_sharding.is_enabled():
+        sys.exit(
+            "a flag is on, and PyTorch alone would be measured with it: run this without flags"
+        )
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     rows = outcomes(mesh)
