@@ -259,18 +259,24 @@ def _assign(asked: _Asked) -> Assignment:
 
 def _are_blocks_equal(specs: Sequence[DTensorSpec], found: Assignment) -> bool:
     """Whether what is reduced comes from blocks of equal sizes, with guards that it does."""
-    parts: dict[tuple[int, int], int] = {}
-    for i, (spec, cuts) in enumerate(zip(specs, found.operands)):
-        for m, cut in enumerate(cuts):
-            if isinstance(cut, tuple):
-                parts[i, cut[0]] = parts.get((i, cut[0]), 1) * cut[1] * spec.mesh.size(m)
-    for m in _reduced_on(found):
-        for i, cut in enumerate(cuts[m] for cuts in found.operands):
-            if isinstance(cut, tuple) and not symints.is_truly(
-                specs[i].shape[cut[0]] % parts[i, cut[0]] == 0
+    reduced = _reduced_on(found)
+    for spec, cuts in zip(specs, found.operands):
+        blocks = _blocks_of(cuts, spec.mesh.shape)
+        for part in (cuts[m] for m in reduced):
+            if isinstance(part, tuple) and not symints.is_truly(
+                spec.shape[part[0]] % blocks[part[0]] == 0
             ):
                 return False
     return True
+
+
+def _blocks_of(cuts: Sequence[Part], mesh: Sequence[int]) -> dict[int, int]:
+    """Into how many blocks each dim is cut."""
+    found: dict[int, int] = {}
+    for part, size in zip(cuts, mesh):
+        if isinstance(part, tuple):
+            found[part[0]] = found.get(part[0], 1) * part[1] * size
+    return found
 
 
 def _reduced_on(found: Assignment) -> list[int]:
@@ -366,11 +372,7 @@ def _keep_blocks(
     blocks, that sizes are those of now.
     """
     for some in cuts:
-        parts: dict[int, int] = {}
-        for part, size in zip(some, mesh):
-            if isinstance(part, tuple):
-                parts[part[0]] = parts.get(part[0], 1) * part[1] * size
-        for d, many in parts.items():
+        for d, many in _blocks_of(some, mesh).items():
             if symints.is_symbolic(shape[d]) and not symints.is_truly(shape[d] % many == 0):
                 symints.number_of(shape[d])
 
@@ -415,7 +417,7 @@ def _have_rows(asked: _Asked, found: Assignment) -> bool:
     added that the last device has some. False if such a dim is cut by a split factor and has other
     rows than these divide evenly, for which there is no such short condition.
     """
-    reduced, of_all = _reduced_on(found), bool(asked.how["filled"])
+    reduced, of_all = _reduced_on(found), asked.row.has_rows(*asked.args, **asked.kwargs)
     for spec, operand, some in zip(asked.specs, asked.operands, found.operands):
         dims = {
             part[0]

@@ -4,8 +4,8 @@ A conversion or a loader is a program's own code, on tensors without data: it is
 nothing of it is kept but what it makes of which elements. Tensors of the program are read, and only
 those that it hands over are written to.
 
-- :mod:`.ops`, :mod:`.operands`, :mod:`.record`: what each op says, what elements are, and what code
-  leaves in each memory
+- :mod:`.ops`, :mod:`.operands`: what each op says, and what elements are
+- :mod:`.record`, :mod:`.calls`: what code leaves in each memory, and what it calls that is no op
 - :mod:`.trace`, :mod:`.plan`: a conversion as one relation; ``plan_refit``
 - :mod:`.weights`, :mod:`.steps`, :mod:`.transfer`: what ranks have, what a loader computes;
   ``plan_load``

@@ -284,6 +284,19 @@ class Operands:
         return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "") or "no source"
 
 
+def lying_as(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy of a tensor with these strides. Elements that lie at one place are equal.
+
+    >>> lying_as(torch.tensor([[1, 1], [2, 2]]), (3, 0)).stride()
+    (3, 0)
+    """
+    shape, device = tensor.shape, tensor.device
+    sizes = [n if step else min(n, 1) for n, step in zip(shape, strides)]
+    first = tensor.detach().as_strided(sizes, tensor.stride(), int(tensor.storage_offset()))
+    memory = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=device).copy_(first)
+    return memory.expand(shape)
+
+
 def is_own(operand: Operand) -> bool:
     """Whether the program's own tensors have its values in their memory."""
     return isinstance(operand, Constant) or (isinstance(operand, Computed) and not operand.operands)

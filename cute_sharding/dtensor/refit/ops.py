@@ -1,12 +1,17 @@
-"""The relations of aten ops: by the tables of views and of movement, and of a few ops beside."""
+"""What is known of ops: relations of those of aten, by the tables of views and of movement and of a
+few ops beside; and what the schema of any op says.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 
+from cute_sharding.dtensor.replaced.local_tensors import leaves
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations import NotOnlyMoved, Relation, compose, piece
 from cute_sharding.relations.moves import Shape
@@ -184,32 +189,82 @@ LIFTS = "lift_fresh.default"  # what torch.tensor() has just made
 SHARES = ("detach.default", "alias.default", LIFTS)
 # Ops that ask how a tensor lies, and not for its values.
 ASKS = frozenset({"is_pinned.default", "is_same_size.default", "is_contiguous.default"})
-# Functions that read memory, or copy it, without an op.
-READS = frozenset(
-    {
-        torch.Tensor.tolist,
-        torch.Tensor.apply_,
-        torch.Tensor.map_,
-        torch.Tensor.map2_,
-        torch.Tensor.__deepcopy__,
-        torch.Tensor.__reduce_ex__,
-    }
-)
-# Functions that hand memory out, to be read and written without an op.
-HANDS_OUT = frozenset(
-    {
-        torch.Tensor.numpy,
-        torch.Tensor.__array__,
-        torch.Tensor.__dlpack__,
-        torch.Tensor.storage,
-        torch.Tensor.untyped_storage,
-        torch.Tensor.share_memory_,
-    }
-)
-# Functions that say where memory is.
-LOCATES = frozenset({torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage})
-# Functions that make tensors of numbers, arrays and lists; that take these as rows; and that write
-# one number to a tensor.
-TAKES_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
-INDEXES = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
-TAKES_ONE = frozenset({torch.Tensor.fill_, torch.Tensor.__setitem__})
+
+
+# -- kinds -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpKind:
+    """What an op's schema says of it."""
+
+    is_view: bool
+    is_new: bool
+    writes: bool
+    copies: bool
+    resizes: bool
+    asks: bool
+    gives_tensors: bool
+    communicates: bool
+
+
+def name_of_op(func: Any) -> str:
+    """The name of an op's overload, by which tables know those of PyTorch; of an op of another
+    library with that.
+    """
+    return str(func.__name__ if func.namespace == "aten" else func)
+
+
+def packet_of(func: Any) -> str:
+    return str(func.__name__.partition(".")[0] if func.namespace == "aten" else func)
+
+
+@cache
+def kind_of(func: Any) -> OpKind:
+    schema, name, packet = func._schema, name_of_op(func), packet_of(func)
+    writes = schema.is_mutable
+    return OpKind(
+        is_view=torch.Tag.inplace_view in func.tags
+        if writes
+        else schema._is_view_op() or name in SHARES,
+        is_new=not writes and packet in {*ALLOCATES, *FILLS},
+        writes=writes,
+        copies=packet == COPY,
+        resizes=packet in RESIZES,
+        asks=name in ASKS,
+        gives_tensors=any("Tensor" in str(x.type) for x in schema.returns),
+        communicates="c10d" in func.namespace,
+    )
+
+
+@cache
+def is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@cache
+def is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags
+
+
+@cache
+def view_scattered(func: Any) -> Callable[..., Any] | None:
+    """Of an op that gives a copy with a view written over, that view; None for other ops."""
+    name = packet_of(func)
+    if name == COPY.removesuffix("_"):
+        return lambda x: x
+    if not name.endswith("_scatter") or len(func._schema.arguments) < 3:
+        return None
+    packet = getattr(torch.ops.aten, name.removesuffix("_scatter"), None)
+    taken = [x.name for x in func._schema.arguments[:2]]
+    if packet is None or taken != ["self", "src"]:
+        return None
+    found: Callable[..., Any] = packet
+    return found
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The operands that an op writes to."""
+    given = {x.name: value for x, value in zip(func._schema.arguments, args)} | kwargs
+    named = [x.name for x in func._schema.arguments if x.is_write]
+    return [x for x in leaves([given.get(name) for name in named]) if isinstance(x, torch.Tensor)]

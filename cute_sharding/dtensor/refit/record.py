@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from cute_sharding.dtensor.refit.operands import (
     AsBits,
@@ -35,25 +32,21 @@ from cute_sharding.dtensor.refit.operands import (
     calling_line,
     filled_with,
     is_own,
+    lying_as,
 )
 from cute_sharding.dtensor.refit.ops import (
-    ALLOCATES,
-    ASKS,
-    COPY,
-    FILLS,
-    HANDS_OUT,
-    INDEXES,
     LIFTS,
-    LOCATES,
     OVERWRITES,
-    READS,
-    RESIZES,
-    SHARES,
-    TAKES_DATA,
     TAKES_NUMBERS,
-    TAKES_ONE,
+    is_pointwise,
+    is_random,
+    kind_of,
+    name_of_op,
+    packet_of,
     relation_of,
     value_of,
+    view_scattered,
+    written_by,
 )
 from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.local_tensors import leaves, storage_of, tree_map
@@ -65,11 +58,9 @@ from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join
 
 # Arguments that do not change which elements there are.
 _HOW_IT_LIES = ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "copy")
-_DEEP_COPY = torch.Tensor.__deepcopy__  # of a tensor without data: an op
-_SEEN = READS | HANDS_OUT | LOCATES
 _EACH = "_foreach_"
 _DRAWS = "draws random numbers"
-_NO_VALUES = (
+NO_VALUES = (
     "tensors have no values while it is planned what moves where. Use only shapes, or read the "
     "values before"
 )
@@ -187,7 +178,7 @@ class MemoryRecording(LightMode):
         memory = self._memory(tensor)
         held = self._held.get(id(storage_of(tensor)))
         has_moved = any(
-            each.x != each.y or any(dx != dy for _, dx, dy in each.modes)
+            not _is_in_place(each)
             for each in (memory.pieces if memory is not None else ())
             if self._of_bits(each.source) == held
         )
@@ -276,7 +267,7 @@ class MemoryRecording(LightMode):
             value: Any = flat[0].item() if is_one else None
             if is_one and value != value:  # one of several NaNs
                 is_one = torch.equal(torch.full_like(flat[:1], value).view(torch.uint8), bits[0])
-        if func is not None and _is_random(func):
+        if func is not None and is_random(func):
             why = f"{func} {_DRAWS}"
         elif is_one:
             return self._all(tensor.shape, self.operands.number(Constant(value, tensor.dtype)))
@@ -343,7 +334,7 @@ class MemoryRecording(LightMode):
             raise
 
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        kind = _kind(func)
+        kind = kind_of(func)
         if kind.communicates:
             raise NotOnlyMoved(
                 f"{self.of} calls {func}{at(calling_line())}, which communicates, but each rank "
@@ -351,8 +342,8 @@ class MemoryRecording(LightMode):
             )
         if kind.is_view and not kind.resizes:
             out = func(*args, **kwargs)
-            return self._make_here(out) if _name(func) == LIFTS else out
-        if kind.copies and (args[0].is_meta or self._is_into(args[0])):  # most of what loaders do
+            return self._make_here(out) if name_of_op(func) == LIFTS else out
+        if kind.copies and (args[0].is_meta or self.is_into(args[0])):  # most of what loaders do
             self._copy(args[0], args[1])
             return args[0]
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -361,10 +352,10 @@ class MemoryRecording(LightMode):
         if kind.is_new:
             return self._allocate(func, args, kwargs)
         if not kind.resizes and not any(map(self.is_known, tensors)):
-            out = func(*args, **_with_data(kwargs))
+            out = func(*args, **with_data(kwargs))
             if not kind.writes:
                 self._make_here(out)
-            if _is_random(func):
+            if is_random(func):
                 self._note_random(func, out)
             return out
         if kind.writes:
@@ -390,7 +381,7 @@ class MemoryRecording(LightMode):
 
     def _allocate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A new tensor, without values or one value all over."""
-        out, value = self._make_here(func(*args, **kwargs)), value_of(_name(func), args)
+        out, value = self._make_here(func(*args, **kwargs)), value_of(name_of_op(func), args)
         if value is None:
             self._begin(out, None)
         elif out.is_meta:
@@ -402,29 +393,17 @@ class MemoryRecording(LightMode):
         values = self._values_of(tensors, tables=True)
         if values is None:
             lacking = [(self.lacks(x), x.shape) for x in tensors if self.lacks(x)]
-            why = without_value(*lacking[0]) if lacking else _NO_VALUES
-            of, name = self._named(tensors), func.__name__
+            why = without_value(*lacking[0]) if lacking else NO_VALUES
+            of, name = self.named(tensors), func.__name__
             where = at(calling_line())
             raise NotOnlyMoved(
                 f"{self.of} reads the values of {of} with aten.{name}{where}, but {why}"
             )
-        return func(*_replaced(args, values), **_replaced(kwargs, values))
+        return func(*replaced(args, values), **replaced(kwargs, values))
 
-    def check_call(self, func: Any, tensor: Any) -> None:
-        """A function that reads memory, hands it out, or says where it is.
-
-        Raises:
-            NotOnlyMoved: the memory has, or is to have, elements of sources.
-        """
-        if not isinstance(tensor, torch.Tensor) or (func is _DEEP_COPY and tensor.is_meta):
-            return
-        is_own = self._has_own(tensor)
-        if not is_own and (func not in LOCATES or not self._is_into(tensor)):
-            of, name, where = self._named([tensor]), func.__name__, at(calling_line())
-            raise NotOnlyMoved(
-                f"{self.of} reads the values of {of} with Tensor.{name}{where}, but {_NO_VALUES}"
-            )
-        if is_own and func in HANDS_OUT and not tensor.is_meta and not self._draws(tensor):
+    def hand_out(self, tensor: torch.Tensor) -> None:
+        """Others may write to a tensor's memory from now on, which has its values."""
+        if not tensor.is_meta and not self._draws(tensor):
             for known in (self._memories, self._made_here):
                 known.pop(id(storage_of(tensor)), None)
 
@@ -434,11 +413,8 @@ class MemoryRecording(LightMode):
         held = self._held.get(id(storage_of(tensor)))
         if found is None or held is None or tensor.is_meta or tensor.dtype.is_floating_point:
             return False
-        return all(
-            self._of_bits(each.source) == held
-            and (each.x, each.modes) == (each.y, tuple([(n, dy, dy) for n, _, dy in each.modes]))
-            for each in found[1].pieces
-        )
+        pieces = found[1].pieces
+        return all(self._of_bits(each.source) == held and _is_in_place(each) for each in pieces)
 
     def is_of_sources(self, tensor: torch.Tensor) -> bool:
         """Whether it has one element, which is of a source."""
@@ -456,7 +432,7 @@ class MemoryRecording(LightMode):
                 assert isinstance(held, Held)
                 raise NotOnlyMoved(
                     f"{self.of} reads values of {held.name!r}, which it also writes to, but "
-                    f"{_NO_VALUES}"
+                    f"{NO_VALUES}"
                 )
 
     def stays(self) -> str:
@@ -475,16 +451,16 @@ class MemoryRecording(LightMode):
         numbers = {each.source for each in memory.pieces} if memory is not None else ()
         return [k for k in numbers if not is_own(self.operands[k])]
 
-    def _has_own(self, tensor: torch.Tensor) -> bool:
+    def has_own(self, tensor: torch.Tensor) -> bool:
         """Whether all values of a tensor are in its memory."""
-        if self._is_into(tensor):
+        if self.is_into(tensor):
             return False
         return all(is_own(self.operands[each.source]) for each in self.read(tensor))
 
     def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An op that writes to operands: what it would give otherwise is written to them."""
-        name, written = _packet_of(func), _written(func, args, kwargs)
-        if _kind(func).resizes:
+        name, written = packet_of(func), written_by(func, args, kwargs)
+        if kind_of(func).resizes:
             return self._resize(func, written, args, kwargs)
         if name.startswith(_EACH) and name.removeprefix(_EACH) in OVERWRITES:
             return self._each(name, args, kwargs)
@@ -492,15 +468,15 @@ class MemoryRecording(LightMode):
         onto = {id(x) for x in written}
         read = [x for x in tensors if id(x) not in onto]
         is_over = (
-            name in OVERWRITES or _is_random(func) or any(id(x) in onto for x in leaves(kwargs))
+            name in OVERWRITES or is_random(func) or any(id(x) in onto for x in leaves(kwargs))
         )
         if not is_over:
             read += written
-        is_own = not any(x.is_meta or self._is_into(x) for x in written)
+        is_own = not any(x.is_meta or self.is_into(x) for x in written)
         values = self._values_of(read, any_memory=True) if is_own else None
         if values is not None:
-            func(*_replaced(args, values), **_replaced(kwargs, values))
-        if _kind(func).copies:
+            func(*replaced(args, values), **replaced(kwargs, values))
+        if kind_of(func).copies:
             self._copy(args[0], args[1])
         elif values is not None:
             is_without = any(map(self.lacks, read))
@@ -572,14 +548,14 @@ class MemoryRecording(LightMode):
         """What an op would give if it did not write, written to its operands."""
         onto = {x.name for x in func._schema.arguments if x.is_write}
         given = {key: x for key, x in kwargs.items() if key not in onto}
-        packet = getattr(torch.ops.aten, _packet_of(func).removesuffix("_"), None)
+        packet = getattr(torch.ops.aten, packet_of(func).removesuffix("_"), None)
         found, refused = list[Any](), len(self.refused)
         try:
             with self:
                 found = leaves(packet(*args, **given)) if packet is not None else []
         except (NotImplementedError, RuntimeError, TypeError):
             del self.refused[refused:]  # it has no such form
-        if any(x.dtype != y.dtype for x, y in zip(found, written)) and not _is_pointwise(func):
+        if any(x.dtype != y.dtype for x, y in zip(found, written)) and not is_pointwise(func):
             found = []  # it may compute in the dtype of what it writes to
         for k, x in enumerate(written):
             if len(found) == len(written):
@@ -599,7 +575,7 @@ class MemoryRecording(LightMode):
     def _resize(self, func: Any, written: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """An op that gives a tensor other memory, or more."""
         (x,) = written
-        if self._is_into(x):
+        if self.is_into(x):
             raise NotOnlyMoved(
                 f"{self.of} gives a tensor that it writes to other memory with aten."
                 f"{func.__name__}{at(calling_line())}. Write to the tensor as it lies"
@@ -615,14 +591,14 @@ class MemoryRecording(LightMode):
             self._keep(x, WrittenMemory(size, pieces))
         return out
 
-    def _is_into(self, tensor: torch.Tensor) -> bool:
+    def is_into(self, tensor: torch.Tensor) -> bool:
         return id(storage_of(tensor)) in self._held
 
     # -- ops that make tensors ---------------------------------------------------------------------
 
     def _make_by(self, func: Any, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """An op that makes tensors, of operands of which some are known."""
-        base = _scattered(func)
+        base = view_scattered(func)
         if base is not None:
             return self._scatter(base, args, kwargs)
         numbers = self._rows_by_number(func, args)
@@ -637,8 +613,8 @@ class MemoryRecording(LightMode):
             return apart
         values = self._values_of(tensors)
         if values is not None:
-            out = self._make_here(func(*_replaced(args, values), **_replaced(kwargs, values)))
-            if _is_random(func) or any(map(self._draws, tensors)):
+            out = self._make_here(func(*replaced(args, values), **replaced(kwargs, values)))
+            if is_random(func) or any(map(self._draws, tensors)):
                 self._note_random(func, out)
             return out
         out = func(*at_meta[0], **at_meta[1])
@@ -660,7 +636,7 @@ class MemoryRecording(LightMode):
         """
         known = [x for x in tensors if self.is_known(x)]
         taken = {id(x): self._taken(x) for x in known}
-        if _is_random(func) or any(map(self.lacks, known)) or None in taken.values():
+        if is_random(func) or any(map(self.lacks, known)) or None in taken.values():
             return None
         if self.in_autocast:
             return None
@@ -668,7 +644,9 @@ class MemoryRecording(LightMode):
         def as_taken(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
                 return x
-            return taken[id(x)] if id(x) in taken else _as_it_lies(x)  # it may be written to later
+            return (
+                taken[id(x)] if id(x) in taken else lying_as(x, x.stride())
+            )  # it may be written to later
 
         with dispatch_modes.no_modes():
             return RecordedCall(
@@ -695,7 +673,7 @@ class MemoryRecording(LightMode):
 
     def _rows_by_number(self, func: Any, args: Sequence[Any]) -> dict[int, Any]:
         """By id, the operands that are numbers of rows, with their values."""
-        place = TAKES_NUMBERS.get(_name(func))
+        place = TAKES_NUMBERS.get(name_of_op(func))
         given = leaves(args[place]) if place is not None and place < len(args) else []
         found = {}
         for x in [x for x in given if isinstance(x, torch.Tensor)]:
@@ -724,7 +702,7 @@ class MemoryRecording(LightMode):
         args, kwargs = tree_map(shape_of, given)
         kwargs = {key: value for key, value in kwargs.items() if key not in _HOW_IT_LIES}
         try:
-            said = relation_of(_name(func), args, kwargs)
+            said = relation_of(name_of_op(func), args, kwargs)
         except (NotOnlyMoved, ValueError, TypeError, IndexError) as error:
             return None, f"{func} does not fit here with these arguments ({error})"
         if said is None:
@@ -799,7 +777,7 @@ class MemoryRecording(LightMode):
             if not any_memory and sum(each.size for each in pieces) < x.numel():
                 return None
             operands = {each.source: self.operands[each.source] for each in pieces}
-            if x.is_meta or self._is_into(x):
+            if x.is_meta or self.is_into(x):
                 if not all(isinstance(operand, Constant) for operand in operands.values()):
                     return None
                 with dispatch_modes.no_modes():
@@ -824,7 +802,7 @@ class MemoryRecording(LightMode):
         found = {each.source: None for x in tensors if self.is_known(x) for each in self.read(x)}
         return [*found]
 
-    def _named(self, tensors: Sequence[torch.Tensor]) -> str:
+    def named(self, tensors: Sequence[torch.Tensor]) -> str:
         return self.operands.names_of(self._of(tensors))
 
     def lacks(self, tensor: torch.Tensor) -> int:
@@ -832,78 +810,6 @@ class MemoryRecording(LightMode):
         if not self.is_known(tensor):
             return 0
         return tensor.numel() - sum(each.size for each in self.read(tensor))
-
-
-class Number(torch.Tensor):
-    """The one element of a tensor without data, as ``item()`` gives it. Tensors may be filled with
-    it, and all else reads its value.
-    """
-
-
-class Calls(TorchFunctionMode):
-    """Sees what a recording's ops do not: whether code stands in autocast, functions that read or
-    hand out memory, and what has values as no tensor.
-    """
-
-    def __init__(self, recording: MemoryRecording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._recording.in_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        kwargs = kwargs or {}
-        if func in _SEEN:
-            try:
-                self._recording.check_call(func, args[0])
-            except NotOnlyMoved as error:
-                self._recording.refused.append(error)
-                raise
-        elif func is torch.Tensor.item and self._recording.is_of_sources(args[0]):
-            return args[0].reshape(()).as_subclass(Number)
-        elif func in TAKES_DATA:
-            kwargs = _with_data(kwargs)
-        elif func in INDEXES:
-            args = (args[0], _as_index(args[1]), *args[2:])
-        elif func is torch.Tensor.new_tensor:
-            args, kwargs = args[1:], _with_data({**_like(args[0]), **kwargs})
-            func = torch.tensor
-        numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, Number)]
-        if numbers:
-            plain = {id(x): x.as_subclass(torch.Tensor) for x in numbers}
-            if func not in TAKES_ONE:
-                return plain[id(numbers[0])].item()
-            args, kwargs = _replaced(args, plain), _replaced(kwargs, plain)
-        return func(*args, **kwargs)
-
-
-def _as_index(x: Any) -> Any:
-    """Lists and arrays of rows as tensors of their numbers, with data."""
-    if isinstance(x, tuple):
-        return tuple(map(_as_index, x))
-    is_array = hasattr(x, "__array__") and not isinstance(x, torch.Tensor)
-    return torch.as_tensor(x) if is_array or isinstance(x, (list, range)) else x
-
-
-def _like(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": tensor.dtype, "device": tensor.device}
-
-
-@contextmanager
-def seen_by(recording: MemoryRecording) -> Iterator[None]:
-    """What runs inside is recorded.
-
-    Raises:
-        NotOnlyMoved, NotImplementedError: what the code may not do, also if it has caught that.
-    """
-    try:
-        with recording, dispatch_modes.eagerly(), Calls(recording):
-            yield
-        recording.check_looked_at()
-    finally:
-        if recording.refused:
-            raise recording.refused[0]
 
 
 @contextmanager
@@ -940,86 +846,10 @@ def without_value(left: int, shape: Sequence[int]) -> str:
     )
 
 
-# -- ops -------------------------------------------------------------------------------------------
+# -- tensors -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What an op's schema says of it."""
-
-    is_view: bool
-    is_new: bool
-    writes: bool
-    copies: bool
-    resizes: bool
-    asks: bool
-    gives_tensors: bool
-    communicates: bool
-
-
-def _name(func: Any) -> str:
-    """The name of an op's overload, by which tables know those of PyTorch; of an op of another
-    library with that.
-    """
-    return str(func.__name__ if func.namespace == "aten" else func)
-
-
-def _packet_of(func: Any) -> str:
-    return str(func.__name__.partition(".")[0] if func.namespace == "aten" else func)
-
-
-@cache
-def _kind(func: Any) -> _Kind:
-    schema, name, packet = func._schema, _name(func), _packet_of(func)
-    writes = schema.is_mutable
-    return _Kind(
-        is_view=torch.Tag.inplace_view in func.tags
-        if writes
-        else schema._is_view_op() or name in SHARES,
-        is_new=not writes and packet in {*ALLOCATES, *FILLS},
-        writes=writes,
-        copies=packet == COPY,
-        resizes=packet in RESIZES,
-        asks=name in ASKS,
-        gives_tensors=any("Tensor" in str(x.type) for x in schema.returns),
-        communicates="c10d" in func.namespace,
-    )
-
-
-@cache
-def _is_random(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-@cache
-def _is_pointwise(func: Any) -> bool:
-    return torch.Tag.pointwise in func.tags
-
-
-@cache
-def _scattered(func: Any) -> Callable[..., Any] | None:
-    """Of an op that gives a copy with a view written over, that view; None for other ops."""
-    name = _packet_of(func)
-    if name == COPY.removesuffix("_"):
-        return lambda x: x
-    if not name.endswith("_scatter") or len(func._schema.arguments) < 3:
-        return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_scatter"), None)
-    taken = [x.name for x in func._schema.arguments[:2]]
-    if packet is None or taken != ["self", "src"]:
-        return None
-    found: Callable[..., Any] = packet
-    return found
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The operands that an op writes to."""
-    given = {x.name: value for x, value in zip(func._schema.arguments, args)} | kwargs
-    named = [x.name for x in func._schema.arguments if x.is_write]
-    return [x for x in leaves([given.get(name) for name in named]) if isinstance(x, torch.Tensor)]
-
-
-def _replaced(given: Any, values: Mapping[int, torch.Tensor]) -> Any:
+def replaced(given: Any, values: Mapping[int, torch.Tensor]) -> Any:
     return tree_map(lambda x: values.get(id(x), x) if isinstance(x, torch.Tensor) else x, given)
 
 
@@ -1034,7 +864,7 @@ def _on_meta(given: Any, numbers: Mapping[int, Any]) -> Any:
     return tree_map(without_data, given)
 
 
-def _with_data(kwargs: dict[str, Any]) -> dict[str, Any]:
+def with_data(kwargs: dict[str, Any]) -> dict[str, Any]:
     """What is made beside a weight has its values."""
     is_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
     return {**kwargs, "device": "cpu"} if is_meta else kwargs
@@ -1057,11 +887,9 @@ def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     return first < second < first + size
 
 
-def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides."""
-    size = storage_of(tensor).nbytes() // tensor.itemsize
-    whole = tensor.detach().as_strided((size,), (1,), 0).clone()
-    return whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+def _is_in_place(one: Piece) -> bool:
+    """Whether elements are where they were."""
+    return one.x == one.y and all(dx == dy for _, dx, dy in one.modes)
 
 
 def _view(tensor: torch.Tensor) -> Piece:

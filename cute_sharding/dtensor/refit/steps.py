@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.refit.operands import AsBits, Cast, RecordedCall, Taken
+from cute_sharding.dtensor.refit.operands import AsBits, Cast, RecordedCall, Taken, lying_as
 from cute_sharding.dtensor.refit.record import MemoryRecording
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.relations.relation import Piece, piece
@@ -158,13 +158,8 @@ class Results:
         if moved is not None:
             tensor.copy_(moved)
         self.write(computed, tensor)
-        if tensor.stride() == taken.strides or not tensor.numel():
-            return tensor
-        size = 1 + sum((n - 1) * step for n, step in zip(taken.shape, taken.strides))
-        at = torch.arange(size, device=self._device).as_strided(taken.shape, taken.strides)
-        memory = torch.empty(size, dtype=taken.dtype, device=self._device)
-        memory[at.reshape(-1)] = tensor.view(-1)  # elements that lie at one place are equal
-        return memory.as_strided(taken.shape, taken.strides)
+        is_so = tensor.stride() == taken.strides or not tensor.numel()
+        return tensor if is_so else lying_as(tensor, taken.strides)
 
     def write(self, computed: Iterable[OfCall], tensor: torch.Tensor) -> None:
         """Write elements that calls have given."""

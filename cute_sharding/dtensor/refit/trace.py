@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from cute_sharding._words import counted
+from cute_sharding.dtensor.refit.calls import seen_by
 from cute_sharding.dtensor.refit.record import (
     MemoryRecording,
     at_meta_only,
-    seen_by,
     without_value,
 )
 from cute_sharding.dtensor.replaced import dispatch_modes

@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.stats import as_text
 from cute_sharding.dtensor.models.since import Update
+from cute_sharding.dtensor.refit.calls import seen_by
 from cute_sharding.dtensor.refit.record import (
     MemoryRecording,
     at_meta_only,
-    seen_by,
     without_value,
 )
 from cute_sharding.dtensor.refit.steps import LoaderStep, OfCall, Results, of_calls, steps_of

@@ -22,7 +22,7 @@ class Device(NamedTuple):
     traffic: float
 
     def seconds(self, op: Any) -> float:
-        """The time of a node (an TimedOp of replaced/timeline.py)."""
+        """The time of a node (a TimedOp of replaced/timeline.py)."""
         by_size = dict(self.flops)
         flops = by_size.get(op.itemsize, min(by_size.values()))
         return float(max(op.flops / flops, op.traffic / self.traffic))
