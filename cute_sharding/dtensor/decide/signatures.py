@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
@@ -313,6 +313,54 @@ def _numbers(metas: Any) -> tuple[tuple[int, ...] | None, ...] | None:
     return symints.numbers_at_hand(tuple(shapes_of_results(metas)))
 
 
+class _Received(NamedTuple):
+    """What is received of a tensor, in bytes by its shape in numbers, with two assignments.
+
+    Attributes:
+        chosen, other: with the one that is taken, and with another one.
+        numbers, shape: the shape, in numbers and in symbols.
+        blocks: the least number of rows of each dim that all cuts divide evenly.
+        is_strided: whether a cut has a split factor.
+    """
+
+    chosen: Callable[[Sequence[int]], int]
+    other: Callable[[Sequence[int]], int]
+    numbers: tuple[int, ...]
+    shape: tuple[Any, ...]
+    blocks: dict[int, int]
+    is_strided: bool
+
+    @classmethod
+    def of(
+        cls,
+        chosen: Callable[[Sequence[int]], int],
+        other: Callable[[Sequence[int]], int],
+        numbers: Sequence[int],
+        shape: Sequence[Any],
+        cuts: Sequence[Sequence[Part]],
+        mesh: Sequence[int],
+    ) -> _Received:
+        blocks: dict[int, int] = {}
+        for some in cuts:
+            for d, many in _blocks_of(some, mesh).items():
+                blocks[d] = lcm(blocks.get(d, 1), many)
+        is_strided = any(isinstance(part, tuple) and part[1] != 1 for some in cuts for part in some)
+        return cls(chosen, other, tuple(numbers), tuple(shape), blocks, is_strided)
+
+    def around(self, sizes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The sizes, in numbers or in symbols, down and up to those that are divided evenly."""
+        down = [n // self.blocks.get(d, 1) * self.blocks.get(d, 1) for d, n in enumerate(sizes)]
+        up = [-(-n // self.blocks.get(d, 1)) * self.blocks.get(d, 1) for d, n in enumerate(sizes)]
+        return down, up
+
+    def keep_blocks(self) -> None:
+        """Add guards that blocks stay equal; or of dims with unequal ones, that sizes stay."""
+        for d, many in self.blocks.items():
+            n = self.shape[d]
+            if symints.is_symbolic(n) and not symints.is_truly(n % many == 0):
+                symints.number_of(n)
+
+
 def _keep_choice(
     specs: Sequence[DTensorSpec],
     operands: Sequence[Operand],
@@ -324,57 +372,42 @@ def _keep_choice(
 ) -> None:
     """Add guards that in every call of the graph ``chosen`` compares with ``other`` as now: in what
     is received, and in that together with what is received later for what is left pending.
-
-    Of a tensor with even shards the share that is received is the same for all sizes. Of one with
-    uneven shards it is not: then the guards are that sizes are those of now.
     """
     mesh, network = tuple(specs[0].mesh.shape), network_in_force()
-    now = [
-        operand.itemsize
-        * (received_for(operand, one, mesh, network) - received_for(operand, two, mesh, network))
-        for operand, one, two in zip(operands, chosen.operands, other.operands)
-    ]
-    shapes, made = [tuple(spec.shape) for spec in specs], as_list(metas)
-    numbers, later = [operand.shape for operand in operands], []
-    for sign, found in ((1, chosen), (-1, other)):
+
+    def received(operand: Operand, to: tuple[Part, ...], shape: Sequence[int]) -> int:
+        moved = received_for(operand._replace(shape=tuple(shape)), to, mesh, network)
+        return operand.itemsize * moved
+
+    def owed(itemsize: int, parts: tuple[Part, ...], shape: Sequence[int]) -> int:
+        return itemsize * owed_for(tuple(shape), parts, mesh)
+
+    now, later, made = list[_Received](), list[_Received](), as_list(metas)
+    for spec, operand, one, two in zip(specs, operands, chosen.operands, other.operands):
+        if one != two:
+            both = partial(received, operand, one), partial(received, operand, two)
+            cuts = operand.parts, one, two
+            now.append(_Received.of(*both, operand.shape, tuple(spec.shape), cuts, mesh))
+    for found in (chosen, other):
         moved = state_moves(
             signature, operands, found.operands, mesh, folding, _numbers(metas) or ()
         )
         for kind, (state, to) in zip(folding.states, moved):
-            now.append(sign * state.itemsize * received_for(state, to, mesh, network))
-            shapes.append(_shape_of_state(kind, signature, specs, made, state.shape))
-            numbers.append(state.shape)
+            of_state = partial(received, state, to)
+            here, there = (of_state, _nothing) if found is chosen else (_nothing, of_state)
+            shape = _shape_of_state(kind, signature, specs, made, state.shape)
+            now.append(_Received.of(here, there, state.shape, shape, (state.parts, to), mesh))
     for meta, number, one, two in zip(made, _numbers(metas) or (), chosen.results, other.results):
-        if number:
-            owed = owed_for(number, one, mesh) - owed_for(number, two, mesh)
-            later.append(_itemsize(meta) * owed)
-            shapes.append(tuple(meta.shape))
-            numbers.append(number)
-    spared = [now]
+        if number and one != two:
+            both = partial(owed, _itemsize(meta), one), partial(owed, _itemsize(meta), two)
+            later.append(_Received.of(*both, number, tuple(meta.shape), (one, two), mesh))
+    _keep_order(now)
     if chosen.received:  # what is free is taken whatever it leaves pending
-        spared.append([*now, *later])
-    contested = [some for some in spared if min(some) < 0 < max(some)]
-    if contested:
-        held = [operand.parts for operand in operands]
-        for spec, *some in zip(specs, held, chosen.operands, other.operands):
-            _keep_blocks(tuple(spec.shape), some, mesh)
-        for meta, *some in zip(made, chosen.results, other.results):
-            if meta is not None:
-                _keep_blocks(tuple(meta.shape), some, mesh)
-    for each in contested:
-        _keep_order(each, numbers, shapes)
+        _keep_order([*now, *later])
 
 
-def _keep_blocks(
-    shape: tuple[Any, ...], cuts: Iterable[Sequence[Part]], mesh: tuple[int, ...]
-) -> None:
-    """Add guards that the blocks into which mesh dims cut a tensor stay equal; of dims with unequal
-    blocks, that sizes are those of now.
-    """
-    for some in cuts:
-        for d, many in _blocks_of(some, mesh).items():
-            if symints.is_symbolic(shape[d]) and not symints.is_truly(shape[d] % many == 0):
-                symints.number_of(shape[d])
+def _nothing(shape: Sequence[int]) -> int:
+    return 0
 
 
 def _shape_of_state(
@@ -395,34 +428,61 @@ def _shape_of_state(
     return (*numbers[: len(numbers) - len(found)], *found)  # in front: of how many devices
 
 
-def _keep_order(
-    spared: Sequence[int], numbers: Sequence[Sequence[int]], shapes: Sequence[Sequence[Any]]
-) -> None:
-    """Add a guard that the sum of what is spared keeps its sign in every call of the graph.
-    ``numbers``, ``shapes``: of each tensor, in numbers and in symbols.
+def _keep_order(every: Sequence[_Received]) -> None:
+    """Add guards that in every call of the graph the chosen assignment receives more than the other
+    one, less, or as much, as now.
+
+    Of even blocks a share of the elements is received. Of uneven ones as much as lies between that
+    of the next sizes below and above that are divided evenly. If these decide, they are the guard,
+    for all sizes. If not, blocks stay equal, or sizes what they are.
     """
-    shares = [
-        Fraction(some, max(prod(number), 1)).limit_denominator(1 << 10)
-        for some, number in zip(spared, numbers)
-    ]
-    whole = lcm(*[share.denominator for share in shares])
-    total = sum(int(share * whole) * prod(shape) for share, shape in zip(shares, shapes))
+    spared = [each.chosen(each.numbers) - each.other(each.numbers) for each in every]
     now = sum(spared)
+    if not any(each.chosen(each.numbers) for each in every):
+        return  # what is free is taken for all sizes
+    low, high = list[tuple[Fraction, Any, int]](), list[tuple[Fraction, Any, int]]()
+    for each in every:
+        more, less = (each.chosen, each.other) if now > 0 else (each.other, each.chosen)
+        (down, up), around = each.around(each.numbers), each.around(each.shape)
+        for found, received, k in ((low, more, 0), (high, less, 1)):
+            share = Fraction(received(up), max(prod(up), 1))
+            found.append((share, prod(around[k]), prod((down, up)[k])))
+    numbers = [sum(share * n for share, _, n in found) for found in (low, high)]
+    if numbers[0] > numbers[1] and not any(each.is_strided for each in every):
+        symints.is_truly(_total([*low, *[(-share, n, k) for share, n, k in high]]) > 0)
+        return
+    for each in every:
+        each.keep_blocks()
+    total = _total(
+        [
+            (Fraction(given, max(prod(each.numbers), 1)), prod(each.shape), 0)
+            for each, given in zip(every, spared)
+        ]
+    )
     symints.is_truly(total > 0 if now > 0 else total < 0 if now < 0 else total <= 0)
 
 
+def _total(shares: Sequence[tuple[Fraction, Any, int]]) -> Any:
+    """The sum of shares of elements, times what makes it whole."""
+    short = [(share.limit_denominator(1 << 10), n) for share, n, _ in shares]
+    whole = lcm(*[share.denominator for share, _ in short])
+    return sum(int(share * whole) * n for share, n in short)
+
+
 def _have_rows(asked: _Asked, found: Assignment) -> bool:
-    """Whether every device has rows of each dim over which mesh dims reduce, or to which a shard
-    moves, or of all that they cut, in every call of the graph that is being compiled: guards are
-    added that the last device has some. False if such a dim is cut by a split factor and has other
-    rows than these divide evenly, for which there is no such short condition.
+    """Whether every device has rows of each dim over which mesh dims reduce, or of all that they
+    cut if something moves, in every call of the graph that is being compiled: guards are added that
+    the last device has some. False if such a dim is cut by a split factor and has other rows than
+    these divide evenly, for which there is no such short condition.
     """
-    reduced, of_all = _reduced_on(found), asked.row.has_rows(*asked.args, **asked.kwargs)
-    for spec, operand, some in zip(asked.specs, asked.operands, found.operands):
+    reduced = _reduced_on(found)
+    moves = any(some != x.parts for some, x in zip(found.operands, asked.operands))
+    of_all = moves or asked.row.has_rows(*asked.args, **asked.kwargs)
+    for spec, some in zip(asked.specs, found.operands):
         dims = {
             part[0]
-            for m, (part, held) in enumerate(zip(some, operand.parts))
-            if isinstance(part, tuple) and (of_all or m in reduced or part != held)
+            for m, part in enumerate(some)
+            if isinstance(part, tuple) and (of_all or m in reduced)
         }
         rows = list(spec.shape)
         for part, parts in zip(some, spec.mesh.shape):

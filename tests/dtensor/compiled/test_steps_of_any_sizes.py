@@ -31,6 +31,7 @@ PROGRAMS = {
     "matmul": lambda x, w: x @ x.t(),
     "mean of rows": lambda x, w: x.mean(-1) * 2,
     "sort": lambda x, w: x.sort(-1)[0],
+    "less a mean": lambda x, w: x - x.mean(0),
 }
 PLACEMENTS = {
     (4,): [(S(0),), (S(1),)],
@@ -77,6 +78,8 @@ GUARDED = {
     "means over even blocks of uneven rows": ("mean of rows", (S(0), S(1)), (9, 1, 7)),
     "maxima on devices without rows": ("amax", (S(1), S(0)), (1, 9, 1)),
     "a shard moves to rows that all devices have": ("sort", (S(1), S(1)), (16, 3, 9)),
+    "a shard moves to uneven rows": ("sort", (S(1), S(0)), (6, 24, 10, 101)),
+    "a mean on devices without rows": ("less a mean", (S(0), R), (4, 1)),
 }
 
 
