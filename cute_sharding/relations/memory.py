@@ -13,6 +13,7 @@ from cute_sharding.relations.relation import (
     meet,
     only,
     piece,
+    reaching,
     read_once,
     subtract,
     through,
@@ -117,6 +118,17 @@ def view_of(first: int, shape: Sequence[int], strides: Sequence[int]) -> Piece:
         modes.append((n, step, below))
         below *= n
     return piece(0, 0, first, 0, modes)
+
+
+def overlaps(view: Piece) -> bool:
+    """Whether positions of a tensor lie at one place of its memory, as those of windows do; not
+    whether it is expanded.
+
+    >>> overlaps(view_of(0, (3, 2), (1, 1))), overlaps(view_of(0, (3, 2), (0, 1)))
+    (True, False)
+    """
+    steps = sorted(((n, abs(x), y) for n, x, y in view.modes if x), key=lambda mode: -mode[1])
+    return reaching(steps) is not None
 
 
 def latest(written: Sequence[Piece]) -> Iterator[Piece]:

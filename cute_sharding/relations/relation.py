@@ -173,7 +173,7 @@ def _apart(first: int, other: int, modes: list[Mode]) -> Iterator[tuple[int, int
     """Layouts without overlapping turns. Overlapping windows are divided into parts of as many rows
     as the windows are apart; other overlaps turn by turn of the mode with the fewest turns.
     """
-    k = _reaching(modes)
+    k = reaching(modes)
     if k is None:
         yield first, other, modes
         return
@@ -191,7 +191,7 @@ def _apart(first: int, other: int, modes: list[Mode]) -> Iterator[tuple[int, int
         yield from _apart(first + i * each * step, other + i * each * beside, rest)
 
 
-def _reaching(modes: Sequence[Mode]) -> int | None:
+def reaching(modes: Sequence[Mode]) -> int | None:
     """The innermost mode whose turns overlap; None: there is none."""
     reach = 1
     for k in reversed(range(len(modes))):

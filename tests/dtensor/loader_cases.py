@@ -21,6 +21,10 @@ WEIGHTS = {
 }
 
 
+def windows(x):
+    return x.unfold(0, 2, 1)
+
+
 def engine():
     return {
         "v": torch.zeros(4),
@@ -341,6 +345,11 @@ REFUSED = {
     "collective": (sent, "which communicates"),
     "conjugate": (lambda i, w: i["c"].copy_(w["c"].conj()), "lazy conjugate"),
     "onto conjugate": (lambda i, w: i["c"].conj().copy_(w["c"]), "lazy conjugate"),
+    "onto windows": (lambda i, w: windows(i["v"]).copy_(windows(w["a"])), "lie at one place"),
+    "windows": (
+        lambda i, w: windows(i["v"]).copy_(windows(w["a"]).select_scatter(w["a"][:2], 0, 2)),
+        "lie at one place",
+    ),
     "tolist": (listed, "reads the values of 'a' with Tensor.tolist"),
     "numpy of its own": (by_numpy, "with Tensor.numpy"),
     "if": (lambda i, w: i["v"].copy_(w["a"] if w["a"].max() > 0 else w["a"] * 2), "reads the valu"),

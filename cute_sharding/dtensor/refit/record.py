@@ -53,7 +53,7 @@ from cute_sharding.dtensor.replaced.local_tensors import leaves, storage_of, tre
 from cute_sharding.dtensor.replaced.observing import LightMode
 from cute_sharding.dtensor.replaced.op_schemas import decomposition
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose
-from cute_sharding.relations.memory import WrittenMemory, in_parts, of_parts, view_of
+from cute_sharding.relations.memory import WrittenMemory, in_parts, of_parts, overlaps, view_of
 from cute_sharding.relations.relation import Piece, Shape, identity_pieces, join_pieces, piece
 
 # Arguments that do not change which elements there are.
@@ -238,6 +238,7 @@ class MemoryRecording(LightMode):
                 f"{self.of} writes to a lazy conjugate or negative{at(calling_line())}. Write what "
                 "it is of: x.copy_(y.conj())"
             )
+        self._check_apart(tensor)
         memory = self._memory(tensor)
         if memory is None:
             if self._is_elsewhere(tensor):
@@ -251,6 +252,15 @@ class MemoryRecording(LightMode):
             pieces = [in_parts(each, factor, numbers) for each in pieces]
             view = in_parts(view, factor, {0: 0})
         memory.write(view, pieces)
+
+    def _check_apart(self, tensor: torch.Tensor) -> None:
+        """Raise if elements of a tensor that is written to lie at one place."""
+        if overlaps(_view(tensor)):
+            raise NotOnlyMoved(
+                f"{self.of} writes to a tensor of shape {tuple(tensor.shape)} and strides "
+                f"{tensor.stride()}{at(calling_line())}, of which several elements lie at one "
+                "place, as those of windows do. clone() it first"
+            )
 
     def _of_parts(self, one: Piece, factor: int, tensor: torch.Tensor) -> Piece | None:
         return of_parts(one, factor, {one.source: self.operands.as_bits(one.source, tensor.dtype)})
@@ -525,6 +535,8 @@ class MemoryRecording(LightMode):
             return False
         if any(y.is_conj() or y.is_neg() for y in (onto, x)):
             return False
+        if not onto.is_contiguous() and overlaps(_view(onto)):
+            return False
         one = pieces[0]
         if one.modes != ((size, 1, 1),) or self.operands[one.source].dtype != x.dtype:
             return False
@@ -665,7 +677,10 @@ class MemoryRecording(LightMode):
         return Taken(pieces, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def _scatter(self, base: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """A copy of the first operand, into a view of which the second is copied."""
+        """A copy of the first operand, into a view of which the second is copied. torch gives the
+        copy of windows overlapping memory too.
+        """
+        self._check_apart(args[0])
         with self:
             out = torch.ops.aten.clone.default(args[0])
             base(out, *args[2:], **kwargs).copy_(args[1])
