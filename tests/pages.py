@@ -3,6 +3,7 @@ tests/check_wheel.py runs it in an environment that has nothing else.
 
 - ``pycon`` or ``python`` beginning with ``>>>``: a doctest.
 - ``python title="name.py"``: a program, for the commands of the page to run.
+- ``diff title="name.py" of="other.py"``: another program of the page, in which this is changed.
 - ``console``: lines that begin with ``$`` are commands, and what follows one is what it prints,
   with ``...`` for any text. A command that is followed by nothing has to succeed, no more.
 - ``pytb``, ``text``, ``ini`` or no language: nothing to run.
@@ -38,6 +39,7 @@ class Block(NamedTuple):
     title: str | None
     text: str
     line: int
+    of: str | None = None
 
 
 class Command(NamedTuple):
@@ -54,12 +56,32 @@ def blocks(page: str) -> list[Block]:
         title = re.search(r'title="([^"]+)"', rest)
         line = text.count("\n", 0, match.start()) + 2
         body = textwrap.dedent(match[3])
-        found.append(Block(language, title and title[1], body, line))
+        of = re.search(r'of="([^"]+)"', rest)
+        found.append(Block(language, title and title[1], body, line, of and of[1]))
     return found
 
 
 def programs(page: str) -> dict[str, str]:
-    return {block.title: block.text for block in blocks(page) if block.title}
+    found = dict[str, str]()
+    for block in blocks(page):
+        if block.language == "diff":
+            found[block.title] = _changed(found[block.of], block.text)
+        elif block.title:
+            found[block.title] = block.text
+    return found
+
+
+def _changed(program: str, diff: str) -> str:
+    """A program with the changes of a diff, whose parts begin with lines of ``@@``."""
+    for part in re.split(r"^@@.*\n", diff, flags=re.M):
+        before, after = (
+            "".join(line[1:] for line in part.splitlines(keepends=True) if line[0] not in skipped)
+            for skipped in ("+", "-")
+        )
+        if program.count(before) != 1:
+            raise ValueError(f"the program has {program.count(before)} times:\n{before}")
+        program = program.replace(before, after)
+    return program
 
 
 def commands(page: str) -> list[Command]:

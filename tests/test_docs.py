@@ -50,7 +50,7 @@ def test_blocks_say_what_they_are(page):
                 f"{where} looks like code: say that it is console or pycon, so that it is run"
             )
         else:
-            assert block.language in ("console", "pycon", "python"), where
+            assert block.language in ("console", "diff", "pycon", "python"), where
             is_doctest = block.text.startswith(">>>")
             assert block.language != "pycon" or is_doctest, where
             assert block.language != "python" or is_doctest or block.title, (
