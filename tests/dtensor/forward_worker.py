@@ -37,6 +37,7 @@ def written_in_place(x, w):
 FUNCTIONS = {
     "pointwise": lambda x, w: x.sin() * w[0] / w.exp().sum() - 2 * x,
     "infinite": lambda x, w: torch.where(x > 0, x, float("inf")).mul(2).reciprocal() * w[0],
+    "complex number": lambda x, w: ((x * 2j + w[0]) * 3j).abs(),
     "product": lambda x, w: F.gelu(x @ w) @ w.T,
     "attention": lambda x, w: (x @ w @ x.T).softmax(-1) @ x,
     "layer norm": lambda x, w: F.layer_norm(x, (4,), w[0], w[1]),

@@ -151,7 +151,7 @@ def _product(func: Any, args: Any, kwargs: Any, given: list[Any], beside: DTenso
     if not any(type(x) is _Zeros for x in given):  # torch passes it as a Python number
         declared = zip(made, func._schema.arguments)
         made = [
-            _of_torch((), torch.result_type(beside, x), "meta")
+            _of_torch((), torch.result_type(beside._local_tensor, x), "meta")
             if str(argument.type) == "Tensor" and not _is_tensor(x)
             else x
             for x, argument in declared
