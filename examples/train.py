@@ -56,7 +56,7 @@ def parallelize(model, mesh):
         module, _, key = name.rpartition(".")
         weight = nn.Parameter(distribute_tensor(weight.data, mesh["tp"], [place]))
         setattr(model.get_submodule(module), key, weight)
-    # Each rank has some words: their vectors are pending sums, with which PyTorch alone fails.
+    # Each rank has some words, so their vectors are Partial. PyTorch alone needs them summed here.
     whole = [Replicate()]
     model.words.register_forward_hook(lambda *args: args[-1].redistribute(placements=whole))
     for part in (*model.blocks, model):

@@ -29,6 +29,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema, name_of
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
+    MaskPartial,
     Partial,
     Placement,
     Replicate,
@@ -355,8 +356,14 @@ class Question:
         )
 
     def torchs(self, schema: OpSchema) -> OpPlan:
-        """torch's plan for the op on these specs. Raises what torch's rule raises."""
-        return of_torch(op_schemas.with_keywords_of_rule(self.stock(schema), schema), schema)
+        """torch's plan for the op on these specs; if it would have an operand become pending as
+        picked rows are, that for the rows reduced: only an index gives such contributions. Raises
+        what torch's rule raises.
+        """
+        found = of_torch(op_schemas.with_keywords_of_rule(self.stock(schema), schema), schema)
+        if found.needs is not None and _becomes_masked(schema, found.needs):
+            return gated(self.torchs, self.name, schema, (MaskPartial,))
+        return found
 
     @property
     def is_pending_otherwise(self) -> bool:
@@ -398,6 +405,14 @@ class Question:
             if found is None:
                 raise
             return found
+
+
+def _becomes_masked(schema: OpSchema, needs: OpSchema) -> bool:
+    return any(
+        isinstance(after, MaskPartial) and after != before
+        for held, needed in zip(op_schemas.specs_of(schema), op_schemas.specs_of(needs))
+        for before, after in zip(held.placements, needed.placements)
+    )
 
 
 def _is_pending_otherwise(placement: Placement) -> bool:

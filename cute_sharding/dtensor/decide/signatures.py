@@ -353,12 +353,25 @@ class _Received(NamedTuple):
         up = [-(-n // self.blocks.get(d, 1)) * self.blocks.get(d, 1) for d, n in enumerate(sizes)]
         return down, up
 
-    def keep_blocks(self) -> None:
-        """Add guards that blocks stay equal; or of dims with unequal ones, that sizes stay."""
-        for d, many in self.blocks.items():
-            n = self.shape[d]
-            if symints.is_symbolic(n) and not symints.is_truly(n % many == 0):
-                symints.number_of(n)
+    def uneven(self) -> list[int]:
+        """The dims of symbolic sizes that are not divided evenly, with a guard for each that is or
+        is not.
+        """
+        return [
+            d
+            for d, many in self.blocks.items()
+            if symints.is_symbolic(self.shape[d])
+            and not symints.is_truly(self.shape[d] % many == 0)
+        ]
+
+    def room(self, dims: Sequence[int]) -> tuple[int, int]:
+        """How many sizes of these dims lie below and above before one that is divided evenly."""
+        rests = [(self.numbers[d] % self.blocks[d], self.blocks[d]) for d in dims]
+        return min(rest - 1 for rest, _ in rests), min(many - rest - 1 for rest, many in rests)
+
+    def near(self, dims: Sequence[int], offset: int) -> tuple[int, ...]:
+        """The shape in numbers, but for an offset of these dims."""
+        return tuple([n + offset if d in dims else n for d, n in enumerate(self.numbers)])
 
 
 def _keep_choice(
@@ -434,37 +447,84 @@ def _keep_order(every: Sequence[_Received]) -> None:
 
     Of even blocks a share of the elements is received. Of uneven ones as much as lies between that
     of the next sizes below and above that are divided evenly. If these decide, they are the guard,
-    for all sizes. If not, blocks stay equal, or sizes what they are.
+    for all sizes. If not, blocks stay even, and sizes of uneven ones between the least and the
+    greatest for which what is received at these decides.
     """
-    spared = [each.chosen(each.numbers) - each.other(each.numbers) for each in every]
-    now = sum(spared)
-    if not any(each.chosen(each.numbers) for each in every):
+    now = sum(each.chosen(each.numbers) - each.other(each.numbers) for each in every)
+    if not any(each.chosen(each.numbers) for each in every) or _is_settled(every, now):
         return  # what is free is taken for all sizes
+    uneven = [each.uneven() for each in every]
+    below, above = _reach(every, uneven, now)
+    terms = list[tuple[Fraction, Any]]()
+    for each, dims in zip(every, uneven):
+        for d in dims:
+            symints.is_truly(each.shape[d] >= each.numbers[d] - below)
+            symints.is_truly(each.shape[d] <= each.numbers[d] + above)
+        more, less = _more_and_less(each, now)
+        rest = [d for d in range(len(each.shape)) if d not in dims]
+        given = more(each.near(dims, -below)) - less(each.near(dims, above))
+        share = Fraction(given, max(prod(each.numbers[d] for d in rest), 1))
+        terms.append((share, prod(each.shape[d] for d in rest)))
+    symints.is_truly(_total(terms) > 0 if now else _total(terms) <= 0)
+
+
+def _more_and_less(
+    each: _Received, now: int
+) -> tuple[Callable[[Sequence[int]], int], Callable[[Sequence[int]], int]]:
+    return (each.chosen, each.other) if now >= 0 else (each.other, each.chosen)
+
+
+def _is_settled(every: Sequence[_Received], now: int) -> bool:
+    """Whether the sizes around these that are divided evenly decide, with a guard that they do."""
     low, high = list[tuple[Fraction, Any, int]](), list[tuple[Fraction, Any, int]]()
     for each in every:
-        more, less = (each.chosen, each.other) if now > 0 else (each.other, each.chosen)
         (down, up), around = each.around(each.numbers), each.around(each.shape)
-        for found, received, k in ((low, more, 0), (high, less, 1)):
+        for found, received, k in zip((low, high), _more_and_less(each, now), (0, 1)):
             share = Fraction(received(up), max(prod(up), 1))
             found.append((share, prod(around[k]), prod((down, up)[k])))
     numbers = [sum(share * n for share, _, n in found) for found in (low, high)]
-    if numbers[0] > numbers[1] and not any(each.is_strided for each in every):
-        symints.is_truly(_total([*low, *[(-share, n, k) for share, n, k in high]]) > 0)
-        return
-    for each in every:
-        each.keep_blocks()
-    total = _total(
-        [
-            (Fraction(given, max(prod(each.numbers), 1)), prod(each.shape), 0)
-            for each, given in zip(every, spared)
-        ]
-    )
-    symints.is_truly(total > 0 if now > 0 else total < 0 if now < 0 else total <= 0)
+    if numbers[0] <= numbers[1] or any(each.is_strided for each in every):
+        return False
+    terms = [*[(share, n) for share, n, _ in low], *[(-share, n) for share, n, _ in high]]
+    symints.is_truly(_total(terms) > 0)
+    return True
 
 
-def _total(shares: Sequence[tuple[Fraction, Any, int]]) -> Any:
+def _reach(
+    every: Sequence[_Received], uneven: Sequence[Sequence[int]], now: int
+) -> tuple[int, int]:
+    """How far below and above these the sizes of uneven dims may lie for what is received to
+    compare as now.
+    """
+    both = [(each, dims) for each, dims in zip(every, uneven) if dims]
+    if not both or any(each.is_strided for each, _ in both):
+        return 0, 0
+
+    def decide(below: int, above: int) -> bool:
+        if not now:
+            return all(
+                each.chosen(each.near(dims, k)) == each.other(each.near(dims, k))
+                for each, dims in zip(every, uneven)
+                for k in (-below, above)
+            )
+        low = high = 0
+        for each, dims in zip(every, uneven):
+            more, less = _more_and_less(each, now)
+            low, high = low + more(each.near(dims, -below)), high + less(each.near(dims, above))
+        return low > high
+
+    rooms = [each.room(dims) for each, dims in both]
+    below = above = 0
+    while above < min(room for _, room in rooms) and decide(below, above + 1):
+        above += 1
+    while below < min(room for room, _ in rooms) and decide(below + 1, above):
+        below += 1
+    return below, above
+
+
+def _total(terms: Sequence[tuple[Fraction, Any]]) -> Any:
     """The sum of shares of elements, times what makes it whole."""
-    short = [(share.limit_denominator(1 << 10), n) for share, n, _ in shares]
+    short = [(share.limit_denominator(1 << 10), n) for share, n in terms]
     whole = lcm(*[share.denominator for share, _ in short])
     return sum(int(share * whole) * n for share, n in short)
 

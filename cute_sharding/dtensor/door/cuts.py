@@ -192,7 +192,8 @@ def keeps_the_only_shards(
 
 def _is_understood(spec: DTensorSpec) -> bool:
     return all(
-        type(p) in (Shard, StridedShard, Replicate, Partial) for p in spec.placements
+        type(p) in (Shard, StridedShard, Replicate, Partial) or tensor_specs.is_masked(p)
+        for p in spec.placements
     ) and not tensor_specs.says_an_order(spec)
 
 

@@ -474,6 +474,21 @@ TABLE: tuple[Fix, ...] = (
         kinds=ALL,
     ),
     Fix(
+        ("histc.default",),
+        "A range without a length is that of the values, for which each device takes its own.",
+        _sharded_and(lambda schema: len({*schema.args_schema[2:4]}) == 1),
+        "torch compares the ends of the range",
+        Remedy.GATE,
+    ),
+    Fix(
+        ("eye.m_out",),
+        "Each device makes the whole matrix of its shard.",
+        _not_whole,
+        "torch passes it local sizes, and where the diagonal begins",
+        Remedy.GATE,
+        ALL,
+    ),
+    Fix(
         ("embedding_dense_backward.default",),
         "The number of reads of a row is counted in local indices alone.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[4:])),

@@ -85,7 +85,10 @@ class _Applied(MaskBuffer):
     """
 
     def materialize_mask(self, mask: torch.Tensor) -> None:
-        pass
+        raise RuntimeError(
+            "a tensor cannot become pending as rows that an index picked: only an index gives such "
+            "contributions. Redistribute those rows to Replicate first"
+        )
 
     def apply_mask(self, tensor: torch.Tensor) -> None:
         pass

@@ -336,6 +336,19 @@ class _Changes(NamedTuple):
     made: tuple[int, ...]
 
 
+def _is_same_sum(before: Placement, after: Placement) -> bool:
+    """Whether both are pending by one reduction of what devices have, as it is: a sum, and a sum of
+    picked rows.
+    """
+    return (
+        isinstance(before, Partial)
+        and isinstance(after, Partial)
+        and is_of_torchs_own(before)
+        and is_of_torchs_own(after)
+        and before.reduce_op == after.reduce_op
+    )
+
+
 def _changes(
     mesh: tuple[int, ...],
     before: tuple[Placement, ...],
@@ -351,7 +364,13 @@ def _changes(
     """
     tensor_specs.check_no_mixed_partials(before)
     tensor_specs.check_no_mixed_partials(after)
-    dims = tuple([m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]])
+    dims = tuple(
+        [
+            m
+            for m in range(len(mesh))
+            if mesh[m] > 1 and before[m] != after[m] and not _is_same_sum(before[m], after[m])
+        ]
+    )
     pending = tuple([m for m in dims if isinstance(before[m], Partial)])
     made = tuple([m for m in dims if isinstance(after[m], Partial)])
     for m in made:

@@ -102,6 +102,18 @@ SHOWN = {
         [[R], [S(0)]],
         (2,),
     ),
+    "histc.default": (
+        lambda x: x.detach().histc(3, 1.0, 1.0),
+        [torch.tensor([-2.0, -1, 0, 1, 2, 3, 4, 8])],
+        [[S(0)]],
+        (2,),
+    ),
+    "eye.m_out": (
+        lambda x: torch.eye(4, 4, out=torch.zeros_like(x.detach())) * 2,
+        [values(4, 4)],
+        [[S(0)]],
+        (2,),
+    ),
     "_to_copy.default": (
         lambda x: x.detach().sum(0).to(torch.bfloat16).double(),
         [torch.tensor([[256.5], [1.0]])],

@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 import torch
+import torch.nn.functional as F
 from simulation import distribute, finished, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -230,3 +231,62 @@ def test_the_numbers_of_rows_are_read_back():
         assert own[is_own].tolist() == list(range(size))
         rows = torch.arange(n)[is_own]
         assert numbers_of(torch.arange(size), n, chain, device).tolist() == rows.tolist()
+
+
+# An op on rows that an index picked (x), which are pending by a mask, beside others (r).
+AFTER_PICKED = {
+    "cat": lambda x, r: torch.cat([r, x], 1),
+    "cat with a product": lambda x, r: torch.cat([x, x * 2]),
+    "cat of picked": lambda x, r: torch.cat([x, x.flip(0)]),
+    "stack": lambda x, r: torch.stack([x, r]),
+    "hstack": lambda x, r: torch.hstack([r, x]),
+    "where": lambda x, r: torch.where(r > 0, x, r),
+    "lerp": lambda x, r: torch.lerp(r, x, 0.5),
+    "addcmul": lambda x, r: torch.addcmul(r, x, x),
+    "add_": lambda x, r: x.clone().add_(r),
+    "mul_": lambda x, r: x.clone().mul_(2).add_(1),
+    "add to": lambda x, r: r.clone().add_(x),
+    "copy_": lambda x, r: torch.zeros_like(r).copy_(x),
+    "copy to": lambda x, r: x.clone().copy_(r),
+    "into a slice": lambda x, r: torch.slice_scatter(r, x[:2], 0, 1, 3),
+    "foreach": lambda x, r: torch._foreach_add([x, r], [r, x])[0],
+    "foreach mul": lambda x, r: torch._foreach_mul([x, r], 3.0)[0] + 1,
+    "index_put": lambda x, r: r.index_put((x.argsort(0)[:, 0],), x, accumulate=True),
+    "index_add": lambda x, r: r.index_add(0, x.argsort(0)[:, 0], x),
+    "masked_fill": lambda x, r: x.masked_fill(r > 0, 1.0),
+    "masked_scatter": lambda x, r: r.masked_scatter(r > 0, x),
+    "clamp": lambda x, r: x.clamp(max=r),
+    "matmul": lambda x, r: x @ r.t(),
+    "baddbmm": lambda x, r: torch.addmm(x, r, r.t()[:, :3]),
+    "pad": lambda x, r: F.pad(x, (1, 0), value=2.0),
+    "repeat": lambda x, r: x.repeat(2, 1),
+    "expand": lambda x, r: x[:, None].expand(-1, 2, -1) * r[:, None],
+    "sort": lambda x, r: x.sort(1)[0],
+    "softmax": lambda x, r: x.softmax(1),
+    "cumsum": lambda x, r: x.cumsum(0),
+    "norm": lambda x, r: x.norm(dim=1),
+    "isnan": lambda x, r: x.isnan().logical_or(r > 0),
+    "mse_loss": lambda x, r: F.mse_loss(x, r),
+    "layer_norm": lambda x, r: F.layer_norm(x, (3,), r[0], r[1]),
+    "einsum": lambda x, r: torch.einsum("ij,kj->ik", x, r),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_PICKED)
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_what_follows_picked_rows(name, mesh):
+    program = AFTER_PICKED[name]
+    torch.manual_seed(1)
+    table, beside, rows = torch.randn(5, 3), torch.randn(4, 3), torch.tensor([0, 4, 2, 1])
+    for pick in (lambda x, i: x.index_select(0, i), lambda x, i: F.embedding(i, x)):
+        wanted = program(pick(table, rows), beside)
+        for held in ([Replicate()], [Shard(0)], [Shard(1)]):
+            with ranks_of(mesh), cute_sharding.enabled(**ON):
+                x, i = (
+                    distribute(one, mesh, [place] * len(mesh))
+                    for one, place in ((table, Shard(0)), (rows, Replicate()))
+                )
+                r = distribute(beside, mesh, held * len(mesh))
+                found = program(pick(x, i), r).full_tensor()
+            for local in found._local_tensors.values():
+                torch.testing.assert_close(local, wanted)
