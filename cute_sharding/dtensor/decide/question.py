@@ -408,8 +408,9 @@ class Question:
 
 
 def _becomes_masked(schema: OpSchema, needs: OpSchema) -> bool:
+    """Whether an operand would become pending as rows that an index picked."""
     return any(
-        isinstance(after, MaskPartial) and after != before
+        tensor_specs.is_masked(after) and after != before
         for held, needed in zip(op_schemas.specs_of(schema), op_schemas.specs_of(needs))
         for before, after in zip(held.placements, needed.placements)
     )

@@ -486,8 +486,7 @@ def _is_settled(every: Sequence[_Received], now: int) -> bool:
     if numbers[0] <= numbers[1] or any(each.is_strided for each in every):
         return False
     terms = [*[(share, n) for share, n, _ in low], *[(-share, n) for share, n, _ in high]]
-    symints.is_truly(_total(terms) > 0)
-    return True
+    return symints.is_truly(_total(terms) > 0)
 
 
 def _reach(

@@ -191,11 +191,11 @@ SHARES = ("detach.default", "alias.default", LIFTS)
 ASKS = frozenset({"is_pinned.default", "is_same_size.default", "is_contiguous.default"})
 
 
-# -- kinds -----------------------------------------------------------------------------------------
+# -- traits ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class OpKind:
+class OpTraits:
     """What an op's schema says of it."""
 
     is_view: bool
@@ -220,10 +220,10 @@ def packet_of(func: Any) -> str:
 
 
 @cache
-def kind_of(func: Any) -> OpKind:
+def traits_of(func: Any) -> OpTraits:
     schema, name, packet = func._schema, name_of_op(func), packet_of(func)
     writes = schema.is_mutable
-    return OpKind(
+    return OpTraits(
         is_view=torch.Tag.inplace_view in func.tags
         if writes
         else schema._is_view_op() or name in SHARES,

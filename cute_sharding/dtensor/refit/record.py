@@ -40,10 +40,10 @@ from cute_sharding.dtensor.refit.ops import (
     TAKES_NUMBERS,
     is_pointwise,
     is_random,
-    kind_of,
     name_of_op,
     packet_of,
     relation_of,
+    traits_of,
     value_of,
     view_scattered,
     written_by,
@@ -344,33 +344,33 @@ class MemoryRecording(LightMode):
             raise
 
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        kind = kind_of(func)
-        if kind.communicates:
+        traits = traits_of(func)
+        if traits.communicates:
             raise NotOnlyMoved(
                 f"{self.of} calls {func}{at(calling_line())}, which communicates, but each rank "
                 "plans by itself. Communicate before or after it"
             )
-        if kind.is_view and not kind.resizes:
+        if traits.is_view and not traits.resizes:
             out = func(*args, **kwargs)
             return self._make_here(out) if name_of_op(func) == LIFTS else out
-        if kind.copies and (args[0].is_meta or self.is_into(args[0])):  # most of what loaders do
+        if traits.copies and (args[0].is_meta or self.is_into(args[0])):  # most of what loaders do
             self._copy(args[0], args[1])
             return args[0]
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if kind.asks:
+        if traits.asks:
             return func(*args, **kwargs)
-        if kind.is_new:
+        if traits.is_new:
             return self._allocate(func, args, kwargs)
-        if not kind.resizes and not any(map(self.is_known, tensors)):
+        if not traits.resizes and not any(map(self.is_known, tensors)):
             out = func(*args, **with_data(kwargs))
-            if not kind.writes:
+            if not traits.writes:
                 self._make_here(out)
             if is_random(func):
                 self._note_random(func, out)
             return out
-        if kind.writes:
+        if traits.writes:
             return self._write_by(func, args, kwargs)
-        if not kind.gives_tensors:
+        if not traits.gives_tensors:
             return self._read_by(func, tensors, args, kwargs)
         return self._make_by(func, tensors, args, kwargs)
 
@@ -470,7 +470,7 @@ class MemoryRecording(LightMode):
     def _write_by(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An op that writes to operands: what it would give otherwise is written to them."""
         name, written = packet_of(func), written_by(func, args, kwargs)
-        if kind_of(func).resizes:
+        if traits_of(func).resizes:
             return self._resize(func, written, args, kwargs)
         if name.startswith(_EACH) and name.removeprefix(_EACH) in OVERWRITES:
             return self._each(name, args, kwargs)
@@ -486,7 +486,7 @@ class MemoryRecording(LightMode):
         values = self._values_of(read, any_memory=True) if is_own else None
         if values is not None:
             func(*replaced(args, values), **replaced(kwargs, values))
-        if kind_of(func).copies:
+        if traits_of(func).copies:
             self._copy(args[0], args[1])
         elif values is not None:
             is_without = any(map(self.lacks, read))

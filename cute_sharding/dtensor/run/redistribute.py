@@ -336,7 +336,7 @@ class _Changes(NamedTuple):
     made: tuple[int, ...]
 
 
-def _is_same_sum(before: Placement, after: Placement) -> bool:
+def _reduce_alike(before: Placement, after: Placement) -> bool:
     """Whether both are pending by one reduction of what devices have, as it is: a sum, and a sum of
     picked rows.
     """
@@ -368,7 +368,7 @@ def _changes(
         [
             m
             for m in range(len(mesh))
-            if mesh[m] > 1 and before[m] != after[m] and not _is_same_sum(before[m], after[m])
+            if mesh[m] > 1 and before[m] != after[m] and not _reduce_alike(before[m], after[m])
         ]
     )
     pending = tuple([m for m in dims if isinstance(before[m], Partial)])
